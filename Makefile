@@ -1,0 +1,36 @@
+# make demo: install and train a small model on synthetic scenes. make test: lint, types, tests.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo test lint types unit install clean
+
+install: $(VENV)/.installed
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "CrOC needs Python 3.11 or newer; try: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 2; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+demo: install
+	$(BIN)/croc demo
+
+test: lint types unit
+
+lint: install
+	$(BIN)/ruff check croc tests
+	$(BIN)/ruff format --check croc tests
+
+types: install
+	$(BIN)/basedpyright
+
+# Shapes are checked by jaxtyping's hook, which torch.compile cannot pass: hence two passes.
+unit: install
+	$(BIN)/pytest -n 2 -m "not compiled" --jaxtyping-packages=croc,beartype.beartype
+	$(BIN)/pytest -m compiled
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info

@@ -1,0 +1,143 @@
+"""Any timm ViT as the backbone: its tokens, and what its last attention saw."""
+
+import difflib
+
+import timm
+import torch
+from einops import rearrange
+from jaxtyping import Float, Int64
+from timm.layers import DropPath
+from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor, nn
+
+from croc.config import ModelConfig
+from croc.errors import UserError
+from croc.randomness import uniform
+from croc.types import Tokens
+
+
+class KeyedDropPath(nn.Module):
+    """Stochastic depth whose draw is handed in, so that it follows the sample, not the process."""
+
+    def __init__(self, rate: float) -> None:
+        super().__init__()
+        self.rate = rate
+        self.scale: Tensor | None = None
+
+    def forward(self, x: Float[Tensor, "b n D"]) -> Float[Tensor, "b n D"]:
+        return x if self.scale is None else x * self.scale.to(x.dtype)[:, None, None]
+
+
+class Backbone(nn.Module):
+    """A ViT on views: `forward` for the student, `describe` for what the clustering needs."""
+
+    def __init__(self, config: ModelConfig, view_px: int, drop_path: float = 0.0) -> None:
+        super().__init__()
+        self.vit = _create_vit(config, view_px, drop_path)
+        self.patch_px: int = self.vit.patch_embed.patch_size[0]
+        self.width: int = self.vit.embed_dim
+        self._drop_paths = _key_drop_paths(self.vit)
+        if view_px % self.patch_px:
+            raise UserError(
+                f"views of {view_px} px are not a whole number of {self.patch_px} px patches; "
+                f"try --views.size-px {max(1, round(view_px / self.patch_px)) * self.patch_px}"
+            )
+
+    def forward(
+        self, pixels: Float[Tensor, "M B 3 h w"], keys: Int64[Tensor, "B"] | None = None
+    ) -> tuple[Float[Tensor, "M B D"], Float[Tensor, "M B N D"]]:
+        """CLS and patch tokens, after the final norm; with `keys`, stochastic depth is on."""
+        self._draw_drop_paths(len(pixels), keys)
+        x = self.vit.norm(self.vit.blocks(self._embed(pixels.flatten(0, 1))))
+        return self._split(x, len(pixels))
+
+    def describe(self, pixels: Float[Tensor, "M B 3 h w"], kind: str) -> Tokens:
+        """The tokens, with the keys, queries or values of the last block, or its output (last)."""
+        self._draw_drop_paths(len(pixels), None)
+        before = self.vit.blocks[:-1](self._embed(pixels.flatten(0, 1)))
+        last = self.vit.blocks[-1]
+        cls, patches = self._split(self.vit.norm(last(before)), len(pixels))
+        queries, keys, values = _project(last.attn, last.norm1(before))
+        attention = self._attention(queries, keys, last.attn.scale, len(pixels))
+        if kind == "last":
+            attention = attention.mean(dim=2, keepdim=True)
+            return Tokens(cls, patches, patches[:, :, None], cls[:, :, None], attention)
+        chosen = {"queries": queries, "keys": keys, "values": values}[kind]
+        chosen = rearrange(chosen, "(m b) h n d -> m b h n d", m=len(pixels))
+        prefix = self.vit.num_prefix_tokens
+        return Tokens(cls, patches, chosen[..., prefix:, :], chosen[..., 0, :], attention)
+
+    def _embed(self, pixels: Float[Tensor, "b 3 h w"]) -> Float[Tensor, "b n D"]:
+        vit = self.vit
+        return vit.norm_pre(vit.patch_drop(vit._pos_embed(vit.patch_embed(pixels))))
+
+    def _split(self, x: Float[Tensor, "b n D"], views: int) -> tuple[Tensor, Tensor]:
+        x = rearrange(x, "(m b) n d -> m b n d", m=views)
+        return x[:, :, 0], x[:, :, self.vit.num_prefix_tokens :]
+
+    def _attention(
+        self,
+        queries: Float[Tensor, "b H n d"],
+        keys: Float[Tensor, "b H n d"],
+        scale: float,
+        views: int,
+    ) -> Float[Tensor, "M B H N"]:
+        """Softmax of the one CLS query over the patches: registers and CLS itself left out."""
+        patches = keys[:, :, self.vit.num_prefix_tokens :].float()
+        logits = torch.einsum("bhd,bhnd->bhn", queries[:, :, 0].float() * scale, patches)
+        return rearrange(logits.softmax(dim=-1), "(m b) h n -> m b h n", m=views)
+
+    def _draw_drop_paths(self, views: int, keys: Int64[Tensor, "B"] | None) -> None:
+        if keys is None or not self.training or not self._drop_paths:
+            for drop_path in self._drop_paths:
+                drop_path.scale = None
+            return
+        draws = uniform(keys, "drop path", len(self._drop_paths), views)
+        for drop_path, draw in zip(self._drop_paths, draws.unbind(dim=1)):
+            keep = 1 - drop_path.rate
+            drop_path.scale = (draw < keep).float().mT.flatten() / keep
+
+
+def _create_vit(config: ModelConfig, view_px: int, drop_path: float) -> VisionTransformer:
+    changes = {"patch_size": config.patch_px, "depth": config.depth}
+    changes = {name: value for name, value in changes.items() if value is not None}
+    if config.name not in timm.list_models():
+        near = difflib.get_close_matches(config.name, timm.list_models("vit*"), n=3)
+        hint = f"did you mean {', '.join(near)}?" if near else "see timm.list_models('vit*')"
+        raise UserError(f"--model.name: timm has no model {config.name!r}; {hint}")
+    try:
+        vit = timm.create_model(
+            config.name,
+            pretrained=False,
+            num_classes=0,
+            global_pool="token",
+            img_size=view_px,
+            dynamic_img_size=True,
+            drop_path_rate=drop_path,
+            **changes,
+        )
+    except (TypeError, AssertionError) as error:
+        raise UserError(
+            f"--model.name: {config.name} is no ViT with a CLS token ({error})"
+        ) from None
+    attention = getattr(vit.blocks[-1], "attn", None) if hasattr(vit, "blocks") else None
+    if not isinstance(vit, VisionTransformer) or not hasattr(attention, "qkv"):
+        raise UserError(f"--model.name: {config.name} is no plain ViT; try vit_small_patch16_224")
+    return vit
+
+
+def _key_drop_paths(vit: nn.Module) -> list[KeyedDropPath]:
+    """Put keyed stochastic depth in the place of timm's; the list, in the order of the blocks."""
+    keyed = []
+    for module in list(vit.modules()):
+        for name, child in list(module.named_children()):
+            if isinstance(child, DropPath):
+                keyed.append(KeyedDropPath(child.drop_prob or 0.0))
+                setattr(module, name, keyed[-1])
+    return keyed
+
+
+def _project(attention: nn.Module, x: Float[Tensor, "b n D"]) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values, each "b H n d", as the attention itself computes them."""
+    qkv = rearrange(attention.qkv(x), "b n (s h d) -> s b h n d", s=3, h=attention.num_heads)
+    return attention.q_norm(qkv[0]), attention.k_norm(qkv[1]), qkv[2]

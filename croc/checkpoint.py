@@ -1,0 +1,94 @@
+"""Everything a resume needs, in one file that is either whole or not there.
+
+A checkpoint is written beside its place and renamed; it is loaded without running any pickle.
+"""
+
+import os
+import pickle
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from croc.data.loader import FailedFiles
+from croc.errors import UserError
+
+FORMAT = 1
+KEPT = 2
+
+
+@dataclass
+class TrainState:
+    """What changes during a run. The data's position and all randomness follow from `step`."""
+
+    modules: dict[str, nn.Module]
+    optimizer: torch.optim.Optimizer
+    step: int = 0
+    """Steps done."""
+    failed: FailedFiles = field(default_factory=FailedFiles)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "format": FORMAT,
+            "step": self.step,
+            "failed": list(self.failed.names),
+            "optimizer": self.optimizer.state_dict(),
+            "modules": {name: module.state_dict() for name, module in self.modules.items()},
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for name, module in self.modules.items():
+            module.load_state_dict(state["modules"][name])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.step, self.failed = state["step"], FailedFiles(state["failed"])
+
+
+def checkpoint_path(folder: Path, step: int) -> Path:
+    return folder / "checkpoints" / f"step-{step:08d}.pt"
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """Those of a run, oldest first."""
+    names = (folder / "checkpoints").glob("step-*.pt")
+    return sorted(path for path in names if re.fullmatch(r"step-\d{8,}", path.stem))
+
+
+def save_checkpoint(folder: Path, state: dict[str, Any], keep_every: int | None) -> Path:
+    """Write, rename, then drop all but the last two and every n-th."""
+    path = checkpoint_path(folder, state["step"])
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(f".partial-{os.getpid()}")
+    try:
+        with partial.open("wb") as file:
+            torch.save(state, file)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+    for old in checkpoints(folder)[:-KEPT]:
+        if keep_every is None or int(old.stem.removeprefix("step-")) % keep_every:
+            old.unlink()
+    return path
+
+
+def load_checkpoint(path: Path) -> dict[str, Any]:
+    """The state in a file, checked to be one of ours."""
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except FileNotFoundError:
+        raise UserError(f"there is no checkpoint {path}") from None
+    except (RuntimeError, pickle.UnpicklingError, EOFError, OSError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0][:120] if str(error).strip() else "empty"
+        raise UserError(
+            f"checkpoint {path} cannot be read ({reason}); remove it to go on from the one before"
+        ) from None
+    keys = {"format", "step", "failed", "optimizer", "modules"}
+    if not isinstance(state, dict) or not keys <= state.keys():
+        raise UserError(f"{path} is no checkpoint of a CrOC run; remove it or name another")
+    if state["format"] != FORMAT:
+        raise UserError(f"{path} has format {state['format']}, this version reads {FORMAT}")
+    return state

@@ -1,0 +1,186 @@
+"""The command line. Heavy imports wait until their command is called."""
+
+import contextlib
+import io
+import os
+import re
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+from croc.config import CrocConfig, DataConfig
+from croc.errors import UserError
+from croc.recipes import RECIPES
+from croc.run_folder import config_from_json
+
+HELP = """CrOC: dense visual features from unlabelled scene photographs.
+
+  croc demo                          train a small ViT on synthetic scenes, minutes on a laptop
+  croc pretrain RECIPE [OPTIONS]     pre-train on your photographs
+  croc show clusters [IMAGE ...]     the clusters found in two views of an image, head by head
+  croc data pack SOURCE ... --to     decode the photographs once, for faster epochs
+
+Each takes --help. Recipes: {recipes}.
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; what the user can mend is said in one line, with exit code 2."""
+    try:
+        _run(list(sys.argv[1:] if arguments is None else arguments))
+    except UserError as error:
+        if os.environ.get("LOCAL_RANK", "0") == "0":
+            print(f"croc: {_one_line(str(error))}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+def _run(arguments: list[str]) -> None:
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(HELP.format(recipes=", ".join(RECIPES)))
+        return
+    for words, command in COMMANDS.items():
+        if tuple(arguments[: len(words)]) == words:
+            command(arguments[len(words) :])
+            return
+    known = ", ".join(" ".join(words) for words in COMMANDS)
+    raise UserError(f"there is no command {' '.join(arguments[:2])!r}; there are: {known}")
+
+
+def pretrain_command(arguments: list[str]) -> None:
+    """croc pretrain RECIPE [OPTIONS], or croc pretrain RUN/config.json."""
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print("usage: croc pretrain RECIPE [OPTIONS]\n\nRecipes (or a run's config.json):")
+        for name, recipe in RECIPES.items():
+            print(f"  {name:18}{(recipe.__doc__ or '').splitlines()[0]}")
+        print("\nTheir options: croc pretrain RECIPE --help")
+        return
+    default, recipe = _recipe(arguments[0])
+    config = _parse(CrocConfig, arguments[1:], f"croc pretrain {arguments[0]}", default)
+    from croc.train import pretrain
+
+    folder = pretrain(config, recipe)
+    print(f"the run lies in {folder}: config.json, metrics.jsonl, checkpoints/, tensorboard/")
+
+
+def _recipe(name: str) -> tuple[CrocConfig, str]:
+    if name in RECIPES:
+        return RECIPES[name](), name
+    if name.endswith(".json"):
+        path = Path(name)
+        if not path.is_file():
+            raise UserError(f"there is no configuration {name}; a run's folder has config.json")
+        config, recipe = config_from_json(path.read_text(), name)
+        if config.run.folder is None:
+            config = replace(config, run=replace(config.run, folder=str(path.parent)))
+        return config, recipe
+    raise UserError(f"there is no recipe {name!r}; there are: {', '.join(RECIPES)}")
+
+
+@dataclass(frozen=True)
+class Pack:
+    """Decode photographs once into a folder that trains faster."""
+
+    sources: Annotated[tuple[str, ...], tyro.conf.Positional]
+    """Folders, tar shards or pipes, as for --data.root."""
+    to: str
+    """The folder to make; it must not exist."""
+    canvas_px: int = DataConfig.canvas_px
+    """Longer side to which a photograph is reduced."""
+    workers: int | None = None
+    """Decoding processes; by default one a core, 16 at most."""
+
+
+def pack_command(arguments: list[str]) -> None:
+    """croc data pack SOURCE ... --to FOLDER."""
+    asked = _parse(Pack, arguments, "croc data pack")
+    from croc.data import open_source
+    from croc.data.loader import worker_count
+    from croc.data.pack import pack
+
+    config = DataConfig(root=asked.sources, canvas_px=asked.canvas_px, workers=asked.workers)
+    report = pack(open_source(config, seed=0), asked.to, asked.canvas_px, worker_count(config))
+    print(f"{report.count:,} photographs in {asked.to}; train with --data.root {asked.to}")
+    for name in report.failed[:20]:
+        print(f"skipped, cannot be decoded: {name}")
+
+
+@dataclass(frozen=True)
+class ShowClusters:
+    """Draw the clusters that a run's teacher finds in two augmented views of an image."""
+
+    run: str
+    """The run's folder."""
+    images: Annotated[tuple[str, ...], tyro.conf.Positional] = ()
+    """Photographs; by default four of the run's own."""
+    to: str | None = None
+    """The picture to write; by default clusters.png in the run's folder."""
+    seed: int = 0
+    """Of the crops, the colours and the starting centroids."""
+
+
+def show_clusters_command(arguments: list[str]) -> None:
+    """croc show clusters [IMAGE ...] --run RUN."""
+    asked = _parse(ShowClusters, arguments, "croc show clusters")
+    from croc.show.clusters import show_clusters
+
+    print(show_clusters(Path(asked.run), asked.images, asked.to, asked.seed))
+
+
+def demo_command(arguments: list[str]) -> None:
+    """croc demo: the demo recipe, then its picture and where all lies."""
+    config = _parse(CrocConfig, arguments, "croc demo", RECIPES["demo"]())
+    from croc.demo import run_demo
+
+    run_demo(config)
+
+
+COMMANDS: dict[tuple[str, ...], Callable[[list[str]], None]] = {
+    ("demo",): demo_command,
+    ("pretrain",): pretrain_command,
+    ("show", "clusters"): show_clusters_command,
+    ("data", "pack"): pack_command,
+}
+
+
+def _parse(kind: type, arguments: list[str], program: str, default: Any = None) -> Any:
+    """tyro's parser, with its boxed complaints turned into one line."""
+    options: dict[str, Any] = {} if default is None else {"default": default}
+    complaint = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(complaint):
+            return tyro.cli(
+                kind,
+                args=arguments,
+                prog=program,
+                config=(tyro.conf.AvoidSubcommands,),
+                **options,
+            )
+    except SystemExit as end:
+        if not end.code:
+            raise
+        raise UserError(f"{_first_sentence(complaint.getvalue())}; see {program} --help") from None
+
+
+def _first_sentence(box: str) -> str:
+    """The first part of a boxed message and, if there is one, its suggestion."""
+    lines = [line.strip("│╭╮╰╯ ") for line in box.splitlines()[1:-1]]
+    rules = [index for index, line in enumerate(lines) if line and not line.strip("─")]
+    said = " ".join(lines[: rules[0]] if rules else lines)
+    near = [after for line, after in pairwise(lines) if line.startswith("Perhaps you meant")]
+    return said + (f"; perhaps you meant {near[0].split()[0]}" if near else "")
+
+
+def _one_line(text: str) -> str:
+    return re.sub(r"\s*\n\s*", " ", text.strip())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

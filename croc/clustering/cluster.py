@@ -1,0 +1,132 @@
+"""Join the tokens of the views, locate the clusters in them, split the result into the views."""
+
+from collections.abc import Iterator
+
+import torch
+import torch.nn.functional as F
+from einops import rearrange
+from jaxtyping import Float, Int, Int64
+from torch import Tensor
+
+from croc.clustering.paper import paper_steps
+from croc.clustering.released import SALIENCY_TEMPERATURE, released_steps
+from croc.clustering.steps import Step
+from croc.config import ClusterConfig
+from croc.errors import UserError
+from croc.randomness import uniform
+from croc.types import Clusters
+
+
+@torch.no_grad()
+def cluster(
+    tokens: Float[Tensor, "B H T d"],
+    positions: Float[Tensor, "B T 2"],
+    saliency: Float[Tensor, "B H T"],
+    config: ClusterConfig,
+    *,
+    views: int = 2,
+    seeds: Int[Tensor, "B H K"] | None = None,
+    keys: Int64[Tensor, "B"] | None = None,
+) -> Clusters:
+    """Cluster each image's and head's joined tokens; K is chosen for each of them.
+
+    T is view-major. `saliency` is the CLS attention divided by the number of views in `paper`
+    (so it sums to 1) and the cosine with the CLS token of the token's own view in `released`.
+    The starting tokens are `seeds`, or are drawn from the samples' `keys`.
+    """
+    with torch.autocast(tokens.device.type, enabled=False):
+        tokens, positions, saliency = (_at_least_float32(x) for x in (tokens, positions, saliency))
+        if config.k_start > tokens.shape[2]:
+            raise UserError(
+                f"--cluster.k-start {config.k_start} is more than the {tokens.shape[2]} tokens "
+                "of an image's views; lower it or enlarge the views"
+            )
+        if seeds is None:
+            seeds = _draw(saliency, keys, config)
+        steps = _steps(F.normalize(tokens, dim=-1), positions, saliency, seeds, config, views)
+        return split(*choose(steps, config), config, views)
+
+
+def _at_least_float32(values: Tensor) -> Tensor:
+    return values if values.dtype == torch.float64 else values.float()
+
+
+def _draw(saliency: Tensor, keys: Tensor | None, config: ClusterConfig) -> Tensor:
+    if keys is None:
+        raise UserError("cluster() needs seeds, or the keys to draw them from")
+    if config.variant == "released":
+        saliency = (saliency / SALIENCY_TEMPERATURE).softmax(dim=-1)
+    return draw_seeds(saliency, config.k_start, keys)
+
+
+def draw_seeds(
+    probability: Float[Tensor, "B H T"], k: int, keys: Int64[Tensor, "B"]
+) -> Int64[Tensor, "B H {k}"]:
+    """k distinct tokens, drawn one after the other by probability (Gumbel's top k)."""
+    u = uniform(keys, "cluster seeds", *probability.shape[1:])
+    gumbel = -(-u.log()).log()
+    return (probability.log() + gumbel).topk(k, dim=-1).indices
+
+
+def _steps(
+    tokens: Tensor,
+    positions: Tensor,
+    saliency: Tensor,
+    seeds: Tensor,
+    config: ClusterConfig,
+    views: int,
+) -> Iterator[Step]:
+    seeds = seeds.long()
+    if config.variant == "released":
+        return released_steps(tokens, positions, saliency, seeds, config, views)
+    return paper_steps(tokens, positions, saliency, seeds, config)
+
+
+def choose(
+    steps: Iterator[Step], config: ClusterConfig
+) -> tuple[Float[Tensor, "B H T K"], Float[Tensor, "B H"], Int[Tensor, "B H"]]:
+    """For each image and head the step of the lowest cost: its assignments (padded), cost and K."""
+    largest = config.k_max or config.k_start
+    smallest = largest if config.k_select == "fixed" else 2
+    assignments = cost = count = None
+    for step in steps:
+        k = step.assignments.shape[-1]
+        if not smallest <= k <= largest:
+            continue
+        padded = F.pad(step.assignments, (0, config.k_start - k))
+        if assignments is None or cost is None or count is None:
+            assignments, cost = padded, step.cost
+            count = torch.full_like(step.cost, k, dtype=torch.long)
+        else:
+            better = step.cost < cost
+            assignments = torch.where(better[..., None, None], padded, assignments)
+            cost = torch.where(better, step.cost, cost)
+            count = torch.where(better, k, count)
+    assert assignments is not None
+    assert cost is not None
+    assert count is not None
+    return assignments, cost, count
+
+
+def split(
+    assignments: Float[Tensor, "B H T K"],
+    cost: Float[Tensor, "B H"],
+    count: Int[Tensor, "B H"],
+    config: ClusterConfig,
+    views: int,
+) -> Clusters:
+    """Back into views; a cluster to which one of the views gives no token is pruned."""
+    strongest = assignments.amax(dim=-1, keepdim=True)
+    if config.variant == "released":  # ties all count, and only the strongest entries stay
+        hard = (assignments == strongest) & (assignments > 0)
+        assignments = assignments * hard
+    else:
+        hard = F.one_hot(assignments.argmax(dim=-1), assignments.shape[-1]).bool()
+    seen = rearrange(hard, "b h (m n) k -> m b h n k", m=views).any(dim=-2)
+    real = torch.arange(assignments.shape[-1], device=count.device) < count[..., None]
+    return Clusters(
+        assignments=rearrange(assignments, "b h (m n) k -> m b h n k", m=views),
+        valid=seen.all(dim=0) & real,
+        cost=cost,
+        count=count,
+    )

@@ -1,0 +1,42 @@
+"""What both variants of the clustering share: one step's result, distances, taking columns."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Step:
+    """The clustering with k centroids, on the way from K_start to 2."""
+
+    assignments: Float[Tensor, "B H T k"]
+    cost: Float[Tensor, "B H"]
+    """The transport cost d_c."""
+
+
+def distances(
+    positions: Float[Tensor, "B T 2"], centres: Float[Tensor, "B H K 2"]
+) -> Float[Tensor, "B H T K"]:
+    """Euclidean distance of every token to every centroid in the image's frame."""
+    return (positions[:, None, :, None] - centres[:, :, None]).norm(dim=-1)
+
+
+def take(
+    values: Float[Tensor, "B H K *c"], index: Int64[Tensor, "B H k"]
+) -> Float[Tensor, "B H k *c"]:
+    """Rows of `values` by index, for each image and head."""
+    extra = values.shape[3:]
+    shape = (*index.shape, *extra)
+    return values.gather(2, index.reshape(*index.shape, *(1 for _ in extra)).expand(shape))
+
+
+def closest_pair(
+    similarity: Float[Tensor, "B H K K"],
+) -> tuple[Int64[Tensor, "B H 1"], Int64[Tensor, "B H 1"]]:
+    """The pair i < j of the highest similarity."""
+    k = similarity.shape[-1]
+    above = torch.ones(k, k, dtype=torch.bool, device=similarity.device).triu(diagonal=1)
+    best = similarity.masked_fill(~above, -torch.inf).flatten(2).argmax(dim=-1, keepdim=True)
+    return best // k, best % k

@@ -1,0 +1,34 @@
+"""Photographs and where they come from."""
+
+from croc.data.decode import UndecodableImage, decode_image, place_on_canvas
+from croc.data.loader import FailedFiles, batch_indices, epoch_order, make_loader, steps_per_epoch
+from croc.data.pack import PackReport, pack
+from croc.data.sources import (
+    ConcatSource,
+    FolderSource,
+    ImageSource,
+    PackedSource,
+    ScenesSource,
+    ShardSource,
+    open_source,
+)
+
+__all__ = [
+    "ConcatSource",
+    "FailedFiles",
+    "FolderSource",
+    "ImageSource",
+    "PackReport",
+    "PackedSource",
+    "ScenesSource",
+    "ShardSource",
+    "UndecodableImage",
+    "batch_indices",
+    "decode_image",
+    "epoch_order",
+    "make_loader",
+    "open_source",
+    "pack",
+    "place_on_canvas",
+    "steps_per_epoch",
+]

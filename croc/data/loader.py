@@ -1,0 +1,217 @@
+"""Batches by the number of the step: any step can be made alone, so any run can be resumed."""
+
+import os
+import signal
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+
+import numpy as np
+import torch
+from jaxtyping import Int64, UInt8
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from croc.config import DataConfig
+from croc.data.decode import UndecodableImage, fill_canvas, reduce_image
+from croc.data.sources import ImageSource
+from croc.errors import UserError
+from croc.randomness import derive, sample_key
+from croc.types import Canvases
+
+_TRIES = 100
+_NAMES_SHOWN = 20
+
+# What a worker sends: tensors that the DataLoader can pin, or the error to raise.
+_Batch = (
+    tuple[UInt8[Tensor, "B 3 S S"], Int64[Tensor, "B 2"], Int64[Tensor, "B"], tuple[str, ...]]
+    | UserError
+)
+
+
+@lru_cache(maxsize=2)
+def epoch_order(count: int, seed: int, epoch: int) -> Int64[np.ndarray, "count"]:
+    """A permutation of the images that depends on nothing but (count, seed, epoch).
+
+    It sorts by the hash that also draws the crops, not by a library's generator, whose stream
+    may change between versions. The hash maps no two numbers to one, so there are no ties.
+    """
+    keys = torch.arange(count) + sample_key(seed, epoch, 0)
+    order = np.argsort(derive(keys, "order").numpy(), kind="stable")
+    order.setflags(write=False)
+    return order
+
+
+def steps_per_epoch(count: int, batch: int) -> int:
+    """Whole batches in the data; the rest is left out of the epoch."""
+    return count // batch
+
+
+def batch_indices(
+    step: int, count: int, batch: int, seed: int, rank: int = 0, processes: int = 1
+) -> tuple[int, Int64[np.ndarray, "B"]]:
+    """The epoch of a step, and the images of it that are this process's."""
+    _check_batch(count, batch, processes)
+    epoch, step_in_epoch = divmod(step, steps_per_epoch(count, batch))
+    share = batch // processes
+    start = step_in_epoch * batch + rank * share
+    return epoch, epoch_order(count, seed, epoch)[start : start + share]
+
+
+def _check_batch(count: int, batch: int, processes: int) -> None:
+    if batch % processes:
+        fitting = max(batch // processes, 1) * processes
+        raise UserError(
+            f"a batch of {batch} cannot be shared by {processes} processes: "
+            f"pass --optim.batch {fitting}"
+        )
+    if count < batch:
+        fitting = count // processes * processes
+        advice = f"pass --optim.batch {fitting}" if fitting else "give more images"
+        raise UserError(f"{count} images do not fill a batch of {batch}: {advice}")
+
+
+def worker_count(config: DataConfig) -> int:
+    """As asked for, or one a core this process may use, 16 at most."""
+    if config.workers is not None:
+        return config.workers
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return min(16, cores or 1)
+
+
+def make_loader(
+    source: ImageSource,
+    *,
+    canvas_px: int,
+    batch: int,
+    seed: int,
+    first_step: int,
+    last_step: int,
+    rank: int = 0,
+    processes: int = 1,
+    workers: int = 0,
+    pin: bool = False,
+) -> Iterator[Canvases]:
+    """One batch for each step from `first_step` to before `last_step`, across epochs.
+
+    The workers start here, not when the first batch is asked for.
+    """
+    _check_batch(len(source), batch, processes)
+    steps = _Steps(source, canvas_px, batch, seed, rank, processes)
+    loader = DataLoader(
+        steps,
+        batch_size=None,  # an item is a whole batch already
+        sampler=range(first_step, last_step),
+        num_workers=workers,
+        collate_fn=as_it_is,
+        pin_memory=pin and torch.cuda.is_available(),
+        worker_init_fn=quiet_worker,
+    )
+    return _unpacked(iter(loader))
+
+
+def _unpacked(batches: Iterator[_Batch]) -> Iterator[Canvases]:
+    for batch in batches:
+        if isinstance(batch, UserError):
+            raise batch
+        pixels, sizes, keys, failed = batch
+        yield Canvases(pixels, sizes, keys, failed)
+
+
+def as_it_is(item: object) -> object:
+    """For a DataLoader whose items need no collating."""
+    return item
+
+
+def quiet_worker(_: int = 0) -> None:
+    """Ctrl-C and a cluster's notice reach all processes; the main one alone answers them."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    torch.set_num_threads(1)
+
+
+class _Steps(Dataset[_Batch]):
+    """The batches of one process, by the number of the step."""
+
+    def __init__(
+        self,
+        source: ImageSource,
+        canvas_px: int,
+        batch: int,
+        seed: int,
+        rank: int,
+        processes: int,
+    ) -> None:
+        self.source = source
+        self.canvas_px = canvas_px
+        self.batch = batch
+        self.seed = seed
+        self.rank = rank
+        self.processes = processes
+
+    def __getitem__(self, index: int) -> _Batch:
+        try:
+            return self._make(index)
+        except UserError as error:
+            return error  # raised by a worker, it would arrive wrapped in a traceback
+
+    def _make(self, step: int) -> _Batch:
+        epoch, indices = batch_indices(
+            step, len(self.source), self.batch, self.seed, self.rank, self.processes
+        )
+        pixels = np.zeros((len(indices), 3, self.canvas_px, self.canvas_px), np.uint8)
+        sizes = np.empty((len(indices), 2), np.int64)
+        failed: list[str] = []
+        for row, index in enumerate(indices.tolist()):
+            image = reduce_image(_read_or_next(self.source, index, failed), self.canvas_px)
+            sizes[row] = image.shape[:2]
+            fill_canvas(pixels[row], image)
+        keys = [sample_key(self.seed, epoch, index) for index in indices.tolist()]
+        names = tuple(dict.fromkeys(failed))
+        return torch.from_numpy(pixels), torch.from_numpy(sizes), torch.tensor(keys), names
+
+
+def _read_or_next(source: ImageSource, index: int, failed: list[str]) -> UInt8[np.ndarray, "h w 3"]:
+    """The image, or the nearest readable one after it; adds to the names of those that failed."""
+    count = len(source)
+    for offset in range(min(_TRIES, count)):
+        candidate = (index + offset) % count
+        try:
+            return source.read(candidate)
+        except UndecodableImage:
+            failed.append(source.name(candidate))
+    raise UserError(
+        f"{min(_TRIES, count)} images in a row cannot be decoded, from {source.name(index)} on: "
+        f"check --data.root"
+    )
+
+
+class FailedFiles:
+    """The distinct files that could not be decoded so far."""
+
+    def __init__(self, names: Iterable[str] = ()) -> None:
+        self._names = dict.fromkeys(names)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """In the order in which they were met."""
+        return tuple(self._names)
+
+    def add(self, canvases: Canvases) -> tuple[str, ...]:
+        """Counts a batch's failures and returns those that are new, for the log."""
+        new = tuple(name for name in canvases.failed if name not in self._names)
+        self._names.update(dict.fromkeys(new))
+        return new
+
+    def check(self, seen: int, count: int, max_share: float) -> None:
+        """Stops the run when too many fail, once enough were seen to tell."""
+        looked_at = min(seen, count)
+        enough = looked_at >= min(100, count)
+        if not enough or len(self._names) <= max_share * looked_at:
+            return
+        shown = ", ".join(self.names[:_NAMES_SHOWN])
+        more = len(self._names) - _NAMES_SHOWN
+        raise UserError(
+            f"{len(self._names)} of {looked_at} images cannot be decoded, more than "
+            f"--data.max-failed-share {max_share:g} allows: {shown}"
+            + (f" and {more} more" if more > 0 else "")
+        )

@@ -1,0 +1,299 @@
+"""How the built-in scenes look: noise, colours, and one painter for each class.
+
+A painter of stuff gets open grids of the picture's unit square, and how near a row is: 0 at the
+horizon, 1 at the lower edge. A painter of a thing gets the object's own frame.
+Only + - * / % floor and sqrt touch pixels, which IEEE fixes to the bit, so that a scene is the
+same on every platform: waves are parabolas and rotations are rational.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float32
+from numpy.random import Generator
+
+LATTICE = 32
+"""Side of the random grids under all noise, a power of two; they repeat beyond it."""
+Plane = Float32[np.ndarray, "h w"]
+Colours = Float32[np.ndarray, "3 h w"]
+Column = Float32[np.ndarray, "h 1"]
+Row = Float32[np.ndarray, "1 w"]
+_TIPS = [(0, 1), (0.951057, 0.309017), (0.587785, -0.809017)]
+PENTAGON = np.array(_TIPS + [(-x, y) for x, y in _TIPS[1:]], np.float32)
+"""The five directions away from a star's tips."""
+Sprite = tuple[Plane, Colours]
+"""Signed distance to an object's outline, and its colours."""
+
+
+@dataclass(frozen=True)
+class Look:
+    """What makes one region or object differ from the others of its class."""
+
+    palette: Float32[np.ndarray, "3 3"]
+    """Main, second and accent colour, one a row."""
+    lattice: Float32[np.ndarray, "32 32"]
+    pitch: float
+    """Fineness of the texture, about 1."""
+    phase: float
+
+
+@dataclass(frozen=True)
+class Local:
+    """An object's own frame: it fills about -1..1, u to the right, v down."""
+
+    u: Plane
+    v: Plane
+    pixel: float
+    """Width of a pixel in this frame."""
+    light: tuple[float, float]
+    """Where the light comes from, in this frame."""
+
+    def inside(self, distance: Plane) -> Plane:
+        """1 where a signed distance is negative, with an edge one pixel wide."""
+        return np.clip(0.5 - distance / self.pixel, 0, 1)
+
+    def lit(self, u: float = 0.3, v: float = 0.3) -> Plane:
+        """Brightness that falls off away from the light, by so much along each axis."""
+        return 0.85 + u * self.light[0] * self.u + v * self.light[1] * self.v
+
+
+def uniform(rng: Generator, low: float, high: float) -> float:
+    """A number from low to high. All draws are of this kind: their stream never changes."""
+    return low + (high - low) * rng.random()
+
+
+def wave(x: np.ndarray) -> np.ndarray:
+    """Parabolic sine of period 1, from -1 to 1."""
+    t = 2 * (x - np.floor(x)) - 1
+    return 4 * t * (np.abs(t) - 1)
+
+
+def step(x: np.ndarray, low: float, high: float) -> np.ndarray:
+    """A ramp from 0 at low to 1 at high."""
+    return np.clip((x - low) / (high - low), 0, 1)
+
+
+def _lerp_at(x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Lattice lines before and after a coordinate, and the smoothed way between them."""
+    floor = np.floor(x)
+    way, line = x - floor, floor.astype(np.intp)
+    return line & (LATTICE - 1), (line + 1) & (LATTICE - 1), way * way * (3 - 2 * way)
+
+
+def noise(lattice: np.ndarray, v: np.ndarray, u: np.ndarray) -> np.ndarray:
+    """Value noise from 0 to 1: the lattice, smoothly interpolated at (v, u)."""
+    (i, i_next, fv), (j, j_next, fu) = _lerp_at(v), _lerp_at(u)
+    if v.shape[1] == u.shape[0] == 1:  # an open grid: rows first, many times faster
+        rows = lattice[i[:, 0]] * (1 - fv) + lattice[i_next[:, 0]] * fv
+        left = rows.take(j[0], axis=1)
+        return left + (rows.take(j_next[0], axis=1) - left) * fu
+    top, bottom = i * LATTICE, i_next * LATTICE
+    left = lattice.take(top + j) * (1 - fv) + lattice.take(bottom + j) * fv
+    right = lattice.take(top + j_next) * (1 - fv) + lattice.take(bottom + j_next) * fv
+    return left + (right - left) * fu
+
+
+def hsv(hue: float, saturation: float, value: float) -> list[float]:
+    """Red, green and blue from 0 to 1; the hue wraps at 1."""
+    turns = [(n + 6 * hue) % 6 for n in (5, 3, 1)]
+    return [value * (1 - saturation * min(max(min(k, 4 - k), 0), 1)) for k in turns]
+
+
+def random_look(rng: Generator, hue: float, spread: float) -> Look:
+    """Colours within `spread` of a hue: the second differs in brightness, the accent in all."""
+    hue += uniform(rng, -spread, spread)
+    saturation, value = uniform(rng, 0.12, 0.8), uniform(rng, 0.5, 0.95)
+    other = value * uniform(rng, 0.42, 0.6) if value > 0.62 else value * uniform(rng, 1.5, 1.65)
+    second = hsv(hue + uniform(rng, -0.08, 0.08), saturation * uniform(rng, 0.5, 1.2), other)
+    accent = hsv(rng.random(), uniform(rng, 0.1, 0.7), uniform(rng, 0.75, 1.0))
+    palette = np.array([hsv(hue, saturation, value), second, accent], np.float32)
+    lattice = rng.random((LATTICE, LATTICE), dtype=np.float32)
+    return Look(palette, lattice, uniform(rng, 0.85, 1.2), rng.random())
+
+
+def mix(look: Look, amount: Plane) -> Colours:
+    """From the main colour at 0 to the second at 1."""
+    main, second, _ = look.palette[:, :, None, None]
+    return main + (second - main) * amount
+
+
+def over(base: Colours, colour: np.ndarray | float, mask: Plane) -> Colours:
+    """Paints one colour, or a grey, where the mask is 1."""
+    paint = colour[:, None, None] if isinstance(colour, np.ndarray) else colour
+    return base + (paint - base) * mask
+
+
+def box(u: Plane, v: Plane, width: float, height: float) -> Plane:
+    """Signed distance to a centred rectangle of these half sides."""
+    return np.maximum(np.abs(u) - width, np.abs(v) - height)
+
+
+def disc(u: Plane, v: Plane, radius: float) -> Plane:
+    """Signed distance to a centred disc."""
+    return np.sqrt(u * u + v * v) - radius
+
+
+def sky(x: Row, y: Column, near: Column, look: Look) -> Colours:
+    """A vertical gradient under soft clouds."""
+    u, v = x * 3 * look.pitch + 9 * look.phase, y * 6 * look.pitch
+    clouds = 0.65 * noise(look.lattice, v, u) + 0.35 * noise(look.lattice, 2.2 * v + 7, 2.2 * u)
+    veil = mix(look, 0.5 * step(y, 0.7, 0.0) + 0 * x)
+    return over(veil, 0.25 * look.palette[2] + 0.75, 0.85 * step(clouds, 0.46, 0.74))
+
+
+def water(x: Row, y: Column, near: Column, look: Look) -> Colours:
+    """Ripples that draw together towards the horizon, with glints."""
+    rows = 1.8 * near / (0.8 + near) * look.pitch
+    ripple = wave(9 * rows + 0.9 * noise(look.lattice, 14 * rows, 5 * x) + look.phase)
+    glints = noise(look.lattice, 26 * rows + 3, 9 * x)
+    base = mix(look, 0.45 + 0.45 * ripple * np.minimum(1, 0.3 + 4 * near))
+    return over(base, 1.0, 0.75 * step(glints * (1 - 0.3 * ripple), 0.72, 0.95))
+
+
+def grass(x: Row, y: Column, near: Column, look: Look) -> Colours:
+    """Upright blades, finer far away, and a few flowers."""
+    u, v = x * look.pitch, y * look.pitch
+    fine = noise(look.lattice, 13 * v, 44 * u)
+    blades = fine + (noise(look.lattice, 5 * v + 3, 24 * u) - fine) * near
+    flowers = noise(look.lattice.T, 25 * v, 25 * u)
+    return over(mix(look, step(blades, 0.25, 0.75)), look.palette[2], step(flowers, 0.86, 0.93))
+
+
+def sand(x: Row, y: Column, near: Column, look: Look) -> Colours:
+    """Fine round grain on soft patches, with dark pebbles."""
+    grain = noise(look.lattice, 47 * y, 47 * x)
+    patches = noise(look.lattice, 5 * y + 3, 3 * x)
+    pebbles = noise(look.lattice.T, 19 * y, 17 * x)
+    base = mix(look, 0.3 * patches + 0.5 * step(grain, 0.3, 0.9))
+    return over(base, 0.2 * look.palette[1], 0.7 * step(pebbles, 0.8, 0.9))
+
+
+def wall(x: Row, y: Column, near: Column, look: Look) -> Colours:
+    """Bricks, each of its own tone, in light mortar."""
+    v = y * 10 * look.pitch + look.phase
+    u = x * 5.5 * look.pitch + 0.5 * (np.floor(v) % 2)
+    tone = look.lattice[_lerp_at(v)[0], _lerp_at(u)[0]]
+    joint = np.maximum(np.abs(v - np.floor(v) - 0.5), 2 * np.abs(u - np.floor(u) - 0.5) - 0.5)
+    return over(mix(look, 0.75 * tone), 0.3 * look.palette[2] + 0.6, step(joint, 0.36, 0.46))
+
+
+def ball(at: Local, look: Look) -> Sprite:
+    """A beach ball: panels that meet at its poles, and a highlight."""
+    u, v = at.u / 0.9, at.v / 0.9
+    panels = wave(0.8 * look.pitch * u / np.sqrt(np.maximum(1 - v * v, 0.02)) + look.phase)
+    colour = mix(look, step(panels, -0.1, 0.1))
+    colour = over(colour, look.palette[2], at.inside(disc(u, np.abs(v) - 0.95, 0.3)))
+    facing = 0.65 * (u * at.light[0] + v * at.light[1]) + 0.7 * np.sqrt(
+        np.maximum(1 - u * u - v * v, 0)
+    )
+    colour = over(colour * (0.4 + 0.7 * np.maximum(facing, 0)), 1.0, 0.7 * step(facing, 0.9, 0.97))
+    return disc(at.u, at.v, 0.9), colour
+
+
+def crate(at: Local, look: Look) -> Sprite:
+    """A wooden box: boards with grain, a frame, a brace, and a brighter lid."""
+    lean = (0.3 if look.phase > 0.5 else -0.3) * step(at.v, -0.5, -0.85)
+    u, v = at.u - lean, at.v - 0.15
+    face = box(u, v, 0.75, 0.68)
+    grain = noise(look.lattice, 3 * v, 16 * u)
+    brace = np.abs(u - v if look.phase > 0.5 else u + v) - 0.13
+    frame = np.minimum(np.abs(face + 0.09) - 0.09, brace)
+    colour = mix(look, 0.35 * grain + 0.5 * step(np.abs(wave(2.2 * look.pitch * u)), 0.45, 0.1))
+    colour = over(colour, look.palette[0] * 1.25, at.inside(frame))
+    colour = over(colour, look.palette[1] * 0.6, at.inside(np.abs(frame) - 0.04))
+    lid = box(u, at.v + 0.69, 0.75, 0.17)
+    colour = over(colour * at.lit(), look.palette[0] * 1.2, at.inside(lid) * (0.7 + 0.3 * grain))
+    return np.minimum(face, lid), colour
+
+
+def tree(at: Local, look: Look) -> Sprite:
+    """A trunk under a ragged crown of leaves."""
+    u, v = at.u, at.v
+    crown = np.minimum(disc(np.abs(u) - 0.36, v + 0.12, 0.45), disc(u, v + 0.42, 0.5))
+    crown += 0.3 * noise(look.lattice, 5 * v, 5 * u) - 0.15
+    leaves = noise(look.lattice.T, 9 * look.pitch * v, 9 * look.pitch * u)
+    foliage = mix(look, step(leaves, 0.3, 0.65)) * (at.lit(0.4, 0.5) + 0.1)
+    bark = 0.55 + 0.4 * noise(look.lattice, 2 * v, 14 * u)
+    wood = np.array([0.42, 0.3, 0.2], np.float32)[:, None, None] * bark
+    wood += (foliage - wood) * at.inside(crown)
+    return np.minimum(crown, box(u, v - 0.5, 0.12, 0.45)), wood
+
+
+def house(at: Local, look: Look) -> Sprite:
+    """Boarded walls, a shingled gable roof, two windows and a door."""
+    u, v = at.u, at.v
+    walls = box(u, v - 0.4, 0.72, 0.5)
+    roof = np.maximum(v + 0.05, 0.65 * np.abs(u) - 0.75 * (v + 0.95))
+    rows = v * 6 * look.pitch
+    shingles = wave(u * 5 + 0.5 * (np.floor(rows) % 2)) * 0.5 + rows % 1
+    colour = mix(look, 0.15 + 0.45 * step(wave(4.5 * look.pitch * v), 0.2, 0.6)) * at.lit()
+    panes = box(np.abs(u) - 0.42, v - 0.28, 0.17, 0.17)
+    colour = over(colour, 0.95, at.inside(panes - 0.06))
+    colour = over(colour, 0.15, at.inside(np.maximum(panes, 0.03 - np.abs(np.abs(u) - 0.42))))
+    colour = over(colour, 0.5 * look.palette[2], at.inside(box(u, v - 0.6, 0.14, 0.3)))
+    tiles = look.palette[2][:, None, None] * (0.5 + 0.45 * np.clip(shingles, 0, 1)) * at.lit()
+    return np.minimum(walls, roof), colour + (tiles - colour) * at.inside(roof)
+
+
+def fish(at: Local, look: Look) -> Sprite:
+    """An oval of scales with a forked tail, a fin and an eye."""
+    u, v = at.u, at.v
+    body = disc((u + 0.22) * 0.66, v, 0.46)
+    tail = np.maximum(np.abs(v) - 0.85 * (u - 0.2), u - 0.95 + 0.45 * (0.5 - np.abs(v)))
+    fin = np.maximum(np.abs(u + 0.1) + 0.7 * v + 0.1, -v - 0.72)
+    scales = wave((u + v) * 2.6 * look.pitch) * wave((u - v) * 2.6 * look.pitch)
+    colour = mix(look, step(scales, -0.25, 0.35)) * (0.9 + 0.35 * at.light[1] * v)
+    rays = look.palette[2][:, None, None] * (0.75 + 0.25 * wave(7 * v))
+    colour = rays + (colour - rays) * at.inside(body)
+    colour = over(colour, look.palette[0], at.inside(np.maximum(body, u + 0.5)))
+    colour = over(colour, 1.0, at.inside(disc(u + 0.62, v + 0.1, 0.13)))
+    colour = over(colour, 0.0, at.inside(disc(u + 0.64, v + 0.1, 0.065)))
+    return np.minimum(np.minimum(body, tail), fin), colour
+
+
+def cup(at: Local, look: Look) -> Sprite:
+    """A tapered mug with a handle, zigzag bands and a dark opening."""
+    u, v = at.u + 0.18, at.v
+    side = np.maximum(np.abs(u) + 0.1 * v - 0.62, np.abs(v - 0.1 + 0.1 * (u * u)) - 0.78)
+    handle = np.abs(disc(at.u - 0.48, (v - 0.1) * 0.85, 0.33)) - 0.08
+    opening = disc(u, (v + 0.7) * 3.6, 0.64)
+    zigzag = wave(2.1 * look.pitch * v + 0.3 * np.abs(wave(1.4 * u)) + look.phase)
+    colour = mix(look, step(zigzag, -0.15, 0.15)) * (1 + (0.35 * at.light[0] - 1.12 * u) * u)
+    colour = over(colour, look.palette[0], at.inside(opening))
+    colour = over(colour, 0.12, at.inside(disc(u, (v + 0.7) * 3.8, 0.54)))
+    shape = np.minimum(side, opening)
+    handled = look.palette[0][:, None, None] * at.lit(0.2, 0.4)
+    return np.minimum(shape, handle), handled + (colour - handled) * at.inside(shape)
+
+
+def star(at: Local, look: Look) -> Sprite:
+    """Five arms, dotted, with a rim; a point is in it when inside four of five lines."""
+    u, v = at.u, at.v - 0.07
+    lines = np.partition(PENTAGON[:, :1, None] * u + PENTAGON[:, 1:, None] * v, 3, axis=0)
+    distance = lines[3] - 0.3
+    rows = v * 3.6 * look.pitch
+    columns = u * 3.6 * look.pitch + 0.5 * (np.floor(rows) % 2)
+    dots = disc(rows % 1 - 0.5, columns % 1 - 0.5, 0.3)
+    colour = mix(look, step(dots, 0.08, -0.08)) * at.lit(0.35, 0.35)
+    return distance, over(colour, look.palette[2], step(distance, -0.12, -0.08))
+
+
+def car(at: Local, look: Look) -> Sprite:
+    """A glossy body with a stripe, a glazed cabin and two wheels."""
+    u, v = at.u, at.v
+    body = np.maximum(box(u, v - 0.17, 0.97, 0.27), np.abs(u) + 0.6 * np.abs(v - 0.2) - 1.03)
+    cabin = np.maximum(np.abs(u + 0.08) - 0.62 - 0.65 * (v + 0.1), np.abs(v + 0.27) - 0.27)
+    wheels = disc(np.abs(u) - 0.56, v - 0.42, 0.24)
+    gloss = step(v, 0.5, -0.15) + 0.25 * step(np.abs(v - 0.02), 0.07, 0.0)
+    colour = look.palette[0][:, None, None] * (0.45 + 0.6 * gloss) + 0 * u
+    colour = over(colour, look.palette[1], at.inside(np.abs(v - 0.22) - 0.05))
+    glass = np.maximum(cabin + 0.1, 0.05 - np.abs(u + 0.08))
+    colour = over(colour, 0.25 + 0.3 * look.phase, at.inside(glass))
+    colour = over(colour, look.palette[2], at.inside(disc(np.abs(u) - 0.9, v - 0.12, 0.08)))
+    colour = over(colour, 0.08, at.inside(wheels))
+    colour = over(colour, 0.75, at.inside(wheels + 0.13))
+    return np.minimum(np.minimum(body, cabin), wheels), colour
+
+
+STUFF = {paint.__name__: paint for paint in (sky, water, grass, sand, wall)}
+THINGS = {paint.__name__: paint for paint in (ball, crate, tree, house, fish, cup, star, car)}

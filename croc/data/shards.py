@@ -1,0 +1,152 @@
+"""WebDataset tar shards, read at random: each image's place is looked up once, then sought."""
+
+import os
+import shutil
+import tarfile
+import tempfile
+import weakref
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from io import FileIO
+from typing import Any
+
+import numpy as np
+from braceexpand import braceexpand
+from jaxtyping import UInt8
+
+from croc.data.decode import UndecodableImage, decode_image
+from croc.data.folders import is_image
+from croc.data.names import PackedNames, printable
+from croc.errors import UserError
+
+_PIPE = "pipe:"
+_SUFFIXES = (".tar", ".tar.gz", ".tgz")
+_OPEN_AT_ONCE = 64
+
+
+def is_shard(root: str) -> bool:
+    """Whether a root is meant as a shard, or a pattern of shards."""
+    return root.startswith(_PIPE) or root.endswith(_SUFFIXES)
+
+
+def expand_shards(patterns: Sequence[str]) -> list[str]:
+    """'x-{000..009}.tar' as ten names; a name that exists is taken as it is."""
+    expanded: list[str] = []
+    for pattern in patterns:
+        literal = "{" not in pattern or os.path.exists(pattern)
+        expanded += [pattern] if literal else braceexpand(pattern, escape=False)
+    return expanded
+
+
+class ShardSource:
+    """The image members of tar shards, shard by shard, in the order in which they lie there.
+
+    A 'pipe:COMMAND' shard is spooled into a temporary folder first (under $TMPDIR, removed at
+    exit), so that it too can be read at random and a run resumed exactly.
+    """
+
+    def __init__(self, shards: Sequence[str], canvas_px: int) -> None:
+        self.canvas_px = canvas_px
+        self._shards = expand_shards(shards)
+        self._paths = self._spool_pipes()
+        self._files = _OpenFiles()
+        names: list[bytes] = []
+        places: list[tuple[int, int, int]] = []
+        for number, (shard, path) in enumerate(zip(self._shards, self._paths)):
+            for name, offset, size in _members(shard, path):
+                names.append(name)
+                places.append((number, offset, size))
+        if not places:
+            raise UserError(f"no images in {', '.join(shards)}: pass another --data.root")
+        self._names = PackedNames(names)
+        self._places = np.array(places, np.int64)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def name(self, index: int) -> str:
+        return f"{self._shards[self._places[index, 0]]}:{printable(self._names[index])}"
+
+    def read(self, index: int) -> UInt8[np.ndarray, "h w 3"]:
+        shard, offset, size = self._places[index].tolist()
+        try:
+            data = self._files.read(self._paths[shard], offset, size)
+        except OSError as error:
+            raise UndecodableImage(f"cannot be read: {error.strerror}") from error
+        return decode_image(data, self.canvas_px)
+
+    def _spool_pipes(self) -> list[str]:
+        if not any(shard.startswith(_PIPE) for shard in self._shards):
+            return self._shards
+        cache = tempfile.mkdtemp(prefix="croc-shards-")
+        weakref.finalize(self, _remove_cache, cache, os.getpid())
+        return [
+            _spool(shard, f"{cache}/{number}.tar") if shard.startswith(_PIPE) else shard
+            for number, shard in enumerate(self._shards)
+        ]
+
+
+def _remove_cache(cache: str, owner: int) -> None:
+    if os.getpid() == owner:  # a forked worker's copy must not empty its parent's cache
+        shutil.rmtree(cache, ignore_errors=True)
+
+
+def _spool(shard: str, path: str) -> str:
+    from webdataset.gopen import gopen
+
+    try:
+        with gopen(shard, "rb") as stream, open(path, "wb") as file:
+            shutil.copyfileobj(stream, file, 1 << 20)
+    except OSError as error:
+        raise UserError(f"the command of {shard} failed: {error}") from error
+    return path
+
+
+def _members(shard: str, path: str) -> Iterator[tuple[bytes, int, int]]:
+    """Name, offset and size of the images that lie wholly in the shard."""
+    try:
+        length = os.path.getsize(path)
+        archive = tarfile.open(path, "r:")  # noqa: SIM115, closed below
+    except FileNotFoundError as error:
+        raise UserError(f"no such shard: {shard}") from error
+    except (OSError, tarfile.TarError) as error:
+        hint = f"if it is compressed, pass 'pipe:gzip -dc {shard}'"
+        raise UserError(f"{shard} is no readable tar archive ({error}); {hint}") from error
+    with archive:
+        for member in _whole_headers(archive):
+            end = member.offset_data + member.size
+            name = os.fsencode(member.name)
+            if member.isreg() and is_image(os.path.basename(name)) and end <= length:
+                yield name, member.offset_data, member.size
+
+
+def _whole_headers(archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
+    try:
+        yield from archive
+    except tarfile.TarError:  # cut off: what came before is good
+        return
+
+
+class _OpenFiles:
+    """The files used last, opened when first needed.
+
+    Read by offset and without a position, so that forked processes may share them.
+    """
+
+    def __init__(self) -> None:
+        self._files: OrderedDict[str, FileIO] = OrderedDict()
+
+    def read(self, path: str, offset: int, size: int) -> bytes:
+        if path not in self._files:
+            self._files[path] = open(path, "rb", buffering=0)  # noqa: SIM115, closed in __del__
+        self._files.move_to_end(path)
+        if len(self._files) > _OPEN_AT_ONCE:
+            self._files.popitem(last=False)[1].close()
+        return os.pread(self._files[path].fileno(), size, offset)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_files": OrderedDict()}
+
+    def __del__(self) -> None:
+        for file in self._files.values():
+            file.close()

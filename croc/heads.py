@@ -1,0 +1,46 @@
+"""The projection head: a trunk that images and clusters share, and prototypes of their own."""
+
+from itertools import pairwise
+
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn, ones
+
+from croc.config import HeadConfig
+
+
+class Prototypes(nn.Module):
+    """A weight-normalised linear layer without bias: lengths and directions apart."""
+
+    def __init__(self, width: int, count: int, unit: bool) -> None:
+        super().__init__()
+        self.directions = nn.Parameter(nn.Linear(width, count, bias=False).weight.detach().clone())
+        self.lengths = nn.Parameter(ones(count, 1), requires_grad=not unit)
+
+    def forward(self, x: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch P"]:
+        return F.linear(x, self.lengths * F.normalize(self.directions, dim=-1))
+
+
+class ProjectionHead(nn.Module):
+    """DINO's head, with two outputs."""
+
+    def __init__(self, width: int, config: HeadConfig) -> None:
+        super().__init__()
+        widths = [width, *[config.hidden] * (config.layers - 1), config.bottleneck]
+        layers: list[nn.Module] = []
+        for inside, outside in pairwise(widths):
+            layers += [nn.Linear(inside, outside), nn.GELU()]
+        self.trunk = nn.Sequential(*layers[:-1])
+        for layer in self.trunk:
+            if isinstance(layer, nn.Linear):
+                nn.init.trunc_normal_(layer.weight, std=0.02)
+                nn.init.zeros_(layer.bias)
+        unit = config.unit_prototypes
+        self.image = Prototypes(config.bottleneck, config.image_prototypes, unit)
+        self.cluster = Prototypes(config.bottleneck, config.cluster_prototypes, unit)
+
+    def images(self, cls: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch P"]:
+        return self.image(F.normalize(self.trunk(cls), dim=-1))
+
+    def clusters(self, centroids: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch P"]:
+        return self.cluster(F.normalize(self.trunk(centroids), dim=-1))

@@ -1,0 +1,125 @@
+"""What a run says of itself: metrics.jsonl, TensorBoard, and a bar or plain lines on screen."""
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+TIMINGS = {"images_per_s", "seconds"}
+
+
+class RunLog:
+    """Writes on the first process only; elsewhere every call does nothing."""
+
+    def __init__(self, folder: Path, first_step: int, last_step: int, *, writes: bool) -> None:
+        self.writes = writes
+        if not writes:
+            return
+        from torch.utils.tensorboard.writer import SummaryWriter
+
+        path = folder / "metrics.jsonl"
+        _drop_later(path, first_step)
+        self._file = path.open("a", buffering=1)
+        self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=first_step + 1)
+        self._screen = _Screen(first_step, last_step)
+        self._started = time.perf_counter()
+        self._last = (first_step, self._started)
+
+    def write(self, step: int, epoch: int, metrics: dict[str, float], batch: int) -> None:
+        if not self.writes:
+            return
+        now = time.perf_counter()
+        before, then = self._last
+        self._last = (step, now)
+        speed = batch * (step - before) / max(1e-9, now - then)
+        timings = {"images_per_s": round(speed, 2), "seconds": round(now - self._started, 3)}
+        self._file.write(json.dumps({"step": step, "epoch": epoch, **metrics, **timings}) + "\n")
+        for name, value in {**metrics, **timings}.items():
+            self._board.add_scalar(name, value, step)
+        self._screen.show(step, metrics, speed)
+
+    def advance(self, step: int) -> None:
+        if self.writes:
+            self._screen.advance(step)
+
+    def say(self, text: str) -> None:
+        if self.writes:
+            self._screen.say(text)
+
+    def close(self) -> None:
+        if self.writes:
+            self._screen.close()
+            self._board.close()
+            self._file.close()
+
+
+def read_metrics(folder: Path) -> list[dict[str, float]]:
+    """The lines of a run's metrics.jsonl."""
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def _drop_later(path: Path, step: int) -> None:
+    """A resumed run says again what came after its checkpoint; so does a line cut off by a kill."""
+    if not path.exists():
+        return
+    kept = []
+    for line in path.read_text().splitlines():
+        try:
+            if json.loads(line)["step"] > step:
+                break
+        except ValueError:
+            break
+        kept.append(line + "\n")
+    partial = path.with_suffix(".partial")
+    partial.write_text("".join(kept))
+    os.replace(partial, path)
+
+
+class _Screen:
+    """A progress bar on a terminal, plain lines elsewhere."""
+
+    def __init__(self, first_step: int, last_step: int) -> None:
+        self._last_step = last_step
+        self._progress = None
+        if sys.stderr.isatty():
+            columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
+            console = Console(stderr=True)
+            self._progress = Progress(
+                *columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console
+            )
+            self._task = self._progress.add_task("", total=last_step, completed=first_step)
+            self._progress.start()
+
+    def show(self, step: int, metrics: dict[str, float], speed: float) -> None:
+        said = (
+            f"loss {metrics['loss']:.3f}  K {metrics.get('k_mean', 0):.1f}  {speed:,.0f} images/s"
+        )
+        if self._progress:
+            self._progress.update(self._task, completed=step, description=said)
+        else:
+            print(f"step {step}/{self._last_step}  {said}", file=sys.stderr, flush=True)
+
+    def advance(self, step: int) -> None:
+        if self._progress:
+            self._progress.update(self._task, completed=step)
+
+    def say(self, text: str) -> None:
+        if self._progress:
+            self._progress.console.print(text, markup=False, highlight=False)
+        else:
+            print(text, file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        if self._progress:
+            self._progress.stop()

@@ -1,0 +1,49 @@
+"""Self-distillation: centring of the teacher, and the cross-entropy between views."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from croc.distributed import sum_over_processes
+
+
+class Center(nn.Module):
+    """A moving mean of the teacher's outputs, subtracted from them against collapse."""
+
+    value: Tensor
+
+    def __init__(self, prototypes: int, momentum: float) -> None:
+        super().__init__()
+        self.momentum = momentum
+        self.register_buffer("value", torch.zeros(prototypes))
+
+    @torch.no_grad()
+    def update(self, total: Float[Tensor, "P"], count: Float[Tensor, ""]) -> None:
+        """Move towards the mean over all processes; with nothing counted, stay."""
+        packed = sum_over_processes(torch.cat([total, count[None]]))
+        mean, count = packed[:-1] / packed[-1].clamp_min(1), packed[-1]
+        self.value.lerp_(torch.where(count > 0, mean, self.value), 1 - self.momentum)
+
+
+def teacher_probabilities(
+    logits: Float[Tensor, "*batch P"], center: Float[Tensor, "P"], temperature: Float[Tensor, ""]
+) -> Float[Tensor, "*batch P"]:
+    return ((logits.float() - center) / temperature).softmax(dim=-1)
+
+
+def cross_view_entropy(
+    teacher: Float[Tensor, "M *batch P"], student: Float[Tensor, "M *batch P"], temperature: float
+) -> Float[Tensor, "*batch"]:
+    """Cross-entropy of the student's view with the teacher's other views, a value an item.
+
+    mean over pairs of views i ≠ j: −Σ_p teacher[i, ..., p] · log softmax(student[j] / τ)[..., p]
+    """
+    views = len(teacher)
+    log_student = (student.float() / temperature).log_softmax(dim=-1)
+    pairs = [(i, j) for i in range(views) for j in range(views) if i != j]
+    total = sum((teacher[i] * log_student[j]).sum(dim=-1) for i, j in pairs)
+    return -torch.as_tensor(total) / len(pairs)
+
+
+def entropy(probabilities: Float[Tensor, "*batch P"]) -> Float[Tensor, "*batch"]:
+    return torch.special.entr(probabilities).sum(dim=-1)

@@ -1,0 +1,44 @@
+"""Ways to pre-train. The loop knows only what is written here."""
+
+from typing import Protocol, runtime_checkable
+
+import torch
+from lightning.fabric import Fabric
+from torch import Tensor, nn
+
+from croc.config import CrocConfig
+from croc.schedules import Settings
+from croc.types import Canvases
+
+
+@runtime_checkable
+class Method(Protocol):
+    """Owns its networks; the loop owns data, optimiser, devices, logs and checkpoints."""
+
+    student: nn.Module
+    """What the optimiser moves."""
+
+    @property
+    def modules(self) -> dict[str, nn.Module]:
+        """All that a checkpoint must hold, the student included."""
+        ...
+
+    def accumulate(
+        self, fabric: Fabric, student: nn.Module, canvases: Canvases, settings: Settings
+    ) -> dict[str, Tensor]:
+        """Leave the step's gradients in the student; metrics as shares whose sum is the metric."""
+        ...
+
+    def before_update(self, settings: Settings) -> None:
+        """After the gradients, before the optimiser."""
+        ...
+
+    def after_update(self, settings: Settings) -> None:
+        """After the optimiser."""
+        ...
+
+
+def build_method(config: CrocConfig, device: torch.device, compile: bool) -> Method:
+    from croc.methods.croc import Croc
+
+    return Croc(config, device, compile)

@@ -1,0 +1,254 @@
+"""CrOC: views → teacher's tokens → clusters → centroids → targets; the student predicts them.
+
+The teacher sees all of the batch first. Then the student passes over it, in one piece or in
+micro-batches, each followed by its backward; every weight in the loss is known by then, so
+the pieces add up to the same gradient.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from einops import rearrange
+from jaxtyping import Bool, Float, Int64
+from lightning.fabric import Fabric
+from torch import Tensor, nn
+
+from croc.backbone import Backbone
+from croc.clustering import cluster
+from croc.clustering.centroids import pool
+from croc.config import ClusterConfig, CrocConfig
+from croc.distributed import process_count, sum_over_processes
+from croc.heads import ProjectionHead
+from croc.losses import Center, cross_view_entropy, entropy, teacher_probabilities
+from croc.optim import update_teacher
+from croc.schedules import Settings, teacher_momentum, teacher_temperature
+from croc.types import Canvases, Clusters, Tokens, Views
+from croc.views import make_views
+
+
+class Network(nn.Module):
+    """A backbone and its projection head: the student is one, the teacher another."""
+
+    def __init__(self, config: CrocConfig, drop_path: float) -> None:
+        super().__init__()
+        self.config = config
+        self.backbone = Backbone(config.model, config.views.size_px, drop_path)
+        self.head = ProjectionHead(self.backbone.width, config.head)
+
+    def forward(
+        self,
+        pixels: Float[Tensor, "M B 3 h w"],
+        assignments: Float[Tensor, "M B H N K"],
+        image_targets: Float[Tensor, "M B P"],
+        cluster_targets: Float[Tensor, "M B H K L"],
+        keys: Int64[Tensor, "B"],
+    ) -> tuple[Float[Tensor, "B"], Float[Tensor, "B H K"]]:
+        """The student's cross-entropies, of each image and of each cluster."""
+        cls, patches = self.backbone(pixels, keys)
+        centroids = pool(patches, assignments, cls, self.config.cluster)
+        temperature = self.config.loss.student_temperature
+        return (
+            cross_view_entropy(image_targets, self.head.images(cls), temperature),
+            cross_view_entropy(cluster_targets, self.head.clusters(centroids), temperature),
+        )
+
+
+@dataclass(frozen=True)
+class Targets:
+    """What the teacher makes of a batch."""
+
+    found: Clusters
+    images: Float[Tensor, "M B P"]
+    """Probabilities of the prototypes, centred and sharpened."""
+    clusters: Float[Tensor, "M B H K L"]
+    image_entropy: Float[Tensor, "B"]
+    cluster_entropy: Float[Tensor, "B H K"]
+    image_total: Float[Tensor, "P"]
+    """Sum of the outputs over views and images, for the centre."""
+    cluster_total: Float[Tensor, "L"]
+    """Sum of the outputs over views and valid clusters."""
+
+
+class Croc:
+    """Teacher, student and centres, and what one training step does with them."""
+
+    def __init__(self, config: CrocConfig, device: torch.device, compile: bool = False) -> None:
+        self.config = config
+        self.student = Network(config, config.model.drop_path)
+        self.teacher = Network(config, drop_path=0.0)
+        self.teacher.load_state_dict(self.student.state_dict())
+        self.teacher.eval().requires_grad_(False).to(device)
+        momentum = config.loss.center_momentum
+        self.image_center = Center(config.head.image_prototypes, momentum).to(device)
+        self.cluster_center = Center(config.head.cluster_prototypes, momentum).to(device)
+        self.micro_batch = config.run.micro_batch or _default_micro_batch(config, device)
+        self._make_views = torch.compile(make_views) if compile else make_views
+        self._teach = torch.compile(self.teach) if compile else self.teach
+
+    @property
+    def modules(self) -> dict[str, nn.Module]:
+        """All that a checkpoint must hold."""
+        return {
+            "student": self.student,
+            "teacher": self.teacher,
+            "image_center": self.image_center,
+            "cluster_center": self.cluster_center,
+        }
+
+    def accumulate(
+        self, fabric: Fabric, student: nn.Module, canvases: Canvases, settings: Settings
+    ) -> dict[str, Tensor]:
+        """Gradients of one step; `student` is self.student as the fabric wrapped it.
+
+        Each metric is this process's share of a mean over all: their sum is the metric.
+        """
+        parts = [self._prepare(fabric, part, settings) for part in self._split(canvases)]
+        counts = _Counts.of([targets.found for _, _, targets in parts], self.config)
+        metrics: dict[str, Tensor] = {}
+        for index, (views, keys, targets) in enumerate(parts):
+            with fabric.no_backward_sync(student, enabled=index + 1 < len(parts)):
+                image_loss, cluster_loss = student(
+                    views.pixels, targets.found.assignments, targets.images, targets.clusters, keys
+                )
+                shares = counts.metrics(image_loss, cluster_loss, targets)
+                loss = shares["loss_image"] + self.config.loss.alpha * shares["loss_cluster"]
+                # DDP takes the mean over processes, where the shares are to be added up.
+                fabric.backward(loss * process_count())
+            for name, value in {"loss": loss, **shares}.items():
+                metrics[name] = metrics.get(name, 0) + value.detach()
+        self._recentre([targets for _, _, targets in parts])
+        return metrics
+
+    def before_update(self, settings: Settings) -> None:
+        """In the first epochs the prototypes keep still."""
+        if settings.epoch < self.config.loss.frozen_prototype_epochs:
+            head = self.student.head
+            for parameter in (*head.image.parameters(), *head.cluster.parameters()):
+                parameter.grad = None
+
+    def after_update(self, settings: Settings) -> None:
+        update_teacher(self.teacher, self.student, teacher_momentum(self.config.loss, settings))
+
+    def _split(self, canvases: Canvases) -> Iterator[Canvases]:
+        size = self.micro_batch or len(canvases.keys)
+        for start in range(0, len(canvases.keys), size):
+            part = slice(start, start + size)
+            yield Canvases(canvases.pixels[part], canvases.sizes[part], canvases.keys[part])
+
+    @torch.no_grad()
+    def _prepare(
+        self, fabric: Fabric, canvases: Canvases, settings: Settings
+    ) -> tuple[Views, Tensor, Targets]:
+        # A filled tensor, so that neither a new graph nor a copy to the device is made of it.
+        temperature = torch.full(
+            (), teacher_temperature(self.config.loss, settings.epoch), device=fabric.device
+        )
+        views = self._make_views(canvases, self.config.views, self.teacher.backbone.patch_px)
+        with fabric.autocast():
+            return views, canvases.keys, self._teach(views, canvases.keys, temperature)
+
+    def teach(
+        self, views: Views, keys: Int64[Tensor, "B"], temperature: Float[Tensor, ""]
+    ) -> Targets:
+        """The teacher's clusters, and its probabilities for every image and centroid."""
+        tokens = self.teacher.backbone.describe(views.pixels, self.config.cluster.tokens)
+        found = locate(tokens, views, keys, self.config.cluster)
+        centroids = pool(tokens.patches, found.assignments, tokens.cls, self.config.cluster)
+        images = self.teacher.head.images(tokens.cls).float()
+        clusters = self.teacher.head.clusters(centroids).float()
+        image_targets = teacher_probabilities(images, self.image_center.value, temperature)
+        cluster_targets = teacher_probabilities(clusters, self.cluster_center.value, temperature)
+        return Targets(
+            found=found,
+            images=image_targets,
+            clusters=cluster_targets,
+            image_entropy=entropy(image_targets).mean(dim=0),
+            cluster_entropy=entropy(cluster_targets).mean(dim=0),
+            image_total=images.sum(dim=(0, 1)),
+            cluster_total=torch.einsum("mbhkp,bhk->p", clusters, found.valid.float()),
+        )
+
+    def _recentre(self, parts: list[Targets]) -> None:
+        views, images = parts[0].images.shape[0], sum(part.images.shape[1] for part in parts)
+        total = torch.stack([part.image_total for part in parts]).sum(dim=0)
+        self.image_center.update(total, torch.full((), float(views * images), device=total.device))
+        total = torch.stack([part.cluster_total for part in parts]).sum(dim=0)
+        valid = torch.stack([part.found.valid.sum() for part in parts]).sum()
+        self.cluster_center.update(total, views * valid.float())
+
+
+def locate(
+    tokens: Tokens, views: Views, keys: Int64[Tensor, "B"], config: ClusterConfig
+) -> Clusters:
+    """Join the teacher's tokens of all views and cluster them."""
+    joined = rearrange(tokens.heads, "m b h n d -> b h (m n) d")
+    positions = rearrange(views.positions, "m b n c -> b (m n) c")
+    weights = rearrange(saliency(tokens, config), "m b h n -> b h (m n)")
+    return cluster(joined, positions, weights, config, views=len(tokens.heads), keys=keys)
+
+
+def saliency(tokens: Tokens, config: ClusterConfig) -> Float[Tensor, "M B H N"]:
+    """How much each token matters: the CLS attention, or `released`'s cosine with the CLS."""
+    if config.variant == "released":
+        cls = tokens.cls_heads.float()[..., None, :]
+        return torch.cosine_similarity(tokens.heads.float(), cls, dim=-1)
+    return tokens.attention / len(tokens.attention)
+
+
+def _default_micro_batch(config: CrocConfig, device: torch.device) -> int | None:
+    return 16 if device.type == "cpu" and config.cluster.variant == "paper" else None
+
+
+@dataclass(frozen=True)
+class _Counts:
+    """What the sums of a step are divided by, over all of its parts and processes."""
+
+    images: int
+    cluster_scale: Float[Tensor, ""]
+    """`paper`: images with a cluster; `released`: clusters of this process, times processes."""
+    clusters: Float[Tensor, ""]
+    """All chosen K, before pruning."""
+    per_image: bool
+
+    @classmethod
+    def of(cls, found: list[Clusters], config: CrocConfig) -> "_Counts":
+        valid = torch.cat([clusters.valid for clusters in found])
+        count = torch.cat([clusters.count for clusters in found])
+        with_cluster = valid.flatten(1).any(dim=1).sum()
+        shared = sum_over_processes(torch.stack([with_cluster, count.sum()]).float())
+        per_image = config.cluster.variant == "paper"
+        scale = shared[0] if per_image else valid.sum().float() * process_count()
+        images = len(valid) * process_count()
+        return cls(images, scale.clamp_min(1), shared[1], per_image)
+
+    def weigh(self, valid: Bool[Tensor, "B H K"]) -> Float[Tensor, "B H K"]:
+        """The weight of each cluster in the dense loss; over a step and all processes, 1."""
+        weights = valid.float() / self.cluster_scale
+        if self.per_image:
+            weights = weights / valid.sum(dim=(1, 2), keepdim=True).clamp_min(1)
+        return weights
+
+    def metrics(
+        self,
+        image_loss: Float[Tensor, "B"],
+        cluster_loss: Float[Tensor, "B H K"],
+        targets: Targets,
+    ) -> dict[str, Tensor]:
+        """Both losses, and the health of the run."""
+        found = targets.found
+        weights = self.weigh(found.valid)
+        losses = {
+            "loss_image": image_loss.sum() / self.images,
+            "loss_cluster": (weights * cluster_loss).sum(),
+        }
+        entropy_image = targets.image_entropy.sum() / self.images
+        entropy_cluster = (weights * targets.cluster_entropy).sum()
+        return losses | {
+            "entropy_image": entropy_image,
+            "entropy_cluster": entropy_cluster,
+            "kl_image": losses["loss_image"].detach() - entropy_image,
+            "kl_cluster": losses["loss_cluster"].detach() - entropy_cluster,
+            "k_mean": found.count.sum() / (self.images * found.count.shape[1]),
+            "valid_share": found.valid.sum() / self.clusters,
+        }

@@ -1,0 +1,39 @@
+"""AdamW with weight decay where it belongs, and the teacher's moving average."""
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+from croc.schedules import Settings
+
+
+def make_optimizer(student: nn.Module, device: torch.device) -> torch.optim.AdamW:
+    """Biases and one-dimensional parameters are not decayed; rates come with each step."""
+    parameters = [p for p in student.parameters() if p.requires_grad]
+    groups = [
+        {"params": [p for p in parameters if p.ndim > 1], "decayed": True},
+        {"params": [p for p in parameters if p.ndim <= 1], "decayed": False},
+    ]
+    return torch.optim.AdamW(groups, lr=0.0, weight_decay=0.0, fused=device.type == "cuda")
+
+
+def set_rates(optimizer: torch.optim.Optimizer, settings: Settings) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] = settings.rate
+        group["weight_decay"] = settings.weight_decay if group["decayed"] else 0.0
+
+
+def clip_gradient(parameters: Iterable[nn.Parameter], largest: float) -> Tensor:
+    """The gradient's norm before it was clipped; 0 clips nothing. Never waits for the device."""
+    parameters = [p for p in parameters if p.grad is not None]
+    norm = torch.nn.utils.get_total_norm(p.grad for p in parameters if p.grad is not None)
+    if largest > 0:
+        torch.nn.utils.clip_grads_with_norm_(parameters, largest, norm)
+    return norm
+
+
+@torch.no_grad()
+def update_teacher(teacher: nn.Module, student: nn.Module, momentum: float) -> None:
+    """teacher ← momentum · teacher + (1 − momentum) · student."""
+    torch._foreach_lerp_(list(teacher.parameters()), list(student.parameters()), 1 - momentum)

@@ -1,0 +1,77 @@
+"""`croc show clusters`: from a run and some photographs to the picture of their clusters."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from croc.checkpoint import checkpoints, load_checkpoint
+from croc.config import CrocConfig
+from croc.data import UndecodableImage, decode_image, open_source, place_on_canvas
+from croc.errors import UserError
+from croc.methods.croc import Network, locate
+from croc.randomness import sample_key
+from croc.run_folder import config_from_json
+from croc.show.figures import cluster_figure
+from croc.types import Canvases, Clusters, Views
+from croc.views import make_views
+
+SHOWN = 4
+
+
+def show_clusters(run: Path, images: tuple[str, ...], to: str | None, seed: int) -> Path:
+    """Write the picture and return where it lies."""
+    config, teacher, step = load_teacher(run)
+    canvases = _canvases(_pictures(config, images), config.data.canvas_px, seed)
+    views, clusters = find_clusters(config, teacher, canvases)
+    path = Path(to) if to else run / "clusters.png"
+    if not path.parent.is_dir():
+        raise UserError(f"there is no folder {path.parent} to write the picture in: make it first")
+    tokens, k = config.cluster.tokens, config.cluster.k_start
+    cluster_figure(views, clusters, path, f"{run.name}, step {step}: {tokens}, K from {k}")
+    return path
+
+
+def load_teacher(run: Path) -> tuple[CrocConfig, Network, int]:
+    """A run's configuration, the teacher of its last checkpoint, and the step of that."""
+    page = run / "config.json"
+    if not page.is_file():
+        raise UserError(f"{run} holds no run: give the folder that `croc pretrain` wrote")
+    config, _ = config_from_json(page.read_text(), str(page))
+    found = checkpoints(run)
+    if not found:
+        raise UserError(f"{run} has no checkpoint yet: train until the first is written")
+    state = load_checkpoint(found[-1])
+    teacher = Network(config, drop_path=0.0)
+    teacher.load_state_dict(state["modules"]["teacher"])
+    return config, teacher.eval().requires_grad_(False), state["step"]
+
+
+@torch.no_grad()
+def find_clusters(
+    config: CrocConfig, teacher: Network, canvases: Canvases
+) -> tuple[Views, Clusters]:
+    """What the training step sees: two augmented views and their joint clusters."""
+    views = make_views(canvases, config.views, teacher.backbone.patch_px)
+    tokens = teacher.backbone.describe(views.pixels, config.cluster.tokens)
+    return views, locate(tokens, views, canvases.keys, config.cluster)
+
+
+def _pictures(config: CrocConfig, images: tuple[str, ...]) -> list[np.ndarray]:
+    if not images:
+        source = open_source(config.data, config.run.seed)
+        return [source.read(index) for index in range(min(SHOWN, len(source)))]
+    pictures = []
+    for name in images:
+        try:
+            pictures.append(decode_image(Path(name).read_bytes(), config.data.canvas_px))
+        except (OSError, UndecodableImage) as error:
+            raise UserError(f"{name} cannot be read as a photograph: {error}") from None
+    return pictures
+
+
+def _canvases(pictures: list[np.ndarray], canvas_px: int, seed: int) -> Canvases:
+    pixels = np.stack([place_on_canvas(picture, canvas_px) for picture in pictures])
+    sizes = [picture.shape[:2] for picture in pictures]
+    keys = [sample_key(seed, 0, index) for index in range(len(pictures))]
+    return Canvases(torch.from_numpy(pixels), torch.tensor(sizes), torch.tensor(keys))

@@ -1,0 +1,69 @@
+"""The carriers between the arrows of the method, and the letters that name their axes.
+
+M views of an image        B images                  H attention heads
+N patches in a view        T = M·N joined tokens     K clusters
+D width of the backbone    d = D/H width of a head   P prototypes
+h, w pixels of a view      S pixels of a canvas's side
+
+Shapes are written with jaxtyping and checked in the tests; at run time they cost nothing.
+"""
+
+from dataclasses import dataclass
+
+from jaxtyping import Bool, Float, Int, Int64, UInt8
+from torch import Tensor, device
+
+
+@dataclass(frozen=True)
+class Canvases:
+    """Decoded images, each in the top-left corner of a square canvas of equal size."""
+
+    pixels: UInt8[Tensor, "B 3 S S"]
+    sizes: Int64[Tensor, "B 2"]
+    """True height and width of each image on its canvas."""
+    keys: Int64[Tensor, "B"]
+    """One number a sample, from (seed, epoch, index): all that is random about it follows."""
+    failed: tuple[str, ...] = ()
+    """Names of files that could not be decoded and were replaced while making this batch."""
+
+    def to(self, device: device) -> "Canvases":
+        """Copied without waiting, where the memory is pinned."""
+        pixels, sizes, keys = (
+            x.to(device, non_blocking=True) for x in (self.pixels, self.sizes, self.keys)
+        )
+        return Canvases(pixels, sizes, keys, self.failed)
+
+
+@dataclass(frozen=True)
+class Views:
+    """Augmented crops, and where each of their patches lies in the original image."""
+
+    pixels: Float[Tensor, "M B 3 h w"]
+    positions: Float[Tensor, "M B N 2"]
+    """Patch centres (x, y) in the original image's frame, whose longer side is 1."""
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """What a backbone says of its views."""
+
+    cls: Float[Tensor, "M B D"]
+    patches: Float[Tensor, "M B N D"]
+    heads: Float[Tensor, "M B H N d"]
+    """Keys, queries or values of the last block; for `last`, the patches (H = 1, d = D)."""
+    cls_heads: Float[Tensor, "M B H d"]
+    attention: Float[Tensor, "M B H N"]
+    """The CLS query's softmax over the patches of its view."""
+
+
+@dataclass(frozen=True)
+class Clusters:
+    """Soft assignments of the tokens of each view to the clusters of each image and head."""
+
+    assignments: Float[Tensor, "M B H N K"]
+    """Padding columns are zero; a pruned column keeps its values, `valid` marks it."""
+    valid: Bool[Tensor, "B H K"]
+    cost: Float[Tensor, "B H"]
+    """Transport cost of the chosen step."""
+    count: Int[Tensor, "B H"]
+    """The chosen K, before pruning."""

@@ -1,0 +1,399 @@
+"""The clustering by nested loops in float64, written from its definition, for comparison only.
+
+Nothing here is fast, batched or shared with the package. Beside the result, each oracle says how
+close its discrete decisions were, so that a test can leave near-ties out of an exact comparison.
+Degenerate scales are defined as no cost: where all distances are 0, distance/S is 0, and where a
+whole batch's costs are equal, their min-max is 0.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.special import logsumexp
+
+Vector = list[float]
+Matrix = list[Vector]
+
+
+@dataclass(frozen=True)
+class OracleResult:
+    """A clustering of B images by H heads, and how close the calls were."""
+
+    assignments: np.ndarray
+    """M B H N K."""
+    valid: np.ndarray
+    """B H K."""
+    cost: np.ndarray
+    """B H."""
+    count: np.ndarray
+    """B H."""
+    step_costs: np.ndarray
+    """B H K_start-1: d_c from K_start centroids down to two."""
+    merge_gap: np.ndarray
+    """B H: smallest relative gap, over the steps, between the two best pairs to merge."""
+    count_gap: np.ndarray
+    """B H: relative gap between the two lowest d_c that could be chosen."""
+    argmax_gap: np.ndarray
+    """B H: smallest relative gap, over the tokens, between the two largest columns of a row."""
+
+
+@dataclass
+class _Step:
+    """What one step of one image and head leaves behind."""
+
+    plan: Matrix
+    assignments: Matrix
+    cost: float
+
+
+def dot(a: Vector, b: Vector) -> float:
+    return sum(x * y for x, y in zip(a, b))
+
+
+def unit(a: Vector) -> Vector:
+    length = math.sqrt(dot(a, a))
+    return [x / length for x in a] if length > 0 else [0.0] * len(a)
+
+
+def softmax(values: Vector) -> Vector:
+    top = max(values)
+    powers = [math.exp(value - top) for value in values]
+    return [power / sum(powers) for power in powers]
+
+
+def mean(a: Vector, b: Vector) -> Vector:
+    return [(x + y) / 2 for x, y in zip(a, b)]
+
+
+def gap(values: Vector, *, largest: bool) -> float:
+    """Between the best and the second best of some values, relative to their size."""
+    if len(values) < 2:
+        return math.inf
+    best, second = sorted(values, reverse=largest)[:2]
+    size = max(abs(best), abs(second))
+    return abs(best - second) / size if size > 0 else 0.0
+
+
+def column_sums(matrix: Matrix) -> Vector:
+    return [sum(row[k] for row in matrix) for k in range(len(matrix[0]))]
+
+
+def divide_columns(matrix: Matrix) -> Matrix:
+    """Each column divided by its sum."""
+    sums = column_sums(matrix)
+    return [[value / total for value, total in zip(row, sums)] for row in matrix]
+
+
+def gather(weights: Matrix, values: Matrix) -> Matrix:
+    """weightsᵀ · values: for each column of the weights, the weighted sum of the rows."""
+    sums = [[0.0] * len(values[0]) for _ in weights[0]]
+    for weight_row, value_row in zip(weights, values):
+        for k, weight in enumerate(weight_row):
+            for x, value in enumerate(value_row):
+                sums[k][x] += weight * value
+    return sums
+
+
+def sinkhorn(
+    cost: Matrix, rows: Vector, columns: Vector, sharpness: float, iterations: int
+) -> tuple[Matrix, Vector]:
+    """Scales exp(-sharpness · cost) to its rows, then to its columns, again and again.
+
+    Also returned is the product of all the factors of each column, of which the assignment of a
+    token without mass is made. Such a token's row is 0 from the start.
+    """
+    plan = [[math.exp(-sharpness * value) for value in row] for row in cost]
+    factors = [1.0] * len(columns)
+    for _ in range(iterations):
+        for n, row in enumerate(plan):
+            total = sum(row)
+            plan[n] = [value * (rows[n] / total) if rows[n] > 0 else 0.0 for value in row]
+        totals = column_sums(plan)
+        for k, total in enumerate(totals):
+            factors[k] *= columns[k] / total
+            for row in plan:
+                row[k] *= columns[k] / total
+    return plan, factors
+
+
+def sinkhorn_log(
+    cost: np.ndarray, rows: np.ndarray, columns: np.ndarray, sharpness: float, iterations: int
+) -> np.ndarray:
+    """The same in the log domain, by potentials: for costs whose exponential underflows."""
+    kernel = -sharpness * np.asarray(cost, np.float64)
+    with np.errstate(divide="ignore"):
+        log_rows, log_columns = np.log(rows), np.log(columns)
+    g = np.zeros(kernel.shape[1])
+    for _ in range(iterations):
+        f = log_rows - logsumexp(kernel + g[None, :], axis=1)
+        g = log_columns - logsumexp(kernel + f[:, None], axis=0)
+    return np.exp(f[:, None] + kernel + g[None, :])
+
+
+def transport_cost(plan: Matrix, cost: Matrix) -> float:
+    return sum(dot(plan_row, cost_row) for plan_row, cost_row in zip(plan, cost))
+
+
+def best_pair(similarity: dict[tuple[int, int], float]) -> tuple[int, int]:
+    return max(similarity, key=lambda pair: similarity[pair])
+
+
+def choose(step_costs: Vector, k_start: int, config) -> tuple[int, float]:
+    """The index of the chosen step, and the gap to the runner-up; the larger K wins a tie."""
+    k_max = k_start if config.k_max is None else config.k_max
+    first = k_start - k_max
+    if config.k_select == "fixed":
+        return first, math.inf
+    candidates = step_costs[first:]
+    return first + candidates.index(min(candidates)), gap(candidates, largest=False)
+
+
+def paper_steps(
+    tokens: Matrix, positions: Matrix, saliency: Vector, seeds: list[int], config
+) -> tuple[list[_Step], float]:
+    """All steps of one image and head by the paper, and the smallest gap between pairs."""
+    weight = config.position_weight
+    tokens = [unit(token) for token in tokens]
+    sides = [max(p[axis] for p in positions) - min(p[axis] for p in positions) for axis in (0, 1)]
+    diagonal = math.hypot(*sides)
+    centroids = [tokens[seed] for seed in seeds]
+    places = [positions[seed] for seed in seeds]
+    Y = [[1.0 if n == seed else 0.0 for n in range(len(tokens))] for seed in seeds]  # K × T
+
+    def entry(token: Vector, position: Vector, centroid: Vector, place: Vector) -> float:
+        distance = math.dist(position, place) / diagonal if diagonal > 0 else 0.0
+        if math.isinf(weight):
+            return distance
+        return (-dot(token, centroid) + weight * distance + 1) / (weight + 2)
+
+    steps, merge_gap = [], math.inf
+    while True:
+        columns = softmax([dot(y, saliency) for y in Y])
+        units = [unit(centroid) for centroid in centroids]
+        cost = [
+            [entry(token, position, centroid, place) for centroid, place in zip(units, places)]
+            for token, position in zip(tokens, positions)
+        ]
+        plan, factors = sinkhorn(
+            cost, saliency, columns, config.sharpness, config.sinkhorn_iterations
+        )
+        assignments = []
+        for plan_row, cost_row in zip(plan, cost):
+            row = plan_row
+            if sum(row) == 0:  # no saliency: the limit from above
+                row = [math.exp(-config.sharpness * c) * v for c, v in zip(cost_row, factors)]
+            assignments.append([value / sum(row) for value in row])
+        steps.append(_Step(plan, assignments, transport_cost(plan, cost)))
+        if len(Y) == 2:
+            return steps, merge_gap
+
+        weights = divide_columns(plan)
+        centroids, places = gather(weights, tokens), gather(weights, positions)
+        similarity = {
+            (i, j): dot(unit(centroids[i]), unit(centroids[j]))
+            for i in range(len(Y))
+            for j in range(i + 1, len(Y))
+        }
+        merge_gap = min(merge_gap, gap(list(similarity.values()), largest=True))
+        i, j = best_pair(similarity)
+        for rows in (centroids, places, Y):
+            rows[i] = mean(rows[i], rows[j])
+            del rows[j]
+
+
+def paper_hard(assignments: Matrix) -> list[list[bool]]:
+    """One column a token: that of its largest assignment."""
+    return [[k == row.index(max(row)) for k in range(len(row))] for row in assignments]
+
+
+def cluster_paper(tokens, positions, saliency, seeds, config, views=2) -> OracleResult:
+    """The paper's clustering: every image and head for itself."""
+    tokens, positions, saliency = (_lists(array) for array in (tokens, positions, saliency))
+    seeds = np.asarray(seeds).tolist()
+    B, H, T, K = len(tokens), len(tokens[0]), len(tokens[0][0]), len(seeds[0][0])
+    result = _empty(views, B, H, T // views, K)
+    for b in range(B):
+        for h in range(H):
+            steps, merge_gap = paper_steps(
+                tokens[b][h], positions[b], saliency[b][h], seeds[b][h], config
+            )
+            chosen, count_gap = choose([step.cost for step in steps], K, config)
+            soft = steps[chosen].assignments
+            argmax_gap = min(gap(row, largest=True) for row in soft)
+            _fill(result, b, h, soft, paper_hard(soft), [step.cost for step in steps], chosen)
+            _fill_gaps(result, b, h, merge_gap, count_gap, argmax_gap)
+    return result
+
+
+def released_costs(states: list["_Released"], weight: float) -> list[Matrix]:
+    """The costs of all images and heads at one step, brought to 0 … 1 together."""
+    raw = []
+    for state in states:
+        distances = [
+            [math.dist(position, place) for place in state.places] for position in state.positions
+        ]
+        largest = max(max(row) for row in distances)
+        units = [unit(centroid) for centroid in state.centroids]
+        cost = []
+        for token, row in zip(state.tokens, distances):
+            near = [value / largest if largest > 0 else 0.0 for value in row]
+            cost.append([-dot(token, u) + weight * value for u, value in zip(units, near)])
+        raw.append(cost)
+    low = min(value for cost in raw for row in cost for value in row)
+    high = max(value for cost in raw for row in cost for value in row)
+    span = high - low if high > low else 1.0
+    return [[[(value - low) / span for value in row] for row in cost] for cost in raw]
+
+
+class _Released:
+    """One image and head on its way through the released code's steps."""
+
+    def __init__(self, tokens, positions, cosine, seeds):
+        self.tokens = [unit(token) for token in tokens]
+        self.positions = positions
+        self.rows = softmax([value / 2 for value in cosine])
+        self.columns = softmax([cosine[seed] / 2 for seed in seeds])
+        self.centroids = [self.tokens[seed] for seed in seeds]
+        self.places = [positions[seed] for seed in seeds]
+        self.steps: list[_Step] = []
+        self.merge_gap = math.inf
+
+    def assign(self, cost: Matrix, config) -> None:
+        # The division by the kernel's sum, which comes first, is undone by the first pass over
+        # the rows. Costs within 0 … 1 and rows from a softmax leave nothing that is not a number.
+        plan, _ = sinkhorn(
+            cost, self.rows, self.columns, config.sharpness, config.sinkhorn_iterations
+        )
+        self.steps.append(_Step(plan, plan, transport_cost(plan, cost)))
+
+    def merge(self) -> None:
+        plan = self.steps[-1].plan
+        centroids = gather(divide_columns(plan), self.tokens)
+        similarity = {
+            (i, j): dot(centroids[i], centroids[j])
+            for i in range(len(centroids))
+            for j in range(i + 1, len(centroids))
+        }
+        self.merge_gap = min(self.merge_gap, gap(list(similarity.values()), largest=True))
+        i, j = best_pair(similarity)
+        merged = [
+            [value for k, value in enumerate(row) if k not in (i, j)] + [row[i] + row[j]]
+            for row in plan
+        ]
+        weights = divide_columns(merged)
+        self.centroids = gather(weights, self.tokens)
+        self.places = gather(weights, self.positions)
+        columns = [
+            sum(r * row[k] for r, row in zip(self.rows, weights)) for k in range(len(weights[0]))
+        ]
+        self.columns = [value / sum(columns) for value in columns]
+
+
+def cluster_released(tokens, positions, saliency, seeds, config, views=2) -> OracleResult:
+    """The released code's clustering: all images and heads share the scale of the cost."""
+    tokens, positions, saliency = (_lists(array) for array in (tokens, positions, saliency))
+    seeds = np.asarray(seeds).tolist()
+    B, H, T, K = len(tokens), len(tokens[0]), len(tokens[0][0]), len(seeds[0][0])
+    N = T // views
+    states = {
+        (b, h): _Released(tokens[b][h], positions[b], saliency[b][h], seeds[b][h])
+        for b in range(B)
+        for h in range(H)
+    }
+    for k in range(K, 1, -1):
+        costs = released_costs(list(states.values()), config.position_weight)
+        for state, cost in zip(states.values(), costs):
+            state.assign(cost, config)
+            if k > 2:
+                state.merge()
+
+    result = _empty(views, B, H, N, K)
+    for (b, h), state in states.items():
+        step_costs = [step.cost for step in state.steps]
+        chosen, count_gap = choose(step_costs, K, config)
+        plan = state.steps[chosen].plan
+        shares = [row for m in range(views) for row in divide_columns(plan[m * N : m * N + N])]
+        hard = [[value == max(row) for value in row] for row in shares]
+        masked = [
+            [value if won else 0.0 for value, won in zip(row, wins)]
+            for row, wins in zip(shares, hard)
+        ]
+        _fill(result, b, h, masked, hard, step_costs, chosen)
+        argmax_gap = min(gap(row, largest=True) for row in shares)
+        _fill_gaps(result, b, h, state.merge_gap, count_gap, argmax_gap)
+    return result
+
+
+def centroids(patches, assignments, cls, variant="paper") -> np.ndarray:
+    """M B H K D: the clusters of each view in last-layer patches, at the length of a CLS token.
+
+    That length is the mean over the image's own views in `paper`, over the whole batch's in
+    `released`. A cluster without any assignment, such as padding, is 0.
+    """
+    patches, cls = np.asarray(patches, np.float64), np.asarray(cls, np.float64)
+    assignments = np.asarray(assignments, np.float64)
+    M, B, H, N, K = assignments.shape
+    norms = [[math.sqrt(dot(cls[m, b], cls[m, b])) for b in range(B)] for m in range(M)]
+    result = np.zeros((M, B, H, K, patches.shape[-1]))
+    for b in range(B):
+        if variant == "paper":
+            length = sum(norms[m][b] for m in range(M)) / M
+        else:
+            length = sum(sum(row) for row in norms) / (M * B)
+        for m in range(M):
+            for h in range(H):
+                for k in range(K):
+                    total = np.zeros(patches.shape[-1])
+                    for n in range(N):
+                        total += assignments[m, b, h, n, k] * patches[m, b, n]
+                    result[m, b, h, k] = [length * value for value in unit(total.tolist())]
+    return result
+
+
+def _lists(array) -> list:
+    return np.asarray(array, np.float64).tolist()
+
+
+def _empty(M: int, B: int, H: int, N: int, K: int) -> OracleResult:
+    return OracleResult(
+        assignments=np.zeros((M, B, H, N, K)),
+        valid=np.zeros((B, H, K), bool),
+        cost=np.zeros((B, H)),
+        count=np.zeros((B, H), int),
+        step_costs=np.zeros((B, H, K - 1)),
+        merge_gap=np.zeros((B, H)),
+        count_gap=np.zeros((B, H)),
+        argmax_gap=np.zeros((B, H)),
+    )
+
+
+def _fill(
+    result: OracleResult,
+    b: int,
+    h: int,
+    assignments: Matrix,
+    hard: list[list[bool]],
+    step_costs: Vector,
+    chosen: int,
+) -> None:
+    """Splits the joined tokens by view and marks the clusters that every view knows."""
+    M, _, _, N, K = result.assignments.shape
+    count = K - chosen
+    for m in range(M):
+        for n in range(N):
+            for k in range(count):
+                result.assignments[m, b, h, n, k] = assignments[m * N + n][k]
+    for k in range(count):
+        result.valid[b, h, k] = all(any(hard[m * N + n][k] for n in range(N)) for m in range(M))
+    result.cost[b, h] = step_costs[chosen]
+    result.count[b, h] = count
+    result.step_costs[b, h] = step_costs
+
+
+def _fill_gaps(
+    result: OracleResult, b: int, h: int, merge: float, count: float, argmax: float
+) -> None:
+    result.merge_gap[b, h] = merge
+    result.count_gap[b, h] = count
+    result.argmax_gap[b, h] = argmax

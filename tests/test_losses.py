@@ -1,0 +1,77 @@
+"""Losses and centres against loops."""
+
+import math
+
+import torch
+from torch.nn.functional import kl_div
+
+from croc.losses import Center, cross_view_entropy, entropy, teacher_probabilities
+
+
+def naive_cross_entropy(teacher, student, temperature):
+    views, items, prototypes = teacher.shape
+    losses = []
+    for item in range(items):
+        terms = []
+        for i in range(views):
+            for j in range(views):
+                if i == j:
+                    continue
+                scaled = [student[j, item, p].item() / temperature for p in range(prototypes)]
+                total = sum(math.exp(s) for s in scaled)
+                terms.append(
+                    -sum(
+                        teacher[i, item, p].item() * math.log(math.exp(scaled[p]) / total)
+                        for p in range(prototypes)
+                    )
+                )
+        losses.append(sum(terms) / len(terms))
+    return torch.tensor(losses)
+
+
+def test_cross_view_entropy_equals_the_loops():
+    generator = torch.Generator().manual_seed(0)
+    for views in (2, 3):
+        teacher = torch.randn(views, 4, 9, generator=generator).softmax(dim=-1)
+        student = torch.randn(views, 4, 9, generator=generator)
+        got = cross_view_entropy(teacher, student, 0.5)
+        torch.testing.assert_close(got, naive_cross_entropy(teacher, student, 0.5))
+
+
+def test_two_views_are_the_papers_half_sum():
+    teacher = torch.rand(2, 3, 5).softmax(dim=-1)
+    student = torch.randn(2, 3, 5)
+    log = (student / 0.1).log_softmax(dim=-1)
+    half = -((teacher[0] * log[1]).sum(-1) + (teacher[1] * log[0]).sum(-1)) / 2
+    torch.testing.assert_close(cross_view_entropy(teacher, student, 0.1), half)
+
+
+def test_cross_entropy_is_entropy_plus_divergence():
+    teacher = torch.rand(2, 3, 5).softmax(dim=-1)
+    student = torch.randn(2, 3, 5)
+    log = (student / 0.1).log_softmax(dim=-1)
+    crossed = [kl_div(log[j], teacher[i], reduction="none").sum(-1) for i, j in ((0, 1), (1, 0))]
+    expected = entropy(teacher).mean(dim=0) + torch.stack(crossed).mean(dim=0)
+    torch.testing.assert_close(cross_view_entropy(teacher, student, 0.1), expected)
+
+
+def test_entropy_is_log_p_for_uniform_and_zero_for_certain():
+    uniform, certain = torch.full((8,), 1 / 8), torch.eye(8)[3]
+    torch.testing.assert_close(entropy(uniform), torch.tensor(math.log(8)))
+    assert entropy(certain) == 0
+
+
+def test_center_is_a_moving_mean_and_stays_when_nothing_is_counted():
+    center = Center(3, momentum=0.9)
+    center.update(torch.tensor([2.0, 4.0, -6.0]), torch.tensor(2.0))
+    torch.testing.assert_close(center.value, torch.tensor([0.1, 0.2, -0.3]))
+    before = center.value.clone()
+    center.update(torch.zeros(3), torch.tensor(0.0))
+    assert torch.equal(center.value, before)
+
+
+def test_centring_and_sharpening():
+    logits, center = torch.randn(4, 6), torch.randn(6)
+    got = teacher_probabilities(logits, center, torch.tensor(0.07))
+    shifted = ((logits - center) / 0.07).exp()
+    torch.testing.assert_close(got, shifted / shifted.sum(-1, keepdim=True))

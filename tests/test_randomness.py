@@ -1,0 +1,56 @@
+"""Keyed draws: uniform, independent of batch and device, never shared between purposes."""
+
+import math
+
+import torch
+
+from croc.randomness import derive, sample_key, uniform
+
+
+def splitmix64(state: int) -> int:
+    """Steele and others' generator, written from their definition: the state's next output."""
+    state = (state + 0x9E3779B97F4A7C15) % 2**64
+    state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) % 2**64
+    state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) % 2**64
+    return state ^ (state >> 31)
+
+
+def keys(count: int = 64) -> torch.Tensor:
+    return torch.tensor([sample_key(0, 0, index) for index in range(count)])
+
+
+def test_draws_are_splitmix64_of_the_derived_key():
+    base = int(derive(keys(1), "test")[0]) % 2**64
+    expected, state = [], base
+    for _ in range(6):
+        expected.append(((splitmix64(state) >> 41) + 0.5) / 2**23)
+        state = (state + 0x9E3779B97F4A7C15) % 2**64
+    assert uniform(keys(1), "test", 2, 3).flatten().tolist() == expected
+
+
+def test_sample_keys_differ_in_each_part():
+    parts = [(s, e, i) for s in range(4) for e in range(10) for i in range(50)]
+    made = {sample_key(*part) for part in parts}
+    assert len(made) == len(parts)
+    assert all(-(2**63) <= key < 2**63 for key in made)
+
+
+def test_a_draw_follows_its_key_alone():
+    together = uniform(keys(), "test", 7)
+    alone = uniform(keys()[13:14], "test", 7)
+    assert torch.equal(together[13:14], alone)
+
+
+def test_purposes_do_not_share_draws():
+    one, other = uniform(keys(), "crop", 100), uniform(keys(), "colour", 100)
+    assert not torch.isin(one, other).float().mean() > 0.01
+
+
+def test_draws_are_uniform_and_inside_the_open_interval():
+    draws = uniform(keys(2000), "test", 50).double()
+    assert draws.min() > 0
+    assert draws.max() < 1
+    histogram = torch.histc(draws, bins=20, min=0, max=1) / draws.numel()
+    assert (histogram - 0.05).abs().max() < 6 * math.sqrt(0.05 / draws.numel())
+    neighbours = torch.corrcoef(torch.stack([draws[:, :-1].flatten(), draws[:, 1:].flatten()]))
+    assert neighbours[0, 1].abs() < 0.015
