@@ -1,12 +1,13 @@
 """Any timm ViT as the backbone: its tokens, and what its last attention saw."""
 
 import difflib
+from typing import Any
 
 import timm
 import torch
 from einops import rearrange
 from jaxtyping import Float, Int64
-from timm.layers import DropPath
+from timm.layers.drop import DropPath
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
@@ -55,7 +56,7 @@ class Backbone(nn.Module):
         """The tokens, with the keys, queries or values of the last block, or its output (last)."""
         self._draw_drop_paths(len(pixels), None)
         before = self.vit.blocks[:-1](self._embed(pixels.flatten(0, 1)))
-        last = self.vit.blocks[-1]
+        last: Any = self.vit.blocks[-1]
         cls, patches = self._split(self.vit.norm(last(before)), len(pixels))
         queries, keys, values = _project(last.attn, last.norm1(before))
         attention = self._attention(queries, keys, last.attn.scale, len(pixels))
@@ -99,14 +100,14 @@ class Backbone(nn.Module):
 
 
 def _create_vit(config: ModelConfig, view_px: int, drop_path: float) -> VisionTransformer:
-    changes = {"patch_size": config.patch_px, "depth": config.depth}
-    changes = {name: value for name, value in changes.items() if value is not None}
+    asked = {"patch_size": config.patch_px, "depth": config.depth}
+    changes: dict[str, Any] = {name: value for name, value in asked.items() if value is not None}
     if config.name not in timm.list_models():
         near = difflib.get_close_matches(config.name, timm.list_models("vit*"), n=3)
         hint = f"did you mean {', '.join(near)}?" if near else "see timm.list_models('vit*')"
         raise UserError(f"--model.name: timm has no model {config.name!r}; {hint}")
     try:
-        vit = timm.create_model(
+        vit: Any = timm.create_model(
             config.name,
             pretrained=False,
             num_classes=0,
@@ -137,7 +138,7 @@ def _key_drop_paths(vit: nn.Module) -> list[KeyedDropPath]:
     return keyed
 
 
-def _project(attention: nn.Module, x: Float[Tensor, "b n D"]) -> tuple[Tensor, Tensor, Tensor]:
+def _project(attention: Any, x: Float[Tensor, "b n D"]) -> tuple[Tensor, Tensor, Tensor]:
     """Queries, keys and values, each "b H n d", as the attention itself computes them."""
     qkv = rearrange(attention.qkv(x), "b n (s h d) -> s b h n d", s=3, h=attention.num_heads)
     return attention.q_norm(qkv[0]), attention.k_norm(qkv[1]), qkv[2]

@@ -36,4 +36,6 @@ def clip_gradient(parameters: Iterable[nn.Parameter], largest: float) -> Tensor:
 @torch.no_grad()
 def update_teacher(teacher: nn.Module, student: nn.Module, momentum: float) -> None:
     """teacher ← momentum · teacher + (1 − momentum) · student."""
-    torch._foreach_lerp_(list(teacher.parameters()), list(student.parameters()), 1 - momentum)
+    averages: list[Tensor] = [p.data for p in teacher.parameters()]
+    latest: list[Tensor] = [p.data for p in student.parameters()]
+    torch._foreach_lerp_(averages, latest, 1 - momentum)  # pyright: ignore[reportPrivateImportUsage]

@@ -51,13 +51,15 @@ def _mix(value: Int64[Tensor, "..."]) -> Int64[Tensor, "..."]:
 def derive(keys: Int64[Tensor, "B"], purpose: str) -> Int64[Tensor, "B"]:
     """Keys of their own for one purpose, so that two purposes never share a draw."""
     offset = _GOLDEN
-    for byte in purpose.encode():
-        offset = _mix_int(offset + _GOLDEN * (byte + 1))
+    for letter in purpose:
+        offset = _mix_int(offset + _GOLDEN * (ord(letter) + 1))
     return _mix(keys + _signed(offset))
 
 
 def uniform(keys: Int64[Tensor, "B"], purpose: str, *shape: int) -> Float[Tensor, "B *shape"]:
     """Numbers in (0, 1), float32, `shape` of them for each key."""
-    counters = torch.arange(1, math.prod(shape) + 1, device=keys.device)
+    # The xor does nothing, but keeps torch.compile from multiplying in its own index type,
+    # which the constant overflows.
+    counters = torch.arange(1, math.prod(shape) + 1, device=keys.device) ^ 0
     hashed = _mix(derive(keys, purpose)[:, None] + counters * _signed(_GOLDEN))
     return ((_shift(hashed, 41).float() + 0.5) / (1 << 23)).reshape(-1, *shape)

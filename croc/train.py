@@ -8,18 +8,20 @@ from pathlib import Path
 
 import torch
 from lightning.fabric import Fabric
+from lightning.fabric.wrappers import _FabricModule
 from torch import Tensor
 
 from croc.checkpoint import TrainState, checkpoints, load_checkpoint, save_checkpoint
-from croc.config import CrocConfig, RunConfig
+from croc.config import CrocConfig, OptimConfig, RunConfig
 from croc.data.loader import batch_indices, make_loader, steps_per_epoch, worker_count
 from croc.data.sources import open_source
 from croc.distributed import sum_over_processes
 from croc.log import RunLog
-from croc.methods import build_method
+from croc.methods import Method, build_method
 from croc.optim import clip_gradient, make_optimizer, set_rates
 from croc.run_folder import open_run_folder, write_config
-from croc.schedules import settings_at
+from croc.schedules import Settings, settings_at
+from croc.types import Canvases
 
 
 def pretrain(config: CrocConfig, recipe: str) -> Path:
@@ -38,8 +40,7 @@ def pretrain(config: CrocConfig, recipe: str) -> Path:
     compiles = fabric.device.type == "cuda" if run.compile == "auto" else run.compile
     method = build_method(config, fabric.device, compiles)
     optimizer = make_optimizer(method.student, fabric.device)
-    module = torch.compile(method.student) if compiles else method.student
-    student, optimizer = fabric.setup(module, optimizer)
+    student, optimizer = fabric.setup(method.student, optimizer)
     student.train()
     state = TrainState(method.modules, optimizer)
     if resumed:
@@ -69,25 +70,17 @@ def pretrain(config: CrocConfig, recipe: str) -> Path:
     with _notice_of_end() as ending:
         for canvases in loader:
             settings = settings_at(state.step, optim, per_epoch)
-            set_rates(optimizer, settings)
-            metrics = method.accumulate(fabric, student, canvases.to(fabric.device), settings)
-            method.before_update(settings)
-            gradient_norm = clip_gradient(method.student.parameters(), optim.clip_gradient)
-            optimizer.step()
-            optimizer.zero_grad()
-            method.after_update(settings)
-
+            on_device = canvases.to(fabric.device)
+            metrics = train_step(fabric, method, student, optimizer, on_device, settings, optim)
             state.step += 1
             for name in state.failed.add(canvases):
                 log.say(f"skipped, cannot be decoded: {name}")
             log.advance(state.step)
             logs = state.step == 1 or state.step % run.log_every_steps == 0
             if logs or state.step == last_step:
-                values = fetch(metrics)
-                values["gradient_norm"] = gradient_norm.item()
-                values |= {"rate": settings.rate, "weight_decay": settings.weight_decay}
-                log.write(state.step, settings.epoch, values, optim.batch)
-                seen = state.step * optim.batch
+                rates = {"rate": settings.rate, "weight_decay": settings.weight_decay}
+                log.write(state.step, settings.epoch, fetch(metrics) | rates, optim.batch)
+                seen = state.step * optim.batch // fabric.world_size
                 state.failed.check(seen, len(source), config.data.max_failed_share)
             # Several processes must agree on the end; they talk when they log.
             ends = bool(ending) if fabric.world_size == 1 else logs and _any_process(ending, fabric)
@@ -100,6 +93,27 @@ def pretrain(config: CrocConfig, recipe: str) -> Path:
                 break
     log.close()
     return folder
+
+
+def train_step(
+    fabric: Fabric,
+    method: Method,
+    student: _FabricModule,
+    optimizer: torch.optim.Optimizer,
+    canvases: Canvases,
+    settings: Settings,
+    optim: OptimConfig,
+) -> dict[str, Tensor]:
+    """One update of student and teacher. Nothing in it waits for the device."""
+    set_rates(optimizer, settings)
+    metrics = method.accumulate(fabric, student, canvases, settings)
+    method.before_update(settings)
+    norm = clip_gradient(method.student.parameters(), optim.clip_gradient)
+    metrics["gradient_norm"] = norm / fabric.world_size  # the same everywhere, where shares add up
+    optimizer.step()
+    optimizer.zero_grad()
+    method.after_update(settings)
+    return metrics
 
 
 def make_fabric(run: RunConfig) -> Fabric:

@@ -36,15 +36,19 @@ def cluster(
     """
     with torch.autocast(tokens.device.type, enabled=False):
         tokens, positions, saliency = (_at_least_float32(x) for x in (tokens, positions, saliency))
-        if config.k_start > tokens.shape[2]:
-            raise UserError(
-                f"--cluster.k-start {config.k_start} is more than the {tokens.shape[2]} tokens "
-                "of an image's views; lower it or enlarge the views"
-            )
+        check_k_start(config.k_start, tokens.shape[2])
         if seeds is None:
             seeds = _draw(saliency, keys, config)
         steps = _steps(F.normalize(tokens, dim=-1), positions, saliency, seeds, config, views)
         return split(*choose(steps, config), config, views)
+
+
+def check_k_start(k_start: int, tokens: int) -> None:
+    if k_start > tokens:
+        raise UserError(
+            f"--cluster.k-start {k_start} is more than the {tokens} tokens of an image's views; "
+            "lower it or enlarge the views"
+        )
 
 
 def _at_least_float32(values: Tensor) -> Tensor:

@@ -74,7 +74,7 @@ def released_sinkhorn(
     return plan.nan_to_num(nan=1e-8)
 
 
-def share(plan: Float[Tensor, "B H T K"]) -> Float[Tensor, "B H T K"]:
+def share(plan: Float[Tensor, "*batch T K"]) -> Float[Tensor, "*batch T K"]:
     """W: every column divided by its sum."""
     return plan / plan.sum(dim=-2, keepdim=True)
 

@@ -2,7 +2,6 @@
 
 from croc.data.decode import UndecodableImage, decode_image, place_on_canvas
 from croc.data.loader import FailedFiles, batch_indices, epoch_order, make_loader, steps_per_epoch
-from croc.data.pack import PackReport, pack
 from croc.data.sources import (
     ConcatSource,
     FolderSource,
@@ -18,7 +17,6 @@ __all__ = [
     "FailedFiles",
     "FolderSource",
     "ImageSource",
-    "PackReport",
     "PackedSource",
     "ScenesSource",
     "ShardSource",
@@ -28,7 +26,6 @@ __all__ = [
     "epoch_order",
     "make_loader",
     "open_source",
-    "pack",
     "place_on_canvas",
     "steps_per_epoch",
 ]

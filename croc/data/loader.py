@@ -1,19 +1,20 @@
 """Batches by the number of the step: any step can be made alone, so any run can be resumed."""
 
 import os
-import signal
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import closing
 from functools import lru_cache
 
 import numpy as np
 import torch
 from jaxtyping import Int64, UInt8
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 
 from croc.config import DataConfig
 from croc.data.decode import UndecodableImage, fill_canvas, reduce_image
 from croc.data.sources import ImageSource
+from croc.data.workers import iterate
 from croc.errors import UserError
 from croc.randomness import derive, sample_key
 from croc.types import Canvases
@@ -97,36 +98,17 @@ def make_loader(
     """
     _check_batch(len(source), batch, processes)
     steps = _Steps(source, canvas_px, batch, seed, rank, processes)
-    loader = DataLoader(
-        steps,
-        batch_size=None,  # an item is a whole batch already
-        sampler=range(first_step, last_step),
-        num_workers=workers,
-        collate_fn=as_it_is,
-        pin_memory=pin and torch.cuda.is_available(),
-        worker_init_fn=quiet_worker,
-    )
-    return _unpacked(iter(loader))
+    batches = iterate(steps, range(first_step, last_step), workers=workers, pin=pin)
+    return _unpacked(batches)
 
 
-def _unpacked(batches: Iterator[_Batch]) -> Iterator[Canvases]:
-    for batch in batches:
-        if isinstance(batch, UserError):
-            raise batch
-        pixels, sizes, keys, failed = batch
-        yield Canvases(pixels, sizes, keys, failed)
-
-
-def as_it_is(item: object) -> object:
-    """For a DataLoader whose items need no collating."""
-    return item
-
-
-def quiet_worker(_: int = 0) -> None:
-    """Ctrl-C and a cluster's notice reach all processes; the main one alone answers them."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    torch.set_num_threads(1)
+def _unpacked(batches: Generator[_Batch, None, None]) -> Iterator[Canvases]:
+    with closing(batches):
+        for batch in batches:
+            if isinstance(batch, UserError):
+                raise batch
+            pixels, sizes, keys, failed = batch
+            yield Canvases(pixels, sizes, keys, failed)
 
 
 class _Steps(Dataset[_Batch]):

@@ -17,12 +17,12 @@ from jaxtyping import UInt8
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 
 from croc.data.decode import UndecodableImage, reduce_image
-from croc.data.loader import as_it_is, quiet_worker
 from croc.data.packed import DESCRIPTION, FORMAT_VERSION, INDEX, NAMES, pixels_file
 from croc.data.sources import ImageSource
+from croc.data.workers import iterate
 from croc.errors import UserError
 
 _BYTES_A_FILE = 1 << 30
@@ -64,8 +64,10 @@ def _write(
 ) -> PackReport:
     failed: list[str] = []
     names: list[str] = []
+    planes_of = _Planes(source, canvas_px)
+    decoded = iterate(planes_of, range(len(source)), workers=workers, ahead=8)
     with _PixelFiles(partial) as files:
-        for index, planes in _progress(_decoded(source, canvas_px, workers), len(source)):
+        for index, planes in _progress(decoded, len(source)):
             (failed if planes is None else names).append(source.name(index))
             if planes is not None:
                 files.append(planes)
@@ -128,20 +130,6 @@ class _Planes(Dataset[_Decoded]):
         except UndecodableImage:
             return index, None
         return index, torch.from_numpy(image.transpose(2, 0, 1).copy())
-
-
-def _decoded(source: ImageSource, canvas_px: int, workers: int) -> Iterator[_Decoded]:
-    """In the source's order; torch's loader, since it never runs far ahead of the writing."""
-    loader = DataLoader(
-        _Planes(source, canvas_px),
-        batch_size=None,
-        sampler=range(len(source)),
-        num_workers=workers,
-        prefetch_factor=8 if workers else None,
-        collate_fn=as_it_is,
-        worker_init_fn=quiet_worker,
-    )
-    return iter(loader)
 
 
 def _progress(items: Iterator[_Decoded], count: int) -> Iterator[_Decoded]:

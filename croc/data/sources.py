@@ -12,6 +12,7 @@ from jaxtyping import UInt8
 from croc.config import DataConfig
 from croc.data.folders import FolderSource
 from croc.data.packed import DESCRIPTION, PackedSource
+from croc.data.scenes import make_scene
 from croc.data.shards import ShardSource, is_shard
 from croc.errors import UserError
 
@@ -58,8 +59,6 @@ class ScenesSource:
         return f"scene {index}"
 
     def read(self, index: int) -> UInt8[np.ndarray, "h w 3"]:
-        from croc.data.scenes import make_scene
-
         image = self._images[index]
         if image is None:
             image = make_scene(self.seed, index, self.size_px).image

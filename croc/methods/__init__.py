@@ -4,6 +4,7 @@ from typing import Protocol, runtime_checkable
 
 import torch
 from lightning.fabric import Fabric
+from lightning.fabric.wrappers import _FabricModule
 from torch import Tensor, nn
 
 from croc.config import CrocConfig
@@ -15,8 +16,10 @@ from croc.types import Canvases
 class Method(Protocol):
     """Owns its networks; the loop owns data, optimiser, devices, logs and checkpoints."""
 
-    student: nn.Module
-    """What the optimiser moves."""
+    @property
+    def student(self) -> nn.Module:
+        """What the optimiser moves."""
+        ...
 
     @property
     def modules(self) -> dict[str, nn.Module]:
@@ -24,7 +27,7 @@ class Method(Protocol):
         ...
 
     def accumulate(
-        self, fabric: Fabric, student: nn.Module, canvases: Canvases, settings: Settings
+        self, fabric: Fabric, student: _FabricModule, canvases: Canvases, settings: Settings
     ) -> dict[str, Tensor]:
         """Leave the step's gradients in the student; metrics as shares whose sum is the metric."""
         ...

@@ -12,11 +12,13 @@ import torch
 from einops import rearrange
 from jaxtyping import Bool, Float, Int64
 from lightning.fabric import Fabric
+from lightning.fabric.wrappers import _FabricModule
 from torch import Tensor, nn
 
 from croc.backbone import Backbone
 from croc.clustering import cluster
 from croc.clustering.centroids import pool
+from croc.clustering.cluster import check_k_start
 from croc.config import ClusterConfig, CrocConfig
 from croc.distributed import process_count, sum_over_processes
 from croc.heads import ProjectionHead
@@ -76,6 +78,8 @@ class Croc:
     def __init__(self, config: CrocConfig, device: torch.device, compile: bool = False) -> None:
         self.config = config
         self.student = Network(config, config.model.drop_path)
+        patches = (config.views.size_px // self.student.backbone.patch_px) ** 2
+        check_k_start(config.cluster.k_start, 2 * patches)
         self.teacher = Network(config, drop_path=0.0)
         self.teacher.load_state_dict(self.student.state_dict())
         self.teacher.eval().requires_grad_(False).to(device)
@@ -85,6 +89,8 @@ class Croc:
         self.micro_batch = config.run.micro_batch or _default_micro_batch(config, device)
         self._make_views = torch.compile(make_views) if compile else make_views
         self._teach = torch.compile(self.teach) if compile else self.teach
+        if compile:
+            self.student.compile()
 
     @property
     def modules(self) -> dict[str, nn.Module]:
@@ -97,7 +103,7 @@ class Croc:
         }
 
     def accumulate(
-        self, fabric: Fabric, student: nn.Module, canvases: Canvases, settings: Settings
+        self, fabric: Fabric, student: _FabricModule, canvases: Canvases, settings: Settings
     ) -> dict[str, Tensor]:
         """Gradients of one step; `student` is self.student as the fabric wrapped it.
 

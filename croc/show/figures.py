@@ -42,45 +42,47 @@ def cluster_figure(views: Views, clusters: Clusters, path: Path, title: str) -> 
     pixels = unnormalise(views.pixels)
     count, images = pixels.shape[:2]
     heads = clusters.valid.shape[1]
-    figure = Figure(figsize=(1.6 * (heads + 1), 1.66 * images * count + 0.7), dpi=110)
-    axes = figure.subplots(images * count, heads + 1, squeeze=False)
-    for axis in axes.flat:
-        axis.set_axis_off()
-    for image in range(images):
-        for view in range(count):
-            row = axes[image * count + view]
+    figure = Figure(figsize=(1.7 * (heads + 1), images * (1.7 * count + 0.45) + 0.55), dpi=110)
+    blocks = figure.subfigures(images, 1, squeeze=False)
+    for image, block in enumerate(blocks[:, 0]):
+        axes = block.subplots(count, heads + 1, squeeze=False)
+        for view, row in enumerate(axes):
             row[0].imshow(to_array(pixels[view, image]))
-            for head in range(heads):
+            for head, axis in enumerate(row[1:]):
                 assignments = clusters.assignments[view, image, head]
                 painted = paint(pixels[view, image], assignments, clusters.valid[image, head])
-                row[head + 1].imshow(to_array(painted))
-                if view == 0:
-                    kept = int(clusters.valid[image, head].sum())
-                    chosen = int(clusters.count[image, head])
-                    row[head + 1].set_title(f"K {chosen}, {kept} shared", fontsize=7, pad=2)
-    for head, axis in enumerate(axes[0, 1:]):
-        axis.text(0.5, 1.2, f"head {head + 1}", transform=axis.transAxes, ha="center", fontsize=8)
-    figure.suptitle(title, fontsize=9)
-    figure.subplots_adjust(left=0.01, right=0.99, bottom=0.01, top=1 - 0.6 / figure.get_figheight())
-    figure.subplots_adjust(wspace=0.04, hspace=0.14)
+                axis.imshow(to_array(painted))
+        for head, axis in enumerate(axes[0, 1:]):
+            chosen, kept = clusters.count[image, head], clusters.valid[image, head].sum()
+            axis.set_title(f"head {head + 1}: K {chosen}, {kept} shared", fontsize=7, pad=3)
+        for axis in axes.flat:
+            axis.set_axis_off()
+        block.subplots_adjust(
+            left=0.01, right=0.99, bottom=0.01, top=0.92, wspace=0.04, hspace=0.04
+        )
+    figure.text(0.012, 1 - 0.22 / figure.get_figheight(), title, fontsize=9)
     figure.savefig(path)
 
 
 def paint(
     pixels: Float[Tensor, "3 h w"], assignments: Float[Tensor, "N K"], valid: Bool[Tensor, "K"]
 ) -> Float[Tensor, "3 h w"]:
-    """The view in gray under its clusters' colours, assignments upsampled bicubically."""
+    """The view in gray under its clusters' colours, assignments upsampled bicubically.
+
+    Bicubic interpolation of the pixels too where they are few, so that the hatching is fine.
+    """
     side = round(assignments.shape[0] ** 0.5)
+    shape = [max(256, size) for size in pixels.shape[-2:]]
+    pixels = F.interpolate(pixels[None], size=shape, mode="bicubic")[0].clamp(0, 1)
     grid = assignments.T.reshape(1, -1, side, side)
-    shape = pixels.shape[-2:]
-    soft = F.interpolate(grid, size=shape, mode="bicubic", align_corners=False)[0].clamp(0)
+    soft = F.interpolate(grid, size=shape, mode="bicubic")[0].clamp(0)
     colours = PALETTE[torch.arange(len(valid)) % len(PALETTE)]
     tint = torch.einsum("khw,kc->chw", soft / soft.sum(dim=0).clamp_min(1e-6), colours)
-    pruned = ~valid[soft.argmax(dim=0)]
+    painted = 0.4 * pixels.mean(dim=0) + 0.6 * tint
     rows, columns = torch.meshgrid(*(torch.arange(n) for n in shape), indexing="ij")
-    stripes = pruned & ((rows + columns) * 12 // max(shape) % 2 == 0)
-    painted = 0.45 * pixels.mean(dim=0) + 0.55 * tint
-    return torch.where(stripes, painted * 0.35, painted).clamp(0, 1)
+    stripes = (rows + columns) * 64 // max(shape) % 4 == 0
+    pruned = ~valid[soft.argmax(dim=0)]
+    return torch.where(stripes & pruned, torch.tensor(0.1), painted).clamp(0, 1)
 
 
 def unnormalise(pixels: Float[Tensor, "M B 3 h w"]) -> Float[Tensor, "M B 3 h w"]:

@@ -9,10 +9,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from croc.clustering import cluster
+from croc.clustering.centroids import pool
 from croc.config import ClusterConfig
 from croc.types import Clusters
 from tests.clustering import Case, make_case
-from tests.oracles.clustering import OracleResult, cluster_paper, cluster_released
+from tests.oracles.clustering import OracleResult, centroids, cluster_paper, cluster_released
 
 ORACLES = {"paper": cluster_paper, "released": cluster_released}
 # A relative gap below which a decision may fall either way by rounding.
@@ -143,12 +144,12 @@ def compare_many(variant: str, dtype: torch.dtype, examples: int) -> Tally:
 
 @pytest.mark.parametrize("variant", ["paper", "released"])
 def test_agrees_with_the_oracle(variant: str) -> None:
-    compare_many(variant, torch.float64, 200).require_variety(counts=8)
+    compare_many(variant, torch.float64, 150).require_variety(counts=8)
 
 
 @pytest.mark.parametrize("variant", ["paper", "released"])
 def test_float32_stays_near_the_oracle(variant: str) -> None:
-    tally = compare_many(variant, torch.float32, 60)
+    tally = compare_many(variant, torch.float32, 40)
     assert tally.left_out <= 0.4 * tally.pairs, tally
 
 
@@ -194,3 +195,34 @@ def test_released_assigns_a_token_to_one_cluster() -> None:
     result = run(make_case(2, ClusterConfig(variant="released"), B=3, H=3))
     assert ((result.assignments > 0).sum(-1) == 1).all()
     assert (result.assignments.sum(-2) <= 1 + 1e-12).all()
+
+
+def image_tokens(case: Case, width: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Last-layer patches, and CLS tokens of quite different lengths."""
+    M, B, N = case.views, len(case.tokens), case.tokens.shape[2] // case.views
+    draw = torch.Generator().manual_seed(0)
+    lengths = 1 + torch.arange(M * B).reshape(M, B, 1)
+    patches = torch.randn(M, B, N, width, generator=draw)
+    return patches, torch.randn(M, B, width, generator=draw) * lengths
+
+
+@pytest.mark.parametrize("variant", ["paper", "released"])
+def test_centroids_agree_with_the_oracle(variant: str) -> None:
+    case = make_case(4, ClusterConfig(variant=variant, k_start=7), B=3, H=2)
+    patches, cls = image_tokens(case, 10)
+    clusters = run(case)
+    result = pool(patches, clusters.assignments, cls, case.config)
+    expected = centroids(patches, clusters.assignments, cls, variant)
+    np.testing.assert_allclose(result.numpy(), expected, rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("variant", ["paper", "released"])
+def test_centroids_carry_gradient(variant: str) -> None:
+    """To the patches and to the length of the CLS tokens; padding columns spoil nothing."""
+    case = make_case(4, ClusterConfig(variant=variant, k_start=7, k_max=3), B=3, H=2)
+    patches, cls = (tokens.requires_grad_() for tokens in image_tokens(case, 10))
+    pool(patches, run(case).assignments, cls, case.config).square().sum().backward()
+    for tokens in (patches, cls):
+        assert tokens.grad is not None
+        assert torch.isfinite(tokens.grad).all()
+    assert (cls.grad.norm(dim=-1) > 0).all()

@@ -1,5 +1,7 @@
 import os
 import signal
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -37,6 +39,16 @@ def assert_same(left: list[Canvases], right: list[Canvases]) -> None:
         assert torch.equal(one.sizes, other.sizes)
         assert torch.equal(one.keys, other.keys)
         assert one.failed == other.failed
+
+
+FAILING_RUN = """
+from croc.data.loader import make_loader
+from tests.data.pictures import MemorySource
+options = dict(canvas_px=8, batch=4, seed=0, first_step=0, last_step=10**6)
+loader = make_loader(MemorySource(11), **options, workers=1)
+next(loader)
+raise ValueError("the loss is not finite")
+"""
 
 
 class TestOrder:
@@ -149,6 +161,12 @@ class TestLoader:
         next(loader)
         del loader
 
+    def test_an_error_with_workers_alive_does_not_hang_the_exit(self):
+        ended = subprocess.run(
+            [sys.executable, "-c", FAILING_RUN], capture_output=True, text=True, timeout=25
+        )
+        assert ended.stderr.endswith("ValueError: the loss is not finite\n")
+
     @pytest.mark.cuda
     @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
     @pytest.mark.parametrize("workers", [0, 1])
@@ -159,7 +177,7 @@ class TestLoader:
             assert canvases.keys.is_pinned()
 
     def test_bad_batch_is_told_before_the_first_step(self):
-        with pytest.raises(UserError, match="--optim.batch"):
+        with pytest.raises(UserError, match=r"--optim\.batch"):
             make_loader(MemorySource(3), canvas_px=8, batch=4, seed=0, first_step=0, last_step=1)
 
 
@@ -246,5 +264,5 @@ class TestFailedFiles:
     def test_lists_twenty_at_most(self):
         tracker = FailedFiles()
         tracker.add(canvases_with(*(f"<{number}>" for number in range(25))))
-        with pytest.raises(UserError, match="<19> and 5 more$"):
+        with pytest.raises(UserError, match=r"<19> and 5 more$"):
             tracker.check(seen=100, count=100, max_share=0.1)

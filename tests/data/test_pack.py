@@ -121,7 +121,7 @@ def test_interrupted_leaves_nothing(tmp_path):
 
 SLOW_PACK = """
 import sys, time
-from croc.data import pack
+from croc.data.pack import pack
 from tests.data.pictures import MemorySource
 class Slow(MemorySource):
     def read(self, index):
@@ -131,16 +131,23 @@ pack(Slow(10_000), sys.argv[1], 40, workers=1)
 """
 
 
-def test_terminated_leaves_nothing(tmp_path):
-    process = subprocess.Popen(
-        [sys.executable, "-c", SLOW_PACK, str(tmp_path / "packed")], stderr=subprocess.DEVNULL
-    )
+@pytest.mark.parametrize("notice", [signal.SIGINT, signal.SIGTERM])
+def test_stopped_leaves_nothing(tmp_path, notice):
+    """Neither files nor processes: the workers hold the pipe open as long as one lives."""
+    command = [sys.executable, "-c", SLOW_PACK, str(tmp_path / "packed")]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, start_new_session=True)
     deadline = time.monotonic() + 30
     while not list(tmp_path.glob(".packed-*/pixels-00000.bin")):
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(timeout=30) != 0
+    os.killpg(process.pid, notice)
+    try:
+        _, errors = process.communicate(timeout=20)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+    assert b"KeyboardInterrupt" in errors
+    assert process.returncode != 0
     assert os.listdir(tmp_path) == []
 
 
@@ -173,13 +180,23 @@ def damage(folder, how: str) -> None:
 
 @pytest.mark.parametrize(
     "how",
-    ["no pixels-00000.bin", "no names.txt", "no index.npy", "no pack.json"]
-    + ["short", "long", "json", "count", "index", "negative"],
+    [
+        "no pixels-00000.bin",
+        "no names.txt",
+        "no index.npy",
+        "no pack.json",
+        "short",
+        "long",
+        "json",
+        "count",
+        "index",
+        "negative",
+    ],
 )
 def test_damaged_pack(photographs, tmp_path, how):
     pack(photographs, tmp_path / "packed", 40)
     damage(tmp_path / "packed", how)
-    with pytest.raises(UserError, match="damaged.*pack again"):
+    with pytest.raises(UserError, match=r"damaged.*pack again"):
         PackedSource(str(tmp_path / "packed"))
 
 

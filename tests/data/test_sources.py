@@ -115,10 +115,10 @@ class TestFolders:
 
     def test_many_files_list_fast(self, tmp_path):
         for number in range(3000):
-            os.mknod(tmp_path / f"{number:05d}.jpg")
-        start = time.perf_counter()
+            (tmp_path / f"{number:05d}.jpg").touch()
+        start = time.process_time()
         assert len(FolderSource([str(tmp_path)], 32)) == 3000
-        assert time.perf_counter() - start < 1
+        assert time.process_time() - start < 1
 
 
 @pytest.fixture

@@ -1,0 +1,235 @@
+"""The step of CrOC against loops over images, heads and clusters."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from lightning.fabric import Fabric
+from torch import Tensor
+
+from croc.config import CrocConfig
+from croc.data.loader import make_loader
+from croc.data.sources import open_source
+from croc.methods.croc import Croc
+from croc.optim import make_optimizer
+from croc.recipes import RECIPES
+from croc.schedules import Settings, settings_at
+from croc.train import train_step
+from croc.types import Canvases
+from croc.views import make_views
+from tests.tiny import tiny_config
+
+SETTINGS = Settings(step=1, total_steps=9, epoch=1, rate=1e-3, weight_decay=0.1)
+
+
+def variant(name: str, **cluster: object) -> CrocConfig:
+    config = tiny_config()
+    changed = replace(config.cluster, variant=name, **cluster)  # pyright: ignore[reportArgumentType]
+    return replace(config, cluster=changed, model=replace(config.model, drop_path=0.0))
+
+
+def make_canvases(config: CrocConfig, batch: int = 6) -> Canvases:
+    source = open_source(config.data, 0)
+    loader = make_loader(
+        source, canvas_px=config.data.canvas_px, batch=batch, seed=0, first_step=0, last_step=1
+    )
+    return next(iter(loader))
+
+
+def prepared(config: CrocConfig) -> tuple[Fabric, Croc, torch.nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    fabric = Fabric(accelerator="cpu", devices=1)
+    method = Croc(config, torch.device("cpu"))
+    with torch.no_grad():  # a student unlike its teacher, centres unlike zero
+        for parameter in method.student.parameters():
+            parameter.add_(0.02 * torch.randn_like(parameter))
+        method.image_center.value.normal_(std=0.1)
+        method.cluster_center.value.normal_(std=0.1)
+    optimizer = make_optimizer(method.student, torch.device("cpu"))
+    student, optimizer = fabric.setup(method.student, optimizer)
+    student.train()
+    return fabric, method, student, optimizer
+
+
+def naive_losses(
+    config: CrocConfig, method: Croc, canvases: Canvases
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Both losses and both new centres, cluster by cluster."""
+    views = make_views(canvases, config.views, 8)
+    temperature = torch.tensor(0.07)  # the tiny run's warm-up is over in epoch 1
+    found = method.teach(views, canvases.keys, temperature).found
+    networks = {"teacher": method.teacher, "student": method.student}
+    tokens = {name: network.backbone(views.pixels) for name, network in networks.items()}
+
+    def outputs(name: str, view: int, image: int, head: int, k: int) -> Tensor:
+        cls, patches = tokens[name]
+        centroid = torch.zeros(patches.shape[-1])
+        for n in range(patches.shape[2]):
+            weight = found.assignments[view, image, head, n, k]
+            centroid = centroid + weight * patches[view, image, n]
+        norms = cls.norm(dim=-1)
+        length = norms.mean() if config.cluster.variant == "released" else norms[:, image].mean()
+        centroid = centroid / centroid.norm() * length
+        return networks[name].head.clusters(centroid)
+
+    def cross_entropy(t: Tensor, s: Tensor, center: Tensor) -> Tensor:
+        return -(((t - center) / temperature).softmax(-1) * (s / 0.1).log_softmax(-1)).sum()
+
+    image_losses, per_image, everything, image_outputs, cluster_outputs = [], [], [], [], []
+    for image in range(len(canvases.keys)):
+        t, s = ([networks[n].head.images(tokens[n][0][v, image]) for v in (0, 1)] for n in networks)
+        image_outputs += t
+        center = method.image_center.value
+        image_losses.append(
+            (cross_entropy(t[0], s[1], center) + cross_entropy(t[1], s[0], center)) / 2
+        )
+        mine = []
+        for head in range(found.valid.shape[1]):
+            for k in range(found.valid.shape[2]):
+                if not found.valid[image, head, k]:
+                    continue
+                t, s = ([outputs(n, v, image, head, k) for v in (0, 1)] for n in networks)
+                cluster_outputs += t
+                center = method.cluster_center.value
+                pair = cross_entropy(t[0], s[1], center) + cross_entropy(t[1], s[0], center)
+                mine.append(pair / 2)
+        if mine:
+            per_image.append(torch.stack(mine).mean())
+            everything += mine
+    dense = everything if config.cluster.variant == "released" else per_image
+    return (
+        torch.stack(image_losses).mean(),
+        torch.stack(dense).mean(),
+        0.9 * method.image_center.value + 0.1 * torch.stack(image_outputs).mean(0),
+        0.9 * method.cluster_center.value + 0.1 * torch.stack(cluster_outputs).mean(0),
+    )
+
+
+@pytest.mark.parametrize("name", ["paper", "released"])
+def test_a_step_equals_the_loops(name: str):
+    config = variant(name)
+    canvases = make_canvases(config)
+    fabric, method, student, _ = prepared(config)
+    image, cluster, image_center, cluster_center = naive_losses(config, method, canvases)
+    (image + cluster).backward()
+    expected = {
+        n: p.grad.clone() for n, p in method.student.named_parameters() if p.grad is not None
+    }
+    method.student.zero_grad()
+
+    metrics = method.accumulate(fabric, student, canvases, SETTINGS)
+    torch.testing.assert_close(metrics["loss_image"], image.detach(), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(metrics["loss_cluster"], cluster.detach(), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(method.image_center.value, image_center)
+    torch.testing.assert_close(method.cluster_center.value, cluster_center)
+    for n, parameter in method.student.named_parameters():
+        torch.testing.assert_close(parameter.grad, expected[n], rtol=1e-3, atol=1e-5)
+
+
+def test_alpha_zero_leaves_the_image_loss_alone():
+    config = variant("paper")
+    config = replace(config, loss=replace(config.loss, alpha=0.0))
+    fabric, method, student, _ = prepared(config)
+    metrics = method.accumulate(fabric, student, make_canvases(config), SETTINGS)
+    assert metrics["loss"] == metrics["loss_image"]
+    assert not method.student.head.cluster.directions.grad.any()
+
+
+def without_clusters(config: CrocConfig, kept: int, monkeypatch: pytest.MonkeyPatch):
+    """A step in which all but `kept` clusters of the batch are pruned."""
+    import croc.methods.croc as module
+
+    real = module.cluster
+
+    def pruned(*arguments, **named):
+        found = real(*arguments, **named)
+        valid = torch.zeros_like(found.valid)
+        valid.view(-1)[found.valid.view(-1).nonzero()[:kept, 0]] = True
+        return replace(found, valid=valid)
+
+    monkeypatch.setattr(module, "cluster", pruned)
+    fabric, method, student, optimizer = prepared(config)
+    before = method.cluster_center.value.clone()
+    metrics = train_step(
+        fabric, method, student, optimizer, make_canvases(config), SETTINGS, config.optim
+    )
+    for parameter in method.student.parameters():
+        assert parameter.isfinite().all()
+    assert all(value.isfinite() for value in metrics.values())
+    return metrics, torch.equal(before, method.cluster_center.value)
+
+
+@pytest.mark.parametrize("name", ["paper", "released"])
+@pytest.mark.parametrize("kept", [0, 1])
+def test_one_valid_cluster_or_none_gives_no_nan(
+    name: str, kept: int, monkeypatch: pytest.MonkeyPatch
+):
+    metrics, center_kept = without_clusters(variant(name), kept, monkeypatch)
+    assert (metrics["loss_cluster"] > 0) == (kept > 0)
+    assert (metrics["valid_share"] > 0) == (kept > 0)
+    assert center_kept == (kept == 0)
+
+
+@pytest.mark.parametrize("tokens", ["values", "keys", "queries", "last"])
+def test_all_tokens_can_be_clustered(tokens: str):
+    config = variant("paper", tokens=tokens)
+    fabric, method, student, _ = prepared(config)
+    metrics = method.accumulate(fabric, student, make_canvases(config), SETTINGS)
+    assert metrics["loss_cluster"] > 0
+
+
+def reduced(config: CrocConfig) -> CrocConfig:
+    """A recipe at a size that a test can afford; its own choices stay."""
+    tiny = tiny_config()
+    return replace(
+        config,
+        data=tiny.data,
+        views=replace(config.views, size_px=32),
+        model=replace(config.model, depth=2, patch_px=8),
+        head=tiny.head,
+        optim=replace(config.optim, batch=8),
+    )
+
+
+@pytest.mark.parametrize("name", list(RECIPES))
+def test_every_recipe_does_a_step(name: str):
+    config = reduced(RECIPES[name]())
+    fabric, method, student, optimizer = prepared(config)
+    before = method.student.backbone.vit.patch_embed.proj.weight.clone()
+    settings = settings_at(1, config.optim, 3)
+    metrics = train_step(
+        fabric, method, student, optimizer, make_canvases(config, 8), settings, config.optim
+    )
+    assert all(value.isfinite() for value in metrics.values())
+    assert not torch.equal(before, method.student.backbone.vit.patch_embed.proj.weight)
+
+
+@pytest.mark.cuda
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("name", ["paper", "released"])
+@pytest.mark.parametrize("compiles", [False, True])
+def test_a_step_never_waits_for_the_gpu(name: str, compiles: bool):
+    config = replace(tiny_config(), cluster=variant(name).cluster)
+    torch.manual_seed(0)
+    fabric = Fabric(accelerator="cuda", devices=1, precision="bf16-mixed")
+    method = Croc(config, fabric.device, compiles)
+    optimizer = make_optimizer(method.student, fabric.device)
+    student, optimizer = fabric.setup(method.student, optimizer)
+    student.train()
+    source = open_source(config.data, 0)
+    loader = make_loader(source, canvas_px=40, batch=8, seed=0, first_step=0, last_step=6, pin=True)
+    batches = list(loader)
+    for step, canvases in enumerate(batches):
+        if step == 4:  # compiled and warmed up
+            torch.cuda.synchronize()
+            torch.cuda.set_sync_debug_mode("error")
+        try:
+            on_device = canvases.to(fabric.device)
+            settings = settings_at(step, config.optim, 3)
+            metrics = train_step(
+                fabric, method, student, optimizer, on_device, settings, config.optim
+            )
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    assert all(value.isfinite() for value in metrics.values())

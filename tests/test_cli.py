@@ -1,0 +1,197 @@
+"""Bad input: one line that says what to do, exit code 2, nothing overwritten."""
+
+import json
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+from croc.cli import main
+from croc.recipes import RECIPES
+from tests.tiny import FLAGS
+
+
+@pytest.fixture
+def photographs(tmp_path: Path) -> Path:
+    folder = tmp_path / "photographs"
+    folder.mkdir()
+    for number in range(8):
+        Image.new("RGB", (50, 40), (30 * number, 90, 60)).save(folder / f"{number}.png")
+    return folder
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """Run a command that must be refused; what it said."""
+    assert main(arguments) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith("croc: ")
+    assert said.err.count("\n") == 1
+    return said.err
+
+
+BAD = [
+    (["fly"], "there is no command 'fly'"),
+    (["pretrain", "coco"], "there is no recipe 'coco'; there are: coco-vits16"),
+    (["pretrain", "missing/config.json"], "there is no configuration missing/config.json"),
+    (["pretrain", "coco-vits16"], "--data.root"),
+    (["pretrain", "coco-vits16", "--data.root", "no/such/folder"], "no/such/folder"),
+    (["pretrain", "demo", "--cluster.kstart", "5"], "perhaps you meant --cluster.k-start"),
+    (["pretrain", "demo", "--cluster.k-start", "five"], "--cluster.k-start"),
+    (["pretrain", "demo", "--cluster.variant", "both"], "'paper', 'released'"),
+    (["pretrain", "demo", "--cluster.k-start", "1"], "at least 2"),
+    (["pretrain", "demo", "--cluster.k-start", "129"], "more than the 128 tokens"),
+    (["pretrain", "demo", "--cluster.k-max", "9"], "--cluster.k-max must lie in 2"),
+    (["pretrain", "demo", "--model.patch-px", "7"], "--views.size-px 63"),
+    (["pretrain", "demo", "--model.name", "vit_smal_patch16_224"], "did you mean"),
+    (["pretrain", "demo", "--optim.batch", "4096"], "--optim.batch 1024"),
+    (["pretrain", "demo", "--optim.epochs", "1"], "--optim.warmup-epochs"),
+    (["pretrain", "demo", "--views.scale", "0.5", "0.1"], "--views.scale must rise"),
+    (["pretrain", "demo", "--run.seed", "-1"], "--run.seed"),
+    (["pretrain", "demo", "--cluster.variant", "released"], "--run.micro-batch"),
+    (["show", "clusters", "--run", "no/such/run"], "holds no run"),
+    (["data", "pack", "no/such/folder", "--to", "packed"], "no/such/folder"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "expected"), BAD, ids=[" ".join(a) for a, _ in BAD])
+def test_bad_input_is_one_line(
+    arguments: list[str],
+    expected: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.chdir(tmp_path)
+    assert expected in refused(capsys, *arguments)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_empty_folder(capsys: pytest.CaptureFixture[str], tmp_path: Path):
+    (tmp_path / "empty").mkdir()
+    said = refused(capsys, "pretrain", "coco-vits16", "--data.root", str(tmp_path / "empty"))
+    assert "empty" in said
+    assert "jpg" in said
+
+
+def test_a_folder_with_something_else_in_it_is_left_alone(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+):
+    (tmp_path / "thesis.txt").write_text("years of work")
+    said = refused(capsys, "pretrain", "demo", "--run.folder", str(tmp_path))
+    assert "choose another --run.folder" in said
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
+
+
+def test_a_corrupt_checkpoint_is_named_and_kept(capsys: pytest.CaptureFixture[str], tmp_path: Path):
+    run = ["pretrain", "demo", *FLAGS, "--run.folder", str(tmp_path / "run")]
+    assert main([*run, "--run.stop-after-steps", "2"]) == 0
+    capsys.readouterr()
+    path = tmp_path / "run" / "checkpoints" / "step-00000002.pt"
+    whole = path.read_bytes()
+    for damaged in (whole[: len(whole) // 2], b"", b"not a checkpoint at all"):
+        path.write_bytes(damaged)
+        assert "step-00000002.pt" in refused(capsys, *run)
+        assert path.read_bytes() == damaged
+    torch.save({"weights": torch.ones(3)}, path)
+    assert "no checkpoint of a CrOC run" in refused(capsys, *run)
+    path.write_bytes(whole)
+    assert main([*run, "--run.stop-after-steps", "3"]) == 0
+
+
+def test_no_pickle_is_run(capsys: pytest.CaptureFixture[str], tmp_path: Path):
+    class Hostile:
+        def __reduce__(self):
+            return (Path.touch, (tmp_path / "owned",))
+
+    run = ["pretrain", "demo", *FLAGS, "--run.folder", str(tmp_path / "run")]
+    assert main([*run, "--run.stop-after-steps", "1"]) == 0
+    capsys.readouterr()
+    torch.save({"format": Hostile()}, tmp_path / "run" / "checkpoints" / "step-00000009.pt")
+    assert "step-00000009.pt" in refused(capsys, *run)
+    assert not (tmp_path / "owned").exists()
+
+
+def test_help_on_every_level(capsys: pytest.CaptureFixture[str]):
+    for arguments, expected in (
+        (["--help"], "croc pretrain RECIPE"),
+        (["pretrain", "--help"], "imagenet-vits16"),
+    ):
+        assert main(arguments) == 0
+        assert expected in capsys.readouterr().out
+    for arguments, expected in (
+        (["pretrain", "coco-vits16", "--help"], "--cluster.position-weight"),
+        (["demo", "--help"], "--optim.epochs"),
+        (["show", "clusters", "--help"], "--run"),
+        (["data", "pack", "--help"], "--to"),
+    ):
+        with pytest.raises(SystemExit) as end:
+            main(arguments)
+        assert not end.value.code
+        assert expected in capsys.readouterr().out
+
+
+def test_every_flag_is_explained(capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit):
+        main(["pretrain", "coco-vits16", "--help"])
+    lines = [line.strip("│ ") for line in capsys.readouterr().out.splitlines()]
+    for line, following in pairwise(lines):
+        if line.startswith("--") and line.strip("-─"):
+            assert following, line
+            assert not following.startswith(("(", "--", "─")), line
+
+
+def test_photographs_packed_trained_and_shown(
+    photographs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    packed, run, picture = tmp_path / "packed", tmp_path / "run", tmp_path / "picture.png"
+    pack = ["data", "pack", str(photographs), "--to", str(packed), "--canvas-px", "40"]
+    assert main([*pack, "--workers", "0"]) == 0
+    train = ["pretrain", "demo", *FLAGS, "--run.folder", str(run), "--run.stop-after-steps", "1"]
+    assert main([*train, "--data.root", str(packed)]) == 0
+    show = ["show", "clusters", str(photographs / "3.png"), "--run", str(run)]
+    assert main([*show, "--to", str(picture)]) == 0
+    with Image.open(picture) as image:
+        assert min(image.size) > 100
+    capsys.readouterr()
+    (tmp_path / "broken.jpg").write_bytes(b"\xff\xd8\xff")
+    assert "broken.jpg" in refused(
+        capsys, "show", "clusters", str(tmp_path / "broken.jpg"), "--run", str(run)
+    )
+
+
+def test_a_runs_config_starts_it_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    first, again = tmp_path / "first", tmp_path / "again"
+    stop = ["--run.stop-after-steps", "2"]
+    assert main(["pretrain", "demo", *FLAGS, "--run.folder", str(first), *stop]) == 0
+    assert main(["pretrain", str(first / "config.json"), "--run.folder", str(again)]) == 0
+    lines = [
+        [json.loads(line)["loss"] for line in (f / "metrics.jsonl").read_text().splitlines()]
+        for f in (first, again)
+    ]
+    assert lines[0] == lines[1]
+
+
+def test_the_recipes_hold_the_papers_numbers():
+    coco, imagenet = RECIPES["coco-vits16"](), RECIPES["imagenet-vits16"]()
+    assert RECIPES["cocoplus-vits16"]().data.subfolders == ("train2017", "unlabeled2017")
+    assert (coco.model.name, coco.views.size_px) == ("vit_small_patch16_224", 224)
+    assert (coco.head.image_prototypes, coco.head.cluster_prototypes) == (65536, 8192)
+    assert (coco.cluster.position_weight, coco.cluster.k_start, coco.cluster.tokens) == (
+        4,
+        12,
+        "values",
+    )
+    assert (imagenet.cluster.position_weight, imagenet.cluster.k_start) == (3, 12)
+    assert (imagenet.cluster.tokens, imagenet.optim.batch) == ("keys", 1024)
+    assert (coco.cluster.sharpness, coco.loss.alpha) == (20, 1)
+    assert (coco.loss.student_temperature, coco.loss.teacher_temperature) == (0.1, 0.07)
+    assert (coco.loss.teacher_temperature_start, coco.loss.temperature_warmup_epochs) == (0.04, 30)
+    assert (coco.optim.weight_decay, coco.optim.weight_decay_end) == (0.04, 0.4)
+    assert (coco.optim.rate, coco.optim.rate_end, coco.optim.warmup_epochs) == (5e-4, 1e-5, 10)
+    assert (coco.optim.batch, coco.optim.epochs, coco.optim.clip_gradient) == (256, 300, 0)
+    assert (coco.loss.teacher_momentum, coco.loss.frozen_prototype_epochs) == (0.996, 1)
+    assert (coco.model.drop_path, coco.views.scale) == (0.1, (0.25, 1.0))
+    assert coco.head.unit_prototypes is False
