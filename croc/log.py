@@ -57,14 +57,17 @@ class RunLog:
         if self.writes:
             self._screen.say(text)
 
-    def close(self) -> None:
+    def __enter__(self) -> "RunLog":
+        return self
+
+    def __exit__(self, *_: object) -> None:
         if self.writes:
             self._screen.close()
             self._board.close()
             self._file.close()
 
 
-def read_metrics(folder: Path) -> list[dict[str, float]]:
+def read_metrics(folder: Path) -> list[dict[str, float | int]]:
     """The lines of a run's metrics.jsonl."""
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 

@@ -1,9 +1,9 @@
 """The training loop: images → views → tokens → clusters → centroids → loss → step."""
 
+import contextlib
 import os
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -52,8 +52,6 @@ def pretrain(config: CrocConfig, recipe: str) -> Path:
         last_step = min(last_step, run.stop_after_steps)
     if fabric.is_global_zero:
         write_config(folder, config, recipe)
-    log = RunLog(folder, state.step, last_step, writes=fabric.is_global_zero)
-    log.say(_opening(len(source), state.step, last_step, fabric, folder))
     loader = make_loader(
         source,
         canvas_px=config.data.canvas_px,
@@ -67,7 +65,12 @@ def pretrain(config: CrocConfig, recipe: str) -> Path:
         pin=fabric.device.type == "cuda",
     )
 
-    with _notice_of_end() as ending:
+    with (
+        RunLog(folder, state.step, last_step, writes=fabric.is_global_zero) as log,
+        contextlib.closing(loader),
+        _notice_of_end() as ending,
+    ):
+        log.say(_opening(len(source), state.step, last_step, fabric, folder))
         for canvases in loader:
             settings = settings_at(state.step, optim, per_epoch)
             on_device = canvases.to(fabric.device)
@@ -91,7 +94,6 @@ def pretrain(config: CrocConfig, recipe: str) -> Path:
             if ends:
                 log.say(f"asked to end: saved step {state.step}; the same command goes on from it")
                 break
-    log.close()
     return folder
 
 
@@ -148,7 +150,7 @@ def _opening(images: int, first: int, last: int, fabric: Fabric, folder: Path) -
     return f"{folder}: {verb}, to step {last}, on {images:,} images, {where}"
 
 
-@contextmanager
+@contextlib.contextmanager
 def _notice_of_end() -> Iterator[list[int]]:
     """SIGTERM and Ctrl-C put their number into a list instead of ending the process at once."""
     notices: list[int] = []

@@ -1,7 +1,7 @@
 """Batches by the number of the step: any step can be made alone, so any run can be resumed."""
 
 import os
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable
 from contextlib import closing
 from functools import lru_cache
 
@@ -91,7 +91,7 @@ def make_loader(
     processes: int = 1,
     workers: int = 0,
     pin: bool = False,
-) -> Iterator[Canvases]:
+) -> Generator[Canvases, None, None]:
     """One batch for each step from `first_step` to before `last_step`, across epochs.
 
     The workers start here, not when the first batch is asked for.
@@ -102,7 +102,7 @@ def make_loader(
     return _unpacked(batches)
 
 
-def _unpacked(batches: Generator[_Batch, None, None]) -> Iterator[Canvases]:
+def _unpacked(batches: Generator[_Batch, None, None]) -> Generator[Canvases, None, None]:
     with closing(batches):
         for batch in batches:
             if isinstance(batch, UserError):

@@ -414,6 +414,7 @@ def test_paper_drawn_by_keys_does_not_see_the_rest_of_the_batch() -> None:
 
 
 @pytest.mark.cuda
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @both
 @several
