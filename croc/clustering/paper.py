@@ -30,6 +30,8 @@ def paper_steps(
 ) -> Iterator[Step]:
     """Cluster with K_start centroids, merge two, cluster again, down to two; unit tokens."""
     rows = saliency.clamp_min(LEAST_SALIENCY)
+    # From a corner of their own, so that no rounding is blown up where they all coincide.
+    positions = positions - positions.amin(dim=1, keepdim=True)
     span = diagonal(positions)
     centroids = take(tokens, seeds)
     centres = take(positions[:, None].expand(-1, tokens.shape[1], -1, -1), seeds)
@@ -53,9 +55,8 @@ def paper_steps(
 
 
 def diagonal(positions: Float[Tensor, "B T 2"]) -> Float[Tensor, "B 1 1 1"]:
-    """S: diagonal of the box around the joined tokens, which no distance can exceed."""
-    sides = positions.amax(dim=1) - positions.amin(dim=1)
-    return sides.norm(dim=-1).clamp_min(1e-12)[:, None, None, None]
+    """S: diagonal of the box around the joined tokens, from its corner at 0; none is farther."""
+    return positions.amax(dim=1).norm(dim=-1).clamp_min(1e-12)[:, None, None, None]
 
 
 def transport_cost(

@@ -10,16 +10,6 @@ from torch import Tensor
 from croc.config import ClusterConfig
 
 Layout = Literal["random", "prototypes", "places"]
-_threads = torch.get_num_threads()
-
-
-def setup_module() -> None:
-    """pytest's, for the whole package: tensors this small only wait for a second thread."""
-    torch.set_num_threads(1)
-
-
-def teardown_module() -> None:
-    torch.set_num_threads(_threads)
 
 
 @dataclass(frozen=True)
