@@ -56,16 +56,23 @@ def demo() -> CrocConfig:
     """A small ViT on synthetic scenes, to see it work: minutes on two cores, no download.
 
     croc demo
+
+    Few steps and small views ask for milder colours and blur, no stochastic depth, few
+    prototypes and a teacher that follows faster than the paper's.
     """
     return CrocConfig(
         data=DataConfig(root=("scenes",), canvas_px=96, scenes=1024, workers=0),
-        views=ViewsConfig(size_px=64),
-        model=ModelConfig(name="vit_tiny_patch16_224", patch_px=8, depth=6),
-        head=HeadConfig(hidden=512, bottleneck=128, image_prototypes=1024, cluster_prototypes=512),
+        views=ViewsConfig(
+            size_px=64, grayscale=0.0, blur=(0.5, 0.1), blur_sigma=(0.1, 0.7), solarise=(0.0, 0.0)
+        ),
+        model=ModelConfig(name="vit_tiny_patch16_224", patch_px=8, depth=4, drop_path=0.0),
+        head=HeadConfig(hidden=512, bottleneck=128, image_prototypes=256, cluster_prototypes=256),
         cluster=ClusterConfig(k_start=8),
-        loss=LossConfig(temperature_warmup_epochs=10, teacher_momentum=0.98),
-        optim=OptimConfig(batch=64, epochs=20, rate=4e-3, warmup_epochs=2),
-        run=RunConfig(log_every_steps=5, checkpoint_every_steps=160, micro_batch=64),
+        loss=LossConfig(
+            teacher_temperature=0.04, temperature_warmup_epochs=0, teacher_momentum=0.98
+        ),
+        optim=OptimConfig(batch=32, epochs=10, rate=4e-3, warmup_epochs=1, weight_decay_end=0.04),
+        run=RunConfig(log_every_steps=8, checkpoint_every_steps=160, micro_batch=32),
     )
 
 
