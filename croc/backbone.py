@@ -8,6 +8,7 @@ import torch
 from einops import rearrange
 from jaxtyping import Float, Int64
 from timm.layers.drop import DropPath
+from timm.layers.patch_embed import PatchEmbed
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
@@ -106,6 +107,9 @@ def _create_vit(config: ModelConfig, view_px: int, drop_path: float) -> VisionTr
         near = difflib.get_close_matches(config.name, timm.list_models("vit*"), n=3)
         hint = f"did you mean {', '.join(near)}?" if near else "see timm.list_models('vit*')"
         raise UserError(f"--model.name: timm has no model {config.name!r}; {hint}")
+    refusal = UserError(
+        f"--model.name: {config.name} is no plain ViT with a CLS token; try vit_small_patch16_224"
+    )
     try:
         vit: Any = timm.create_model(
             config.name,
@@ -117,13 +121,12 @@ def _create_vit(config: ModelConfig, view_px: int, drop_path: float) -> VisionTr
             drop_path_rate=drop_path,
             **changes,
         )
-    except (TypeError, AssertionError) as error:
-        raise UserError(
-            f"--model.name: {config.name} is no ViT with a CLS token ({error})"
-        ) from None
-    attention = getattr(vit.blocks[-1], "attn", None) if hasattr(vit, "blocks") else None
-    if not isinstance(vit, VisionTransformer) or not hasattr(attention, "qkv"):
-        raise UserError(f"--model.name: {config.name} is no plain ViT; try vit_small_patch16_224")
+    except (TypeError, AssertionError, RuntimeError, ValueError):
+        raise refusal from None
+    plain = isinstance(vit, VisionTransformer) and type(vit.patch_embed) is PatchEmbed
+    attention = getattr(vit.blocks[-1], "attn", None) if plain else None
+    if not hasattr(attention, "qkv") or vit.cls_token is None:
+        raise refusal
     return vit
 
 

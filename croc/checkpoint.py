@@ -16,7 +16,7 @@ from torch import nn
 from croc.data.loader import FailedFiles
 from croc.errors import UserError
 
-FORMAT = 1
+FORMAT = 2
 KEPT = 2
 
 
@@ -26,6 +26,8 @@ class TrainState:
 
     modules: dict[str, nn.Module]
     optimizer: torch.optim.Optimizer
+    images: int
+    """Number of images in the data: another number would be another order of the samples."""
     step: int = 0
     """Steps done."""
     failed: FailedFiles = field(default_factory=FailedFiles)
@@ -34,15 +36,24 @@ class TrainState:
         return {
             "format": FORMAT,
             "step": self.step,
+            "images": self.images,
             "failed": list(self.failed.names),
             "optimizer": self.optimizer.state_dict(),
             "modules": {name: module.state_dict() for name, module in self.modules.items()},
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        if state["images"] != self.images:
+            raise UserError(
+                f"the run was trained on {state['images']:,} images, --data.root now has "
+                f"{self.images:,}: bring back the same data, or choose another --run.folder"
+            )
         for name, module in self.modules.items():
-            module.load_state_dict(state["modules"][name])
-        self.optimizer.load_state_dict(state["optimizer"])
+            load_module(module, state, name)
+        try:
+            self.optimizer.load_state_dict(state["optimizer"])
+        except (KeyError, ValueError) as error:
+            raise _misfit(state, error) from None
         self.step, self.failed = state["step"], FailedFiles(state["failed"])
 
 
@@ -60,7 +71,9 @@ def save_checkpoint(folder: Path, state: dict[str, Any], keep_every: int | None)
     """Write, rename, then drop all but the last two and every n-th."""
     path = checkpoint_path(folder, state["step"])
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(f".partial-{os.getpid()}")
+    for stale in path.parent.glob("*.partial"):  # of a run that was killed while it wrote
+        stale.unlink()
+    partial = path.with_suffix(".partial")
     try:
         with partial.open("wb") as file:
             torch.save(state, file)
@@ -86,9 +99,28 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
         raise UserError(
             f"checkpoint {path} cannot be read ({reason}); remove it to go on from the one before"
         ) from None
-    keys = {"format", "step", "failed", "optimizer", "modules"}
-    if not isinstance(state, dict) or not keys <= state.keys():
-        raise UserError(f"{path} is no checkpoint of a CrOC run; remove it or name another")
+    if not isinstance(state, dict) or not isinstance(state.get("format"), int):
+        raise UserError(f"{path} is no checkpoint of a CrOC run: move it out of the folder")
     if state["format"] != FORMAT:
-        raise UserError(f"{path} has format {state['format']}, this version reads {FORMAT}")
+        raise UserError(
+            f"{path} has format {state['format']}, this version reads {FORMAT}: go on with the "
+            "version that wrote it"
+        )
+    kinds = {"step": int, "images": int, "failed": list, "optimizer": dict, "modules": dict}
+    wrong = [name for name, kind in kinds.items() if not isinstance(state.get(name), kind)]
+    if wrong:
+        raise UserError(f"checkpoint {path} lacks {', '.join(wrong)}: move it out of the folder")
     return state
+
+
+def load_module(module: nn.Module, state: dict[str, Any], name: str) -> None:
+    """One of a checkpoint's networks into a module of the same shape."""
+    try:
+        module.load_state_dict(state["modules"][name])
+    except (KeyError, RuntimeError, TypeError, AttributeError) as error:
+        raise _misfit(state, error) from None
+
+
+def _misfit(state: dict[str, Any], error: Exception) -> UserError:
+    reason = str(error).strip().splitlines()[-1].strip()
+    return UserError(f"the checkpoint of step {state['step']} does not fit the run: {reason}")

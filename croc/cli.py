@@ -7,25 +7,28 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
 
+from croc import __version__
 from croc.config import CrocConfig, DataConfig
+from croc.distributed import is_first_process
 from croc.errors import UserError
 from croc.recipes import RECIPES
-from croc.run_folder import config_from_json
+from croc.run_folder import read_config
 
 HELP = """CrOC: dense visual features from unlabelled scene photographs.
 
   croc demo                          train a small ViT on synthetic scenes, minutes on a laptop
   croc pretrain RECIPE [OPTIONS]     pre-train on your photographs
-  croc show clusters [IMAGE ...]     the clusters found in two views of an image, head by head
-  croc data pack SOURCE ... --to     decode the photographs once, for faster epochs
+  croc show clusters --run RUN [IMAGE ...]
+                                     the clusters found in two views of an image, head by head
+  croc data pack SOURCE ... --to FOLDER
+                                     decode the photographs once, for faster epochs
 
-Each takes --help. Recipes: {recipes}.
+Each takes --help; croc --version tells the version. Recipes: {recipes}.
 """
 
 
@@ -34,16 +37,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         _run(list(sys.argv[1:] if arguments is None else arguments))
     except UserError as error:
-        if os.environ.get("LOCAL_RANK", "0") == "0":
-            print(f"croc: {_one_line(str(error))}", file=sys.stderr)
+        print(f"{_speaker()}: {_one_line(str(error))}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        where = f" ({error.filename})" if error.filename else ""
+        print(f"{_speaker()}: {error.strerror or error}{where}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130
     return 0
 
 
+def _speaker() -> str:
+    return "croc" if is_first_process() else f"croc, process {os.environ.get('RANK', '?')}"
+
+
 def _run(arguments: list[str]) -> None:
-    if not arguments or arguments[0] in ("-h", "--help", "help"):
+    if arguments == ["--version"]:
+        print(f"croc {__version__}")
+        return
+    groups = {words[0] for words in COMMANDS if len(words) > 1}
+    asks = arguments[1:] if arguments[:1] and arguments[0] in groups else arguments
+    if not asks or asks[0] in ("-h", "--help", "help"):
         print(HELP.format(recipes=", ".join(RECIPES)))
         return
     for words, command in COMMANDS.items():
@@ -67,20 +82,16 @@ def pretrain_command(arguments: list[str]) -> None:
     from croc.train import pretrain
 
     folder = pretrain(config, recipe)
-    print(f"the run lies in {folder}: config.json, metrics.jsonl, checkpoints/, tensorboard/")
+    if is_first_process():
+        print(f"the run lies in {folder}: config.json, metrics.jsonl, checkpoints/, tensorboard/")
 
 
 def _recipe(name: str) -> tuple[CrocConfig, str]:
     if name in RECIPES:
         return RECIPES[name](), name
     if name.endswith(".json"):
-        path = Path(name)
-        if not path.is_file():
-            raise UserError(f"there is no configuration {name}; a run's folder has config.json")
-        config, recipe = config_from_json(path.read_text(), name)
-        if config.run.folder is None:
-            config = replace(config, run=replace(config.run, folder=str(path.parent)))
-        return config, recipe
+        config, recipe = read_config(Path(name))
+        return replace(config, run=replace(config.run, folder=str(Path(name).parent))), recipe
     raise UserError(f"there is no recipe {name!r}; there are: {', '.join(RECIPES)}")
 
 
@@ -139,7 +150,8 @@ def demo_command(arguments: list[str]) -> None:
     config = _parse(CrocConfig, arguments, "croc demo", RECIPES["demo"]())
     from croc.demo import run_demo
 
-    run_demo(config)
+    if not run_demo(config):
+        sys.exit(1)
 
 
 COMMANDS: dict[tuple[str, ...], Callable[[list[str]], None]] = {
@@ -170,12 +182,14 @@ def _parse(kind: type, arguments: list[str], program: str, default: Any = None) 
 
 
 def _first_sentence(box: str) -> str:
-    """The first part of a boxed message and, if there is one, its suggestion."""
-    lines = [line.strip("│╭╮╰╯ ") for line in box.splitlines()[1:-1]]
-    rules = [index for index, line in enumerate(lines) if line and not line.strip("─")]
-    said = " ".join(lines[: rules[0]] if rules else lines)
-    near = [after for line, after in pairwise(lines) if line.startswith("Perhaps you meant")]
-    return said + (f"; perhaps you meant {near[0].split()[0]}" if near else "")
+    """The first part of a boxed message and, if there is one, its suggestion.
+
+    Below the title come parts between rules; where a terminal has only ASCII, the title too.
+    """
+    lines = [line.strip("│╭╮╰╯|+ ") for line in box.splitlines()[1:]]
+    parts = "\n".join("" if not line.strip("─-") else line for line in lines).strip().split("\n\n")
+    near = re.search(r"Perhaps you meant:\s+(\S+)", box.replace("│", ""))
+    return parts[0] + (f"; perhaps you meant {near[1]}" if near else "")
 
 
 def _one_line(text: str) -> str:

@@ -4,9 +4,10 @@ The defaults are the paper's for COCO (its implementation section and appendix);
 names whole configurations.
 """
 
+import dataclasses
 import math
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from croc.errors import UserError
 
@@ -18,6 +19,16 @@ def _require(condition: bool, message: str) -> None:
 
 def _require_share(name: str, *values: float) -> None:
     _require(all(0.0 <= value <= 1.0 for value in values), f"{name} must lie in 0 … 1: {values}")
+
+
+def _require_finite(section: str, config: Any) -> None:
+    for field_ in dataclasses.fields(config):
+        value = getattr(config, field_.name)
+        values = value if isinstance(value, tuple) else (value,)
+        numbers = [number for number in values if isinstance(number, float)]
+        flag = f"--{section}.{field_.name}".replace("_", "-")
+        endless = flag == "--cluster.position-weight" and value == math.inf
+        _require(endless or all(map(math.isfinite, numbers)), f"{flag} must be finite: {value}")
 
 
 @dataclass(frozen=True)
@@ -32,7 +43,7 @@ class DataConfig:
     canvas_px: int = 384
     """Longer side to which an image is reduced when it is decoded; smaller ones stay."""
     workers: int | None = None
-    """Decoding processes; by default one a core, 16 at most."""
+    """Decoding processes for each training process; by default the cores shared out, 16 at most."""
     scenes: int = 1024
     """Number of synthetic scenes, for the root scenes."""
     max_failed_share: float = 0.01
@@ -139,7 +150,8 @@ class HeadConfig:
     def __post_init__(self) -> None:
         for name in ("layers", "hidden", "bottleneck", "image_prototypes", "cluster_prototypes"):
             flag = name.replace("_", "-")
-            _require(getattr(self, name) >= 1, f"--head.{flag} must be positive")
+            least = 2 if name.endswith("prototypes") else 1
+            _require(getattr(self, name) >= least, f"--head.{flag} must be at least {least}")
 
 
 @dataclass(frozen=True)
@@ -267,7 +279,7 @@ class OptimConfig:
 
 @dataclass(frozen=True)
 class RunConfig:
-    """How the run is carried out; nothing here changes what is learned, but for the seed."""
+    """How the run is carried out; but for seed and precision, it changes nothing in the result."""
 
     folder: str | None = None
     """Where the run is written; by default runs/RECIPE. A run found there is continued."""
@@ -293,10 +305,14 @@ class RunConfig:
     """torch.compile; auto is on a GPU only."""
     micro_batch: int | None = None
     """Images of a process that pass the networks at once, to save memory: the result is the
-    same. By default all on a GPU, 16 on the CPU."""
+    same. By default all on a GPU and in `released`, 16 on the CPU."""
 
     def __post_init__(self) -> None:
         _require(0 <= self.seed < 2**31, f"--run.seed must lie in 0 … 2³¹: {self.seed}")
+        _require(
+            self.folder is None or ("\0" not in self.folder and self.folder != ""),
+            "--run.folder is no path",
+        )
         for name in ("log_every_steps", "checkpoint_every_steps", "nodes"):
             flag = name.replace("_", "-")
             _require(getattr(self, name) >= 1, f"--run.{flag} must be positive")
@@ -323,6 +339,8 @@ class CrocConfig:
     def __post_init__(self) -> None:
         _require(
             self.cluster.variant == "paper" or self.run.micro_batch is None,
-            "--run.micro-batch needs --cluster.variant paper: the released code's costs and "
-            "norms are taken over the whole batch",
+            "--cluster.variant released needs --run.micro-batch None, since its costs and norms "
+            "are taken over the whole batch",
         )
+        for section in dataclasses.fields(self):
+            _require_finite(section.name, getattr(self, section.name))

@@ -3,39 +3,53 @@
 import math
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 
 from croc.config import CrocConfig
+from croc.distributed import is_first_process
 from croc.errors import UserError
 from croc.log import read_metrics
 from croc.show.clusters import show_clusters
 from croc.train import pretrain
 
 
-def run_demo(config: CrocConfig) -> None:
-    """The demo recipe in a folder of its own, each time anew."""
+def run_demo(config: CrocConfig) -> bool:
+    """The demo recipe in a folder of its own, each time anew; whether it learned."""
     folder = _free_folder() if config.run.folder is None else Path(config.run.folder)
     config = replace(config, run=replace(config.run, folder=str(folder)))
     pretrain(config, "demo")
+    if not is_first_process():
+        return True
     picture = show_clusters(folder, (), None, config.run.seed)
     lines = read_metrics(folder)
-    first, last = lines[0], lines[-1]
-    entropies = {
-        "image": math.log(config.head.image_prototypes),
-        "cluster": math.log(config.head.cluster_prototypes),
-    }
-    print(f"\ntrained {last['step']} steps in {last['seconds']:.0f} s")
-    for kind, most in entropies.items():
-        shares = [line[f"entropy_{kind}"] / most for line in lines]
-        print(
-            f"  {kind:8} loss {first[f'loss_{kind}']:.3f} → {last[f'loss_{kind}']:.3f}, "
-            f"teacher's entropy {min(shares):.0%} … {max(shares):.0%} of log P"
-        )
-        if not all(0.05 < share < 0.95 for share in shares):
-            print(f"  the {kind} entropy left 5 … 95%: the teacher collapsed or learned nothing")
+    print(f"\ntrained {lines[-1]['step']} steps in {lines[-1]['seconds']:.0f} s")
+    learned = [
+        judge(lines, "image", config.head.image_prototypes),
+        judge(lines, "cluster", config.head.cluster_prototypes),
+    ]
     print(f"\n  clusters of both views   {picture}")
     print(f"  metrics, a line a step   {folder / 'metrics.jsonl'}")
     print(f"  weights                  {folder / 'checkpoints'}")
     print(f"  curves                   tensorboard --logdir {folder / 'tensorboard'}")
+    return all(learned)
+
+
+def judge(lines: list[dict[str, float | int]], kind: str, prototypes: int) -> bool:
+    """A loss must fall, by the mean of its last tenth, and the entropy keep off both ends."""
+    losses = [line[f"loss_{kind}"] for line in lines]
+    end = fmean(losses[-max(1, len(losses) // 10) :])
+    shares = [line[f"entropy_{kind}"] / math.log(prototypes) for line in lines]
+    print(
+        f"  {kind:8} loss {losses[0]:.3f} → {end:.3f}, "
+        f"teacher's entropy {min(shares):.0%} … {max(shares):.0%} of log P"
+    )
+    if min(shares) < 0.05 or max(shares) > 0.95:
+        print("           the entropy left 5 … 95%: the teacher collapsed")
+        return False
+    if end >= losses[0]:
+        print("           the loss did not fall")
+        return False
+    return True
 
 
 def _free_folder() -> Path:

@@ -1,11 +1,32 @@
 """The few words spoken between processes; with one process they do nothing."""
 
+import os
+
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
 
 def process_count() -> int:
     return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def is_first_process() -> bool:
+    """Known from the launcher's environment, before and after processes talk."""
+    return os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0")) == "0"
+
+
+def leave_processes() -> None:
+    """At the end, however it came: left alone, gloo's threads abort the interpreter's exit."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def any_process(flag: bool, device: torch.device) -> bool:
+    """Whether the flag is set on one of them; waits for the device if there are several."""
+    if process_count() == 1:
+        return flag
+    return bool(sum_over_processes(torch.full((), float(flag), device=device)).item())
 
 
 def sum_over_processes(values: Tensor) -> Tensor:
@@ -15,3 +36,12 @@ def sum_over_processes(values: Tensor) -> Tensor:
     values = values.clone()
     dist.all_reduce(values)
     return values
+
+
+def union_over_processes(names: list[str]) -> list[str]:
+    """Every process's names, in the order of the processes."""
+    if process_count() == 1:
+        return names
+    gathered: list[list[str]] = [[] for _ in range(process_count())]
+    dist.all_gather_object(gathered, names)
+    return [name for part in gathered for name in part]

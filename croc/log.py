@@ -81,7 +81,7 @@ def _drop_later(path: Path, step: int) -> None:
         try:
             if json.loads(line)["step"] > step:
                 break
-        except ValueError:
+        except (ValueError, KeyError, TypeError):
             break
         kept.append(line + "\n")
     partial = path.with_suffix(".partial")

@@ -2,16 +2,21 @@
 
 import dataclasses
 import json
-import types
 import typing
 from pathlib import Path
 from typing import Any
 
+import typeguard
+
 from croc.config import CrocConfig
 from croc.errors import UserError
 
+PAGE = "config.json"
+PARTIAL = "config.json.partial"
+
 # What may differ when a run is continued: how it is carried out, not what is learned.
 FREE = {
+    ("data", "root"),  # the data may move; a checkpoint knows how many images there were
     ("data", "workers"),
     ("data", "max_failed_share"),
     *(
@@ -22,59 +27,57 @@ FREE = {
 }
 
 
-def config_to_json(config: CrocConfig, recipe: str) -> str:
-    """A page that is enough to start the run again."""
-    return json.dumps({"recipe": recipe, **dataclasses.asdict(config)}, indent=2) + "\n"
+def write_config(folder: Path, config: CrocConfig, recipe: str) -> None:
+    """A page that is enough to start the run again, from its beginning to its end."""
+    whole = dataclasses.replace(config, run=dataclasses.replace(config.run, stop_after_steps=None))
+    folder.mkdir(parents=True, exist_ok=True)
+    partial = folder / PARTIAL
+    partial.write_text(json.dumps({"recipe": recipe, **dataclasses.asdict(whole)}, indent=2) + "\n")
+    partial.replace(folder / PAGE)
 
 
-def config_from_json(text: str, source: str) -> tuple[CrocConfig, str]:
-    """The configuration and the recipe's name; `source` is named in errors."""
+def read_config(path: Path) -> tuple[CrocConfig, str]:
+    """A run's configuration and its recipe's name."""
     try:
-        page = json.loads(text)
+        page = json.loads(path.read_text())
         recipe = page.pop("recipe")
-        return _build(CrocConfig, page), recipe
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{source} is no configuration of a CrOC run ({error})") from None
+        return _build(CrocConfig, page, ""), str(recipe)
+    except FileNotFoundError:
+        raise UserError(f"there is no configuration {path}; a run's folder has {PAGE}") from None
+    except (ValueError, KeyError, TypeError, AttributeError, typeguard.TypeCheckError) as error:
+        raise UserError(f"{path} is no configuration of a CrOC run: {error}") from None
 
 
-def _build(kind: Any, page: Any) -> Any:
-    """A dataclass from its fields, lists to the tuples they were."""
+def _build(kind: Any, page: Any, name: str) -> Any:
+    """A dataclass from all of its fields, types checked, lists to the tuples they were."""
     if not dataclasses.is_dataclass(kind):
-        return tuple(page) if _is_tuple(kind) and isinstance(page, list) else page
+        value = tuple(page) if isinstance(page, list) else page
+        try:
+            return typeguard.check_type(value, kind)
+        except typeguard.TypeCheckError as error:
+            raise ValueError(f"{name[1:]}: {error}") from None
     hints = typing.get_type_hints(kind)
-    return typing.cast(Any, kind)(
-        **{name: _build(hints[name], value) for name, value in page.items()}
-    )
+    if page.keys() != hints.keys():
+        wrong = ", ".join(f"{name}.{field}"[1:] for field in sorted(page.keys() ^ hints.keys()))
+        raise ValueError(f"unknown or missing: {wrong}")
+    fields = {field: _build(hints[field], page[field], f"{name}.{field}") for field in hints}
+    return typing.cast(Any, kind)(**fields)
 
 
-def _is_tuple(kind: Any) -> bool:
-    if isinstance(kind, types.UnionType):
-        return any(_is_tuple(part) for part in typing.get_args(kind))
-    return typing.get_origin(kind) is tuple
-
-
-def open_run_folder(folder: Path, config: CrocConfig) -> bool:
-    """Make sure the folder is this run's own; whether it holds the run already."""
-    page = folder / "config.json"
-    if page.exists():
-        found, _ = config_from_json(page.read_text(), str(page))
+def open_run_folder(folder: Path, config: CrocConfig) -> None:
+    """Make sure the folder is this run's own, or free."""
+    if (folder / PAGE).exists():
+        found, _ = read_config(folder / PAGE)
         changes = _differences(found, config)
         if changes:
             raise UserError(
                 f"{folder} holds a run with other settings ({'; '.join(changes[:4])}): "
                 "choose another --run.folder, or give the same settings to continue it"
             )
-        return True
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    elif folder.exists() and (
+        not folder.is_dir() or any(path.name != PARTIAL for path in folder.iterdir())
+    ):
         raise UserError(f"{folder} exists and holds no run: choose another --run.folder")
-    return False
-
-
-def write_config(folder: Path, config: CrocConfig, recipe: str) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    partial = folder / "config.json.partial"
-    partial.write_text(config_to_json(config, recipe))
-    partial.replace(folder / "config.json")
 
 
 def _differences(found: CrocConfig, asked: CrocConfig) -> list[str]:

@@ -1,10 +1,12 @@
 """The training loop: images → views → tokens → clusters → centroids → loss → step."""
 
 import contextlib
+import math
 import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from lightning.fabric import Fabric
@@ -14,8 +16,14 @@ from torch import Tensor
 from croc.checkpoint import TrainState, checkpoints, load_checkpoint, save_checkpoint
 from croc.config import CrocConfig, OptimConfig, RunConfig
 from croc.data.loader import batch_indices, make_loader, steps_per_epoch, worker_count
-from croc.data.sources import open_source
-from croc.distributed import sum_over_processes
+from croc.data.sources import ImageSource, open_source
+from croc.distributed import (
+    any_process,
+    leave_processes,
+    sum_over_processes,
+    union_over_processes,
+)
+from croc.errors import UserError
 from croc.log import RunLog
 from croc.methods import Method, build_method
 from croc.optim import clip_gradient, make_optimizer, set_rates
@@ -26,25 +34,38 @@ from croc.types import Canvases
 
 def pretrain(config: CrocConfig, recipe: str) -> Path:
     """Train, or go on with a run found in the folder; returns the folder."""
-    run, optim = config.run, config.optim
+    run = config.run
     folder = Path(run.folder or f"runs/{recipe}")
     source = open_source(config.data, run.seed)
     open_run_folder(folder, config)
+    fabric = make_fabric(run)
+    batch_indices(0, len(source), config.optim.batch, run.seed, 0, fabric.world_size)  # fits?
+    try:
+        fabric.launch()
+        train(fabric, config, recipe, source, folder)
+    finally:
+        leave_processes()
+    return folder
+
+
+def train(
+    fabric: Fabric, config: CrocConfig, recipe: str, source: ImageSource, folder: Path
+) -> None:
+    """One process's part in a run."""
+    run, optim = config.run, config.optim
     found = checkpoints(folder)
     resumed = load_checkpoint(found[-1]) if found else None
-
-    fabric = make_fabric(run)
-    batch_indices(0, len(source), optim.batch, run.seed, 0, fabric.world_size)  # do they divide?
-    fabric.launch()
     torch.manual_seed(run.seed)
     compiles = fabric.device.type == "cuda" if run.compile == "auto" else run.compile
     method = build_method(config, fabric.device, compiles)
     optimizer = make_optimizer(method.student, fabric.device)
     student, optimizer = fabric.setup(method.student, optimizer)
     student.train()
-    state = TrainState(method.modules, optimizer)
+    state = TrainState(method.modules, optimizer, len(source))
     if resumed:
         state.load_state_dict(resumed)
+        del resumed  # as large as the run itself
+    _check_agreement(state.step, len(source))
 
     per_epoch = steps_per_epoch(len(source), optim.batch)
     last_step = optim.epochs * per_epoch
@@ -61,7 +82,7 @@ def pretrain(config: CrocConfig, recipe: str) -> Path:
         last_step=last_step,
         rank=fabric.global_rank,
         processes=fabric.world_size,
-        workers=worker_count(config.data),
+        workers=worker_count(config.data, _processes_here(fabric, run)),
         pin=fabric.device.type == "cuda",
     )
 
@@ -70,31 +91,39 @@ def pretrain(config: CrocConfig, recipe: str) -> Path:
         contextlib.closing(loader),
         _notice_of_end() as ending,
     ):
-        log.say(_opening(len(source), state.step, last_step, fabric, folder))
+        log.say(_opening(source, state.step, last_step, fabric, folder))
+        skipped: list[str] = []
         for canvases in loader:
             settings = settings_at(state.step, optim, per_epoch)
             on_device = canvases.to(fabric.device)
             metrics = train_step(fabric, method, student, optimizer, on_device, settings, optim)
             state.step += 1
-            for name in state.failed.add(canvases):
-                log.say(f"skipped, cannot be decoded: {name}")
+            skipped += canvases.failed
             log.advance(state.step)
-            logs = state.step == 1 or state.step % run.log_every_steps == 0
-            if logs or state.step == last_step:
-                rates = {"rate": settings.rate, "weight_decay": settings.weight_decay}
-                log.write(state.step, settings.epoch, fetch(metrics) | rates, optim.batch)
-                seen = state.step * optim.batch // fabric.world_size
+
+            # Several processes must agree on an end, so they ask each other now and then.
+            asks = fabric.world_size == 1 or state.step % min(10, run.log_every_steps) == 0
+            ends = asks and any_process(bool(ending), fabric.device)
+            last = ends or state.step == last_step
+            saves = last or state.step % run.checkpoint_every_steps == 0
+            logs = last or state.step == 1 or state.step % run.log_every_steps == 0
+            if logs or saves:
+                values = fetch(metrics)
+                for name in state.failed.add(union_over_processes(skipped)):
+                    log.say(f"skipped, cannot be decoded: {name}")
+                skipped.clear()
+                seen = state.step * optim.batch
                 state.failed.check(seen, len(source), config.data.max_failed_share)
-            # Several processes must agree on the end; they talk when they log.
-            ends = bool(ending) if fabric.world_size == 1 else logs and _any_process(ending, fabric)
-            if state.step % run.checkpoint_every_steps == 0 or state.step == last_step or ends:
-                if fabric.is_global_zero:
-                    save_checkpoint(folder, state.state_dict(), run.keep_every_steps)
-                fabric.barrier()
+                if not math.isfinite(values["loss"]):
+                    raise UserError(_diverged(state.step, values["loss"], folder))
+                if logs:
+                    values |= {"rate": settings.rate, "weight_decay": settings.weight_decay}
+                    log.write(state.step, settings.epoch, values, optim.batch)
+            if saves:
+                _save(fabric, folder, state, run)
             if ends:
                 log.say(f"asked to end: saved step {state.step}; the same command goes on from it")
                 break
-    return folder
 
 
 def train_step(
@@ -130,12 +159,19 @@ def make_fabric(run: RunConfig) -> Fabric:
     if devices == "auto" and accelerator == "cpu":
         devices = 1
     half = run.precision == "bfloat16" or (run.precision == "auto" and accelerator == "cuda")
-    return Fabric(
-        accelerator=accelerator,
-        devices=devices,
-        num_nodes=nodes,
-        precision="bf16-mixed" if half else "32-true",
-    )
+    if half and accelerator == "cpu":
+        raise UserError("--run.precision bfloat16 is for GPUs; leave it at auto on the CPU")
+    try:
+        return Fabric(
+            accelerator=accelerator,
+            devices=devices,
+            num_nodes=nodes,
+            precision="bf16-mixed" if half else "32-true",
+        )
+    except (RuntimeError, ValueError) as error:  # Lightning's misconfigurations are such
+        raise UserError(
+            f"--run.accelerator {run.accelerator} --run.devices {run.devices}: {error}"
+        ) from None
 
 
 def fetch(metrics: dict[str, Tensor]) -> dict[str, float]:
@@ -144,24 +180,60 @@ def fetch(metrics: dict[str, Tensor]) -> dict[str, float]:
     return dict(zip(metrics, values.tolist()))
 
 
-def _opening(images: int, first: int, last: int, fabric: Fabric, folder: Path) -> str:
+def _processes_here(fabric: Fabric, run: RunConfig) -> int:
+    return int(os.environ.get("LOCAL_WORLD_SIZE", fabric.world_size // run.nodes))
+
+
+def _opening(source: ImageSource, first: int, last: int, fabric: Fabric, folder: Path) -> str:
     verb = f"goes on from step {first}" if first else "starts"
+    images = f"{len(source):,} images, {source.name(0)} the first"
     where = f"{fabric.world_size} × {fabric.device.type}"
-    return f"{folder}: {verb}, to step {last}, on {images:,} images, {where}"
+    return f"{folder}: {verb}, to step {last}, on {where}; {images}"
 
 
 @contextlib.contextmanager
 def _notice_of_end() -> Iterator[list[int]]:
-    """SIGTERM and Ctrl-C put their number into a list instead of ending the process at once."""
+    """The first SIGTERM or Ctrl-C asks for an end after the step; the second ends at once."""
     notices: list[int] = []
-    numbers = (signal.SIGTERM, signal.SIGINT)
-    before = [signal.signal(number, lambda n, _: notices.append(n)) for number in numbers]
+    before: dict[int, Any] = {}
+
+    def note(number: int, _: object) -> None:
+        notices.append(number)
+        for other, handler in before.items():
+            signal.signal(other, handler)
+
+    before |= {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield notices
     finally:
-        for number, handler in zip(numbers, before):
+        for number, handler in before.items():
             signal.signal(number, handler)
 
 
-def _any_process(ending: list[int], fabric: Fabric) -> bool:
-    return bool(sum_over_processes(torch.tensor(float(bool(ending)), device=fabric.device)).item())
+def _check_agreement(step: int, images: int) -> None:
+    """Processes that read different checkpoints or data would drift apart unnoticed."""
+    told = union_over_processes([f"step {step} of {images:,} images"])
+    if len(set(told)) > 1:
+        raise UserError(
+            f"the processes do not see the same run ({'; '.join(sorted(set(told)))}): "
+            "--run.folder and --data.root must be on a disk that all machines share"
+        )
+
+
+def _save(fabric: Fabric, folder: Path, state: TrainState, run: RunConfig) -> None:
+    """The first process writes; if it cannot, all end, and none waits for it for ever."""
+    problem = ""
+    if fabric.is_global_zero:
+        try:
+            save_checkpoint(folder, state.state_dict(), run.keep_every_steps)
+        except (OSError, RuntimeError) as error:
+            problem = str(error) or type(error).__name__
+    problems = [told for told in union_over_processes([problem]) if told]
+    if problems:
+        raise UserError(f"the checkpoint of step {state.step} cannot be written: {problems[0]}")
+
+
+def _diverged(step: int, loss: float, folder: Path) -> str:
+    found = checkpoints(folder)
+    left = f"the last checkpoint, {found[-1].name}, is from before" if found else "none was saved"
+    return f"the loss of step {step} is {loss}; {left}. Try a lower --optim.rate or clip gradients"

@@ -109,8 +109,10 @@ def test_drop_path_keeps_the_mean():
     ("name", "view_px", "said"),
     [
         ("vit_smal_patch16_224", 32, "did you mean vit_small_patch16_224"),
-        ("resnet50", 32, "no ViT"),
+        ("resnet50", 32, "no plain ViT"),
         ("vit_base_patch16_siglip_224", 32, "CLS token"),
+        ("vit_tiny_r_s16_p8_224", 32, "no plain ViT"),
+        ("eva02_tiny_patch14_224", 28, "no plain ViT"),
         ("vit_tiny_patch16_224", 40, "--views.size-px 32"),
     ],
 )

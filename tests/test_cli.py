@@ -1,6 +1,8 @@
 """Bad input: one line that says what to do, exit code 2, nothing overwritten."""
 
 import json
+import math
+import tarfile
 from itertools import pairwise
 from pathlib import Path
 
@@ -8,8 +10,11 @@ import pytest
 import torch
 from PIL import Image
 
+from croc.checkpoint import load_checkpoint
 from croc.cli import main
+from croc.demo import judge
 from croc.recipes import RECIPES
+from croc.run_folder import write_config
 from tests.tiny import FLAGS
 
 
@@ -35,7 +40,7 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 BAD = [
     (["fly"], "there is no command 'fly'"),
     (["pretrain", "coco"], "there is no recipe 'coco'; there are: coco-vits16"),
-    (["pretrain", "missing/config.json"], "there is no configuration missing/config.json"),
+    (["pretrain", "missing/config.json"], "there is no configuration missing"),
     (["pretrain", "coco-vits16"], "--data.root"),
     (["pretrain", "coco-vits16", "--data.root", "no/such/folder"], "no/such/folder"),
     (["pretrain", "demo", "--cluster.kstart", "5"], "perhaps you meant --cluster.k-start"),
@@ -51,7 +56,13 @@ BAD = [
     (["pretrain", "demo", "--views.scale", "0.5", "0.1"], "--views.scale must rise"),
     (["pretrain", "demo", "--run.seed", "-1"], "--run.seed"),
     (["pretrain", "demo", "--cluster.variant", "released"], "--run.micro-batch"),
+    (["pretrain", "demo", "--optim.rate", "inf"], "--optim.rate must be finite"),
+    (["pretrain", "demo", "--loss.alpha", "nan"], "--loss.alpha must be"),
+    (["pretrain", "demo", "--head.image-prototypes", "1"], "at least 2"),
+    (["pretrain", "demo", "--run.folder", "/proc/nowhere/run"], "/proc/nowhere"),
+    (["pretrain", "demo", "--data.root", "x-{000..00.tar"], "brace"),
     (["show", "clusters", "--run", "no/such/run"], "holds no run"),
+    (["show", "nothing"], "there is no command 'show nothing'"),
     (["data", "pack", "no/such/folder", "--to", "packed"], "no/such/folder"),
 ]
 
@@ -97,8 +108,84 @@ def test_a_corrupt_checkpoint_is_named_and_kept(capsys: pytest.CaptureFixture[st
         assert path.read_bytes() == damaged
     torch.save({"weights": torch.ones(3)}, path)
     assert "no checkpoint of a CrOC run" in refused(capsys, *run)
+    torch.save({"format": 1}, path)
+    assert "has format 1" in refused(capsys, *run)
     path.write_bytes(whole)
     assert main([*run, "--run.stop-after-steps", "3"]) == 0
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_that_is_not_there(capsys: pytest.CaptureFixture[str], tmp_path: Path):
+    run = ["pretrain", "demo", "--run.folder", str(tmp_path / "run")]
+    assert "--run.accelerator cuda" in refused(capsys, *run, "--run.accelerator", "cuda")
+    assert "for GPUs" in refused(capsys, *run, "--run.precision", "bfloat16")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("section", "field", "value", "said"),
+    [
+        ("views", "scale", [0.5], "views.scale"),
+        ("cluster", "tokens", "corners", "cluster.tokens"),
+        ("optim", "epochs", 3.5, "optim.epochs"),
+        ("data", "root", "scenes", "data.root"),
+        ("optim", "speed", 1, "unknown or missing: optim.speed"),
+    ],
+)
+def test_a_spoiled_configuration_is_named(
+    section: str,
+    field: str,
+    value: object,
+    said: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+):
+    write_config(tmp_path, RECIPES["demo"](), "demo")
+    page = json.loads((tmp_path / "config.json").read_text())
+    page[section][field] = value
+    (tmp_path / "config.json").write_text(json.dumps(page))
+    assert said in refused(capsys, "pretrain", str(tmp_path / "config.json"))
+    (tmp_path / "config.json").write_bytes(b"\xff\x00")
+    assert "no configuration" in refused(capsys, "pretrain", str(tmp_path / "config.json"))
+
+
+def test_a_diverging_run_stops_and_keeps_its_checkpoints(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+):
+    run = ["pretrain", "demo", *FLAGS, "--run.folder", str(tmp_path / "run")]
+    assert main([*run, "--optim.rate", "1e30"]) == 2
+    assert "lower --optim.rate" in capsys.readouterr().err.splitlines()[-1]
+    for path in (tmp_path / "run" / "checkpoints").iterdir():
+        weights = load_checkpoint(path)["modules"]["teacher"]
+        assert all(value.isfinite().all() for value in weights.values())
+
+
+def test_the_demo_draws_and_says_where_all_lies(capsys: pytest.CaptureFixture[str], tmp_path: Path):
+    main(["demo", *FLAGS, "--run.folder", str(tmp_path / "run")])
+    said = capsys.readouterr().out
+    for name in ("clusters.png", "metrics.jsonl", "checkpoints", "tensorboard"):
+        assert str(tmp_path / "run" / name) in said
+        assert (tmp_path / "run" / name).exists()
+    with Image.open(tmp_path / "run" / "clusters.png") as picture:
+        assert min(picture.size) > 100
+
+
+@pytest.mark.parametrize(
+    ("losses", "shares", "learned"),
+    [
+        ([5.0, 4.0, 3.0], [0.5, 0.4, 0.3], True),
+        ([5.0, 4.0, 5.1], [0.5, 0.4, 0.3], False),
+        ([5.0, 4.0, 3.0], [0.5, 0.04, 0.3], False),
+        ([5.0, 4.0, 3.0], [0.5, 0.6, 0.96], False),
+    ],
+)
+def test_the_demo_judges_itself(losses: list[float], shares: list[float], learned: bool):
+    most = math.log(64)
+    lines = [
+        {"loss_image": loss, "entropy_image": share * most}
+        for loss, share in zip(losses, shares, strict=True)
+    ]
+    assert judge(lines, "image", 64) == learned
 
 
 def test_no_pickle_is_run(capsys: pytest.CaptureFixture[str], tmp_path: Path):
@@ -117,6 +204,9 @@ def test_no_pickle_is_run(capsys: pytest.CaptureFixture[str], tmp_path: Path):
 def test_help_on_every_level(capsys: pytest.CaptureFixture[str]):
     for arguments, expected in (
         (["--help"], "croc pretrain RECIPE"),
+        (["show", "--help"], "croc show clusters"),
+        (["data"], "croc data pack"),
+        (["--version"], "croc 0."),
         (["pretrain", "--help"], "imagenet-vits16"),
     ):
         assert main(arguments) == 0
@@ -137,6 +227,7 @@ def test_every_flag_is_explained(capsys: pytest.CaptureFixture[str]):
     with pytest.raises(SystemExit):
         main(["pretrain", "coco-vits16", "--help"])
     lines = [line.strip("│ ") for line in capsys.readouterr().out.splitlines()]
+    assert sum(line.startswith("--") for line in lines) > 50
     for line, following in pairwise(lines):
         if line.startswith("--") and line.strip("-─"):
             assert following, line
@@ -156,22 +247,52 @@ def test_photographs_packed_trained_and_shown(
     with Image.open(picture) as image:
         assert min(image.size) > 100
     capsys.readouterr()
+    assert "give it an ending" in refused(capsys, *show, "--to", str(tmp_path / "picture"))
     (tmp_path / "broken.jpg").write_bytes(b"\xff\xd8\xff")
     assert "broken.jpg" in refused(
         capsys, "show", "clusters", str(tmp_path / "broken.jpg"), "--run", str(run)
     )
 
 
+def test_a_shard_needs_nothing_but_its_root(photographs: Path, tmp_path: Path):
+    """Two shards of photographs by a brace pattern."""
+    for number in range(2):
+        with tarfile.open(tmp_path / f"shard-{number}.tar", "w") as shard:
+            for path in photographs.iterdir():
+                shard.add(path, f"{number}-{path.name}")
+    run = ["pretrain", "demo", *FLAGS, "--run.folder", str(tmp_path / "run")]
+    root = ["--data.root", str(tmp_path / "shard-{0..1}.tar")]
+    assert main([*run, *root, "--run.stop-after-steps", "2"]) == 0
+    assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 2
+
+
+def test_too_many_broken_files_stop_the_run(
+    photographs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    (photographs / "broken.jpg").write_bytes(b"\xff\xd8\xff")
+    run = ["pretrain", "demo", *FLAGS, "--data.root", str(photographs)]
+    assert main([*run, "--run.folder", str(tmp_path / "run")]) == 2
+    assert "broken.jpg" in capsys.readouterr().err.splitlines()[-1]
+    lenient = ["--data.max-failed-share", "0.2", "--run.folder", str(tmp_path / "lenient")]
+    assert main([*run, *lenient]) == 0
+    said = capsys.readouterr().err
+    assert said.count("skipped, cannot be decoded") == 1
+
+
 def test_a_runs_config_starts_it_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     first, again = tmp_path / "first", tmp_path / "again"
     stop = ["--run.stop-after-steps", "2"]
     assert main(["pretrain", "demo", *FLAGS, "--run.folder", str(first), *stop]) == 0
-    assert main(["pretrain", str(first / "config.json"), "--run.folder", str(again)]) == 0
+    assert main(["pretrain", str(first / "config.json"), "--run.folder", str(again), *stop]) == 0
     lines = [
         [json.loads(line)["loss"] for line in (f / "metrics.jsonl").read_text().splitlines()]
         for f in (first, again)
     ]
     assert lines[0] == lines[1]
+    capsys.readouterr()
+    moved = first.rename(tmp_path / "moved")
+    assert main(["pretrain", str(moved / "config.json")]) == 0
+    assert f"{moved}: goes on from step 2, to step 9" in capsys.readouterr().err
 
 
 def test_the_recipes_hold_the_papers_numbers():

@@ -71,12 +71,12 @@ def _check_batch(count: int, batch: int, processes: int) -> None:
         raise UserError(f"{count} images do not fill a batch of {batch}: {advice}")
 
 
-def worker_count(config: DataConfig) -> int:
-    """As asked for, or one a core this process may use, 16 at most."""
+def worker_count(config: DataConfig, processes: int = 1) -> int:
+    """As asked for, or one a core, shared by the machine's training processes, 16 at most."""
     if config.workers is not None:
         return config.workers
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return min(16, cores or 1)
+    return max(1, min(16, (cores or 1) // processes))
 
 
 def make_loader(
@@ -178,9 +178,9 @@ class FailedFiles:
         """In the order in which they were met."""
         return tuple(self._names)
 
-    def add(self, canvases: Canvases) -> tuple[str, ...]:
-        """Counts a batch's failures and returns those that are new, for the log."""
-        new = tuple(name for name in canvases.failed if name not in self._names)
+    def add(self, names: Iterable[str]) -> tuple[str, ...]:
+        """Counts failures and returns those that are new, for the log."""
+        new = tuple(dict.fromkeys(name for name in names if name not in self._names))
         self._names.update(dict.fromkeys(new))
         return new
 

@@ -34,7 +34,10 @@ def expand_shards(patterns: Sequence[str]) -> list[str]:
     expanded: list[str] = []
     for pattern in patterns:
         literal = "{" not in pattern or os.path.exists(pattern)
-        expanded += [pattern] if literal else braceexpand(pattern, escape=False)
+        try:
+            expanded += [pattern] if literal else braceexpand(pattern, escape=False)
+        except ValueError:
+            raise UserError(f"--data.root {pattern}: a brace is not closed") from None
     return expanded
 
 

@@ -1,49 +1,59 @@
 """`croc show clusters`: from a run and some photographs to the picture of their clusters."""
 
+import contextlib
+from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from croc.checkpoint import checkpoints, load_checkpoint
+from croc.checkpoint import checkpoints, load_checkpoint, load_module
 from croc.config import CrocConfig
-from croc.data import UndecodableImage, decode_image, open_source, place_on_canvas
+from croc.data import ImageSource, UndecodableImage, decode_image, open_source, place_on_canvas
 from croc.errors import UserError
 from croc.methods.croc import Network, locate
 from croc.randomness import sample_key
-from croc.run_folder import config_from_json
+from croc.run_folder import PAGE, read_config
 from croc.show.figures import cluster_figure
 from croc.types import Canvases, Clusters, Views
 from croc.views import make_views
 
 SHOWN = 4
+PICTURES = (".png", ".jpg", ".pdf", ".svg")
 
 
 def show_clusters(run: Path, images: tuple[str, ...], to: str | None, seed: int) -> Path:
     """Write the picture and return where it lies."""
     config, teacher, step = load_teacher(run)
+    path = _picture_path(run, to)
     canvases = _canvases(_pictures(config, images), config.data.canvas_px, seed)
     views, clusters = find_clusters(config, teacher, canvases)
-    path = Path(to) if to else run / "clusters.png"
-    if not path.parent.is_dir():
-        raise UserError(f"there is no folder {path.parent} to write the picture in: make it first")
     tokens, k = config.cluster.tokens, config.cluster.k_start
     cluster_figure(views, clusters, path, f"{run.name}, step {step}: {tokens}, K from {k}")
     return path
 
 
+def _picture_path(run: Path, to: str | None) -> Path:
+    path = Path(to) if to else run / "clusters.png"
+    if path.suffix not in PICTURES:
+        raise UserError(f"--to {path}: give it an ending out of {', '.join(PICTURES)}")
+    if not path.parent.is_dir():
+        raise UserError(f"there is no folder {path.parent} to write the picture in: make it first")
+    return path
+
+
 def load_teacher(run: Path) -> tuple[CrocConfig, Network, int]:
     """A run's configuration, the teacher of its last checkpoint, and the step of that."""
-    page = run / "config.json"
-    if not page.is_file():
+    if not (run / PAGE).is_file():
         raise UserError(f"{run} holds no run: give the folder that `croc pretrain` wrote")
-    config, _ = config_from_json(page.read_text(), str(page))
+    config, _ = read_config(run / PAGE)
     found = checkpoints(run)
     if not found:
         raise UserError(f"{run} has no checkpoint yet: train until the first is written")
     state = load_checkpoint(found[-1])
     teacher = Network(config, drop_path=0.0)
-    teacher.load_state_dict(state["modules"]["teacher"])
+    load_module(teacher, state, "teacher")
     return config, teacher.eval().requires_grad_(False), state["step"]
 
 
@@ -59,8 +69,7 @@ def find_clusters(
 
 def _pictures(config: CrocConfig, images: tuple[str, ...]) -> list[np.ndarray]:
     if not images:
-        source = open_source(config.data, config.run.seed)
-        return [source.read(index) for index in range(min(SHOWN, len(source)))]
+        return list(islice(_readable(open_source(config.data, config.run.seed)), SHOWN))
     pictures = []
     for name in images:
         try:
@@ -68,6 +77,12 @@ def _pictures(config: CrocConfig, images: tuple[str, ...]) -> list[np.ndarray]:
         except (OSError, UndecodableImage) as error:
             raise UserError(f"{name} cannot be read as a photograph: {error}") from None
     return pictures
+
+
+def _readable(source: ImageSource) -> Iterator[np.ndarray]:
+    for index in range(len(source)):
+        with contextlib.suppress(UndecodableImage):
+            yield source.read(index)
 
 
 def _canvases(pictures: list[np.ndarray], canvas_px: int, seed: int) -> Canvases:

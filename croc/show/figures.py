@@ -66,7 +66,7 @@ def cluster_figure(views: Views, clusters: Clusters, path: Path, title: str) -> 
 
 def paint(
     pixels: Float[Tensor, "3 h w"], assignments: Float[Tensor, "N K"], valid: Bool[Tensor, "K"]
-) -> Float[Tensor, "3 h w"]:
+) -> Float[Tensor, "3 _ _"]:
     """The view in gray under its clusters' colours, assignments upsampled bicubically.
 
     Bicubic interpolation of the pixels too where they are few, so that the hatching is fine.

@@ -227,21 +227,31 @@ class TestBroken:
         load(0, 1, MemorySource(250, broken=tuple(gone[:99])), batch=1)
 
 
-def canvases_with(*failed: str) -> Canvases:
-    zeros = torch.zeros(1, 2, dtype=torch.int64)
-    return Canvases(torch.zeros(1, 3, 4, 4, dtype=torch.uint8), zeros, zeros[:, 0], failed)
-
-
 class TestFailedFiles:
     def test_counts_distinct_names(self):
         tracker = FailedFiles()
-        assert tracker.add(canvases_with("a", "b")) == ("a", "b")
-        assert tracker.add(canvases_with("b", "c")) == ("c",)
+        assert tracker.add(
+            (
+                "a",
+                "b",
+            )
+        ) == ("a", "b")
+        assert tracker.add(
+            (
+                "b",
+                "c",
+            )
+        ) == ("c",)
         assert tracker.names == ("a", "b", "c")
 
     def test_share_is_of_the_images_seen(self):
         tracker = FailedFiles()
-        tracker.add(canvases_with("a", "b"))
+        tracker.add(
+            (
+                "a",
+                "b",
+            )
+        )
         tracker.check(seen=200, count=1000, max_share=0.01)
         with pytest.raises(UserError, match=r"2 of 199 images .* a, b$"):
             tracker.check(seen=199, count=1000, max_share=0.01)
@@ -250,7 +260,7 @@ class TestFailedFiles:
 
     def test_waits_until_enough_were_seen(self):
         tracker = FailedFiles()
-        tracker.add(canvases_with("a"))
+        tracker.add(("a",))
         tracker.check(seen=99, count=1000, max_share=0.0)
         with pytest.raises(UserError):
             tracker.check(seen=100, count=1000, max_share=0.0)
@@ -263,6 +273,6 @@ class TestFailedFiles:
 
     def test_lists_twenty_at_most(self):
         tracker = FailedFiles()
-        tracker.add(canvases_with(*(f"<{number}>" for number in range(25))))
+        tracker.add(f"<{number}>" for number in range(25))
         with pytest.raises(UserError, match=r"<19> and 5 more$"):
             tracker.check(seen=100, count=100, max_share=0.1)

@@ -208,7 +208,7 @@ def test_every_recipe_does_a_step(name: str):
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("name", ["paper", "released"])
-@pytest.mark.parametrize("compiles", [False, True])
+@pytest.mark.parametrize("compiles", [False, pytest.param(True, marks=pytest.mark.compiled)])
 def test_a_step_never_waits_for_the_gpu(name: str, compiles: bool):
     config = replace(tiny_config(), cluster=variant(name).cluster)
     torch.manual_seed(0)
