@@ -204,12 +204,11 @@ def test_every_recipe_does_a_step(name: str):
     assert not torch.equal(before, method.student.backbone.vit.patch_embed.proj.weight)
 
 
-@pytest.mark.cuda
-@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@pytest.mark.parametrize("name", ["paper", "released"])
-@pytest.mark.parametrize("compiles", [False, pytest.param(True, marks=pytest.mark.compiled)])
-def test_a_step_never_waits_for_the_gpu(name: str, compiles: bool):
+GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+def steps_on_the_gpu(name: str, compiles: bool, steps: int, checked_from: int) -> dict[str, Tensor]:
+    """Train some steps; from `checked_from` on, waiting for the device is an error."""
     config = replace(tiny_config(), cluster=variant(name).cluster)
     torch.manual_seed(0)
     fabric = Fabric(accelerator="cuda", devices=1, precision="bf16-mixed")
@@ -218,10 +217,12 @@ def test_a_step_never_waits_for_the_gpu(name: str, compiles: bool):
     student, optimizer = fabric.setup(method.student, optimizer)
     student.train()
     source = open_source(config.data, 0)
-    loader = make_loader(source, canvas_px=40, batch=8, seed=0, first_step=0, last_step=6, pin=True)
-    batches = list(loader)
-    for step, canvases in enumerate(batches):
-        if step == 4:  # compiled and warmed up
+    loader = make_loader(
+        source, canvas_px=40, batch=8, seed=0, first_step=0, last_step=steps, pin=True
+    )
+    metrics: dict[str, Tensor] = {}
+    for step, canvases in enumerate(list(loader)):
+        if step == checked_from:
             torch.cuda.synchronize()
             torch.cuda.set_sync_debug_mode("error")
         try:
@@ -232,4 +233,24 @@ def test_a_step_never_waits_for_the_gpu(name: str, compiles: bool):
             )
         finally:
             torch.cuda.set_sync_debug_mode("default")
+    return {name: value.cpu() for name, value in metrics.items()}
+
+
+@GPU
+@pytest.mark.cuda
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
+@pytest.mark.parametrize("name", ["paper", "released"])
+@pytest.mark.parametrize("compiles", [False, pytest.param(True, marks=pytest.mark.compiled)])
+def test_a_step_never_waits_for_the_gpu(name: str, compiles: bool):
+    metrics = steps_on_the_gpu(name, compiles, steps=6, checked_from=4)
     assert all(value.isfinite() for value in metrics.values())
+
+
+@GPU
+@pytest.mark.cuda
+@pytest.mark.compiled
+@pytest.mark.parametrize("name", ["paper", "released"])
+def test_compiled_steps_equal_eager_ones(name: str):
+    compiled, eager = (steps_on_the_gpu(name, flag, 2, checked_from=9) for flag in (True, False))
+    for metric, value in eager.items():
+        torch.testing.assert_close(compiled[metric], value, rtol=2e-2, atol=2e-2)
