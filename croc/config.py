@@ -21,6 +21,14 @@ def _require_share(name: str, *values: float) -> None:
     _require(all(0.0 <= value <= 1.0 for value in values), f"{name} must lie in 0 … 1: {values}")
 
 
+def _require_least(config: Any, section: str, least: int, *names: str) -> None:
+    """Numbers of at least so much; None and words pass."""
+    for name in names:
+        value, flag = getattr(config, name), f"--{section}.{name}".replace("_", "-")
+        number = isinstance(value, int | float)
+        _require(not number or value >= least, f"{flag} must be at least {least}: {value}")
+
+
 def _require_finite(section: str, config: Any) -> None:
     for field_ in dataclasses.fields(config):
         value = getattr(config, field_.name)
@@ -50,12 +58,9 @@ class DataConfig:
     """A run stops when a larger share of the files cannot be decoded."""
 
     def __post_init__(self) -> None:
-        _require(self.canvas_px >= 16, f"--data.canvas-px must be at least 16: {self.canvas_px}")
-        _require(self.scenes >= 1, f"--data.scenes must be at least 1: {self.scenes}")
-        _require(
-            self.workers is None or self.workers >= 0,
-            f"--data.workers must be 0 or more: {self.workers}",
-        )
+        _require_least(self, "data", 16, "canvas_px")
+        _require_least(self, "data", 1, "scenes")
+        _require_least(self, "data", 0, "workers")
         _require_share("--data.max-failed-share", self.max_failed_share)
 
 
@@ -91,7 +96,7 @@ class ViewsConfig:
     """Probability of solarisation."""
 
     def __post_init__(self) -> None:
-        _require(self.size_px >= 1, f"--views.size-px must be positive: {self.size_px}")
+        _require_least(self, "views", 1, "size_px")
         _require(
             0 < self.scale[0] <= self.scale[1] <= 1,
             f"--views.scale must rise within 0 … 1: {self.scale}",
@@ -123,11 +128,7 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         _require(0 <= self.drop_path < 1, f"--model.drop-path must lie in 0 … 1: {self.drop_path}")
-        _require(self.depth is None or self.depth >= 1, f"--model.depth: {self.depth} is no depth")
-        _require(
-            self.patch_px is None or self.patch_px >= 1,
-            f"--model.patch-px: {self.patch_px} is no patch size",
-        )
+        _require_least(self, "model", 1, "depth", "patch_px")
 
 
 @dataclass(frozen=True)
@@ -148,10 +149,8 @@ class HeadConfig:
     """Keep the prototypes at unit length (DINO's norm_last_layer)."""
 
     def __post_init__(self) -> None:
-        for name in ("layers", "hidden", "bottleneck", "image_prototypes", "cluster_prototypes"):
-            flag = name.replace("_", "-")
-            least = 2 if name.endswith("prototypes") else 1
-            _require(getattr(self, name) >= least, f"--head.{flag} must be at least {least}")
+        _require_least(self, "head", 1, "layers", "hidden", "bottleneck")
+        _require_least(self, "head", 2, "image_prototypes", "cluster_prototypes")
 
 
 @dataclass(frozen=True)
@@ -189,15 +188,12 @@ class ClusterConfig:
             self.k_select == "cost" or self.k_max is not None,
             "--cluster.k-select fixed needs --cluster.k-max to say which K",
         )
-        _require(
-            self.position_weight >= 0,
-            f"--cluster.position-weight must be 0 or more: {self.position_weight}",
-        )
+        _require_least(self, "cluster", 0, "position_weight")
+        _require_least(self, "cluster", 1, "sinkhorn_iterations")
         _require(
             0 < self.sharpness <= 80,
             f"--cluster.sharpness must lie in 0 … 80, or exp() leaves float32: {self.sharpness}",
         )
-        _require(self.sinkhorn_iterations >= 1, "--cluster.sinkhorn-iterations must be at least 1")
         _require(
             self.variant == "paper" or math.isfinite(self.position_weight),
             "--cluster.position-weight inf needs --cluster.variant paper",
@@ -229,9 +225,8 @@ class LossConfig:
         for name in ("student_temperature", "teacher_temperature", "teacher_temperature_start"):
             flag = name.replace("_", "-")
             _require(getattr(self, name) > 0, f"--loss.{flag} must be positive")
-        for name in ("alpha", "temperature_warmup_epochs", "frozen_prototype_epochs"):
-            flag = name.replace("_", "-")
-            _require(getattr(self, name) >= 0, f"--loss.{flag} must be 0 or more")
+        warmups = ("temperature_warmup_epochs", "frozen_prototype_epochs")
+        _require_least(self, "loss", 0, "alpha", *warmups)
         _require_share("--loss.center-momentum", self.center_momentum)
         _require_share("--loss.teacher-momentum", self.teacher_momentum)
 
@@ -258,18 +253,9 @@ class OptimConfig:
     """Largest norm of the gradient; 0 for none."""
 
     def __post_init__(self) -> None:
-        for name in ("batch", "epochs"):
-            _require(getattr(self, name) >= 1, f"--optim.{name} must be positive")
-        for name in (
-            "rate",
-            "rate_end",
-            "warmup_epochs",
-            "weight_decay",
-            "weight_decay_end",
-            "clip_gradient",
-        ):
-            flag = name.replace("_", "-")
-            _require(getattr(self, name) >= 0, f"--optim.{flag} must be 0 or more")
+        _require_least(self, "optim", 1, "batch", "epochs")
+        _require_least(self, "optim", 0, "rate", "rate_end", "warmup_epochs", "clip_gradient")
+        _require_least(self, "optim", 0, "weight_decay", "weight_decay_end")
         _require(
             self.warmup_epochs < self.epochs,
             f"--optim.warmup-epochs ({self.warmup_epochs}) must be below --optim.epochs "
@@ -313,14 +299,9 @@ class RunConfig:
             self.folder is None or ("\0" not in self.folder and self.folder != ""),
             "--run.folder is no path",
         )
-        for name in ("log_every_steps", "checkpoint_every_steps", "nodes"):
-            flag = name.replace("_", "-")
-            _require(getattr(self, name) >= 1, f"--run.{flag} must be positive")
-        for name in ("stop_after_steps", "keep_every_steps", "micro_batch", "devices"):
-            value, flag = getattr(self, name), name.replace("_", "-")
-            _require(
-                not isinstance(value, int) or value >= 1, f"--run.{flag} must be positive: {value}"
-            )
+        intervals = ("log_every_steps", "checkpoint_every_steps", "keep_every_steps")
+        _require_least(self, "run", 1, *intervals)
+        _require_least(self, "run", 1, "nodes", "devices", "micro_batch", "stop_after_steps")
 
 
 @dataclass(frozen=True)

@@ -65,11 +65,6 @@ class ScenesSource:
             self._images[index] = image
         return image
 
-    def preload(self) -> None:
-        """Make all scenes now: forked workers then share them instead of making their own."""
-        for index in range(len(self)):
-            self.read(index)
-
 
 class ConcatSource:
     """Several sources, one after the other."""

@@ -1,5 +1,6 @@
 """Pictures of clusters over photographs."""
 
+import math
 from pathlib import Path
 
 import numpy as np
@@ -35,16 +36,19 @@ PALETTE = (
 
 
 def cluster_figure(views: Views, clusters: Clusters, path: Path, title: str) -> None:
-    """Rows: the views of each image as the network saw them; columns: the heads.
+    """For each image, rows: its views as the network saw them; columns: the heads.
 
     A cluster has one colour in all views of an image; one that a view lacks is hatched.
     """
     pixels = unnormalise(views.pixels)
     count, images = pixels.shape[:2]
     heads = clusters.valid.shape[1]
-    figure = Figure(figsize=(1.7 * (heads + 1), images * (1.7 * count + 0.45) + 0.55), dpi=110)
-    blocks = figure.subfigures(images, 1, squeeze=False)
-    for image, block in enumerate(blocks[:, 0]):
+    columns = 2 if heads <= 3 and images > 1 else 1  # narrow blocks stand side by side
+    rows = math.ceil(images / columns)
+    width, height = 1.7 * (heads + 1), 1.7 * count + 0.45
+    figure = Figure(figsize=(columns * width, rows * height + 0.3), dpi=110)
+    blocks = figure.subfigures(rows, columns, squeeze=False).flat
+    for image, block in zip(range(images), blocks):
         axes = block.subplots(count, heads + 1, squeeze=False)
         for view, row in enumerate(axes):
             row[0].imshow(to_array(pixels[view, image]))
@@ -60,7 +64,7 @@ def cluster_figure(views: Views, clusters: Clusters, path: Path, title: str) -> 
         block.subplots_adjust(
             left=0.01, right=0.99, bottom=0.01, top=0.92, wspace=0.04, hspace=0.04
         )
-    figure.text(0.012, 1 - 0.22 / figure.get_figheight(), title, fontsize=9)
+    figure.text(0.006, 1 - 0.18 / figure.get_figheight(), title, fontsize=9)
     figure.savefig(path)
 
 

@@ -59,7 +59,7 @@ def write_tar(path: Path, members: dict[str, bytes]) -> Path:
 
 
 class MemorySource:
-    """Images of several sizes, the number of the image in every pixel; some broken."""
+    """Images of several sizes, the number of the image (mod 256) in every pixel; some broken."""
 
     def __init__(self, count: int, broken: tuple[int, ...] = ()) -> None:
         self.count = count
@@ -74,4 +74,4 @@ class MemorySource:
     def read(self, index: int) -> np.ndarray:
         if index in self.broken:
             raise UndecodableImage("broken on purpose")
-        return np.full((4 + index % 3, 8 - index % 5, 3), index, np.uint8)
+        return np.full((4 + index % 3, 8 - index % 5, 3), index % 256, np.uint8)

@@ -240,8 +240,6 @@ def test_scenes():
     assert first.shape == (48, 48, 3)
     assert first.dtype == np.uint8
     assert source.read(3) is first
-    source.preload()
-    assert source.read(3) is first
     again = ScenesSource(9, 48, seed=7)
     np.testing.assert_array_equal(again.read(3), first)
     assert not np.array_equal(again.read(4), first)
