@@ -1,6 +1,5 @@
 """The loop: exact resumes after every kind of end, and processes that equal one process."""
 
-import json
 import os
 import signal
 import subprocess
@@ -8,12 +7,14 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from PIL import Image
 
 from croc.checkpoint import checkpoints, load_checkpoint
+from croc.config import CrocConfig
 from croc.errors import UserError
 from croc.log import TIMINGS, RunLog, read_metrics
 from croc.train import pretrain
@@ -149,15 +150,31 @@ def test_other_settings_are_not_mixed_into_a_run(whole: Path):
         pretrain(changed, "tiny")
 
 
-def test_other_data_are_not_mixed_into_a_run(tmp_path: Path):
-    photographs = tmp_path / "photographs"
-    photographs.mkdir()
-    for number in range(9):
-        Image.new("RGB", (50, 40), (20 * number, 90, 60)).save(photographs / f"{number}.png")
-    config = tiny_config(tmp_path / "run", stop_after_steps=1)
-    config = replace(config, data=replace(config.data, root=(str(photographs),)))
+def on_photographs(config: CrocConfig, folder: Path, count: int, **data: Any) -> CrocConfig:
+    folder.mkdir()
+    for number in range(count):
+        Image.new("RGB", (50, 40), (7 * number, 90, 60)).save(folder / f"{number:02}.png")
+    return replace(config, data=replace(config.data, root=(str(folder),), **data))
+
+
+def test_workers_and_broken_files_change_nothing_in_a_resume(tmp_path: Path):
+    config = tiny_config(tmp_path / "whole")
+    config = on_photographs(config, tmp_path / "data", 24, workers=2, max_failed_share=0.5)
+    (tmp_path / "data" / "05.png").write_bytes(b"broken")
     pretrain(config, "tiny")
-    (photographs / "0.png").unlink()
+    for end in (4, None):
+        run = replace(config.run, folder=str(tmp_path / "run"), stop_after_steps=end)
+        pretrain(replace(config, run=run), "tiny")
+    assert told(tmp_path / "run") == told(tmp_path / "whole")
+    states = [load_checkpoint(checkpoints(tmp_path / f)[-1]) for f in ("run", "whole")]
+    assert states[0]["failed"] == states[1]["failed"] == [str(tmp_path / "data" / "05.png")]
+
+
+def test_other_data_are_not_mixed_into_a_run(tmp_path: Path):
+    config = tiny_config(tmp_path / "run", stop_after_steps=1)
+    config = on_photographs(config, tmp_path / "data", 9)
+    pretrain(config, "tiny")
+    (tmp_path / "data" / "00.png").unlink()
     with pytest.raises(UserError, match=r"trained on 9 images, --data.root now has 8"):
         pretrain(config, "tiny")
 
@@ -216,5 +233,18 @@ def test_two_processes_give_the_losses_of_one(tmp_path: Path):
     for ours, theirs in zip(one, two):
         assert ours == pytest.approx(theirs, rel=2e-4)
     assert one[0]["loss"] == pytest.approx(two[0]["loss"], rel=1e-6)
-    config = json.loads((tmp_path / "2" / "config.json").read_text())
-    assert config["recipe"] == "demo"
+
+
+def test_the_program_starts_its_own_processes(tmp_path: Path):
+    start = [sys.executable, *command(tmp_path / "run", "--run.devices", "2")]
+    more = ["--run.stop-after-steps", "2"]
+    done = subprocess.run([*start, *more], env=environment(), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("the run lies in") == 1
+    assert "2 × cpu" in done.stderr
+    assert len(told(tmp_path / "run")) == 2
+    odd = ["--optim.batch", "7", "--run.folder", str(tmp_path / "odd")]
+    done = subprocess.run([*start, *odd], env=environment(), capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr.startswith("croc: a batch of 7 cannot be shared by 2 processes")
+    assert not (tmp_path / "odd").exists()

@@ -1,3 +1,4 @@
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -149,6 +150,7 @@ class TestLoader:
         assert canvases.sizes.max() == 4
 
     def test_abandoning_it_ends_the_workers(self):
+        before = set(multiprocessing.active_children())
         loader = make_loader(
             MemorySource(COUNT),
             canvas_px=8,
@@ -159,7 +161,9 @@ class TestLoader:
             workers=1,
         )
         next(loader)
+        assert len(set(multiprocessing.active_children()) - before) == 1
         del loader
+        assert set(multiprocessing.active_children()) <= before
 
     def test_an_error_with_workers_alive_does_not_hang_the_exit(self):
         ended = subprocess.run(
