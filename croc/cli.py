@@ -14,8 +14,8 @@ import tyro
 
 from croc import __version__
 from croc.config import CrocConfig, DataConfig
-from croc.distributed import is_first_process
 from croc.errors import UserError
+from croc.rank import is_first_process
 from croc.recipes import RECIPES
 from croc.run_folder import read_config
 

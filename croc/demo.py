@@ -6,9 +6,9 @@ from pathlib import Path
 from statistics import fmean
 
 from croc.config import CrocConfig
-from croc.distributed import is_first_process
 from croc.errors import UserError
 from croc.log import read_metrics
+from croc.rank import is_first_process
 from croc.show.clusters import show_clusters
 from croc.train import pretrain
 

@@ -1,7 +1,5 @@
 """The few words spoken between processes; with one process they do nothing."""
 
-import os
-
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -9,11 +7,6 @@ from torch import Tensor
 
 def process_count() -> int:
     return dist.get_world_size() if dist.is_initialized() else 1
-
-
-def is_first_process() -> bool:
-    """Known from the launcher's environment, before and after processes talk."""
-    return os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0")) == "0"
 
 
 def leave_processes() -> None:
