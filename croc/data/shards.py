@@ -52,7 +52,7 @@ class ShardSource:
         self.canvas_px = canvas_px
         self._shards = expand_shards(shards)
         self._paths = self._spool_pipes()
-        self._files = _OpenFiles()
+        self._files = OpenFiles()
         names: list[bytes] = []
         places: list[tuple[int, int, int]] = []
         for number, (shard, path) in enumerate(zip(self._shards, self._paths)):
@@ -130,7 +130,7 @@ def _whole_headers(archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
         return
 
 
-class _OpenFiles:
+class OpenFiles:
     """The files used last, opened when first needed.
 
     Read by offset and without a position, so that forked processes may share them.

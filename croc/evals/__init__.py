@@ -1,0 +1,1 @@
+"""Evaluation of frozen dense features: a backbone in, named numbers out."""
