@@ -12,6 +12,7 @@ from torch.utils.data import Dataset
 
 from croc.data.workers import iterate
 from croc.evals.datasets import SegmentationData
+from croc.evals.features import DenseBackbone
 from croc.photometric import normalise
 
 
@@ -43,6 +44,28 @@ def batches(
 def in_order(count: int, batch: int) -> list[range]:
     """All numbers below `count`, the last batch as short as it comes."""
     return [range(start, min(start + batch, count)) for start in range(0, count, batch)]
+
+
+def extract(
+    backbone: DenseBackbone,
+    data: SegmentationData,
+    image_px: int,
+    label_px: int,
+    blocks: int,
+    *,
+    device: torch.device,
+    workers: int,
+    batch: int = 32,
+) -> tuple[Float[Tensor, "n C rows columns"], Int64[Tensor, "n px px"]]:
+    """All patch features of a set, with its labels; a photograph takes about a megabyte."""
+    features, labels = [], []
+    order = in_order(len(data), batch)
+    for part in batches(
+        data, order, image_px=image_px, label_px=label_px, device=device, workers=workers
+    ):
+        features.append(backbone.features(part.images, blocks))
+        labels.append(part.labels)
+    return torch.cat(features), torch.cat(labels)
 
 
 class _Squashed(Dataset[tuple[Tensor, Tensor]]):

@@ -13,7 +13,7 @@ from croc.data.loader import batch_indices
 from croc.errors import UserError
 from croc.evals.datasets import SegmentationData
 from croc.evals.features import DenseBackbone
-from croc.evals.inputs import batches, in_order
+from croc.evals.inputs import batches, extract, in_order
 from croc.evals.metrics import IouReport, confusion, iou
 
 
@@ -53,7 +53,9 @@ def evaluate_linear(
     if len(train.classes) != len(val.classes):
         raise UserError("the training and the validation part have different classes")
     options: dict[str, Any] = {"device": device, "workers": workers}
-    features, labels = extract(backbone, train, config, config.train_px, **options)
+    features, labels = extract(
+        backbone, train, config.image_px, config.train_px, config.blocks, **options
+    )
     layer, scale = fit(features, labels, len(train.classes), config)
     del features, labels
     counts = torch.zeros(len(val.classes), len(val.classes), dtype=torch.long)
@@ -64,25 +66,6 @@ def evaluate_linear(
         predicted = upsample(layer(found), config.score_px).argmax(dim=1)
         counts += confusion(predicted, batch.labels, len(val.classes)).cpu()
     return iou(counts)
-
-
-def extract(
-    backbone: DenseBackbone,
-    data: SegmentationData,
-    config: LinearConfig,
-    label_px: int,
-    *,
-    device: torch.device,
-    workers: int,
-) -> tuple[Float[Tensor, "n C rows columns"], Int64[Tensor, "n px px"]]:
-    """All features of a set that fits into memory, with its labels."""
-    features, labels = [], []
-    sizes: dict[str, Any] = {"image_px": config.image_px, "label_px": label_px}
-    order = in_order(len(data), config.batch)
-    for batch in batches(data, order, **sizes, device=device, workers=workers):
-        features.append(backbone.features(batch.images, config.blocks))
-        labels.append(batch.labels)
-    return torch.cat(features), torch.cat(labels)
 
 
 class Scale(nn.Module):

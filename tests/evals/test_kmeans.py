@@ -1,0 +1,101 @@
+"""K-means against scikit-learn, and unsupervised segmentation with a known answer."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from sklearn.cluster import KMeans
+from sklearn.decomposition import PCA
+from sklearn.preprocessing import StandardScaler
+from torch import Tensor
+
+from croc.evals.kmeans import KmeansConfig, evaluate_kmeans, fit_kmeans, nearest, reduce
+from tests.evals.test_linear import CPU, MeanColour, Patches
+
+CONFIG = KmeansConfig(image_px=32, label_px=16, seeds=2, restarts=2, pca=2)
+
+
+def blobs(seed: int, count: int = 600, clusters: int = 5) -> np.ndarray:
+    generator = np.random.default_rng(seed)
+    centres = generator.normal(size=(clusters, 8)) * 2
+    return (
+        centres[generator.integers(0, clusters, count)] + generator.normal(size=(count, 8))
+    ).astype(np.float32)
+
+
+def inertia(points: np.ndarray, centroids: np.ndarray) -> float:
+    return float(((points[:, None] - centroids[None]) ** 2).sum(-1).min(1).sum())
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_inertia_is_scikit_learns_from_the_same_start(seed: int):
+    points = blobs(seed)
+    start = points[:5].copy()
+    ours = fit_kmeans(points, 5, iterations=100, restarts=1, seed=seed, start=start)
+    theirs = KMeans(5, init=start, n_init=1, max_iter=100, algorithm="lloyd").fit(points)
+    assert inertia(points, ours) == pytest.approx(theirs.inertia_, rel=0.02)
+
+
+def test_the_same_seed_gives_the_same_centroids():
+    points = blobs(0)
+    one, again, other = (fit_kmeans(points, 5, 20, 2, seed) for seed in (3, 3, 4))
+    assert np.array_equal(one, again)
+    assert not np.array_equal(one, other)
+
+
+def test_nearest_is_the_nearest():
+    features, centroids = torch.randn(2, 8, 3, 4), torch.randn(5, 8)
+    distances = (features[:, None] - centroids[None, :, :, None, None]).square().sum(dim=2)
+    assert torch.equal(nearest(features, centroids), distances.argmin(dim=1))
+
+
+def test_pca_is_scikit_learns():
+    tokens = torch.from_numpy(blobs(1)).reshape(6, 10, 10, 8).permute(0, 3, 1, 2)
+    flat = StandardScaler().fit_transform(blobs(1).astype(np.float64))
+    expected = PCA(3).fit_transform(flat)
+    got = reduce(tokens, 3).permute(0, 2, 3, 1).reshape(-1, 3).numpy()[:, ::-1]
+    signs = np.sign((got * expected).sum(0))
+    np.testing.assert_allclose(got * signs, expected, rtol=2e-3, atol=2e-3)
+
+
+class TwoColours(MeanColour):
+    """Only the colours: two well-separated clusters."""
+
+    def features(self, images: Tensor, blocks: int = 1) -> Tensor:
+        return super().features(images)[:, :3]
+
+
+@pytest.mark.parametrize("reading", ["pixels", "tokens"])
+def test_separate_classes_are_found(reading: str):
+    config = replace(CONFIG, reading=reading)  # pyright: ignore[reportArgumentType]
+    report = evaluate_kmeans(TwoColours(), Patches(20, 0), config, CPU)
+    least = 0.75 if reading == "pixels" else 1.0  # bilinear features blur the borders
+    assert min(report.scores) >= least
+    assert len(report.scores) == 2
+    assert report.mean == pytest.approx(np.mean(report.scores))
+    again = evaluate_kmeans(TwoColours(), Patches(20, 0), config, CPU)
+    assert again.scores == report.scores
+
+
+def test_more_clusters_than_classes_are_matched_many_to_one():
+    config = replace(CONFIG, reading="tokens", clusters=6)
+    noisy = evaluate_kmeans(MeanColour(), Patches(20, 0), config, CPU)
+    assert noisy.mean == 1
+
+
+def test_features_are_not_held_at_the_labels_size(monkeypatch: pytest.MonkeyPatch):
+    """At most a few images are resized at once, whatever the number of images."""
+    import croc.evals.kmeans as module
+
+    sizes = []
+    real = module._resized
+
+    def watched(features: Tensor, side: int) -> Tensor:
+        sizes.append(len(features))
+        return real(features, side)
+
+    monkeypatch.setattr(module, "_resized", watched)
+    evaluate_kmeans(TwoColours(), Patches(30, 0), replace(CONFIG, seeds=1), CPU)
+    assert sum(sizes) == 60
+    assert max(sizes) <= module.IMAGES_AT_ONCE
