@@ -3,10 +3,7 @@
 import contextlib
 import math
 import os
-import signal
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import torch
 from lightning.fabric import Fabric
@@ -26,6 +23,7 @@ from croc.distributed import (
 from croc.errors import UserError
 from croc.log import RunLog
 from croc.methods import Method, build_method
+from croc.notices import notice_of_end
 from croc.optim import clip_gradient, make_optimizer, set_rates
 from croc.run_folder import open_run_folder, write_config
 from croc.schedules import Settings, settings_at
@@ -89,7 +87,7 @@ def train(
     with (
         RunLog(folder, state.step, last_step, writes=fabric.is_global_zero) as log,
         contextlib.closing(loader),
-        _notice_of_end() as ending,
+        notice_of_end() as ending,
     ):
         log.say(_opening(source, state.step, last_step, fabric, folder))
         skipped: list[str] = []
@@ -189,25 +187,6 @@ def _opening(source: ImageSource, first: int, last: int, fabric: Fabric, folder:
     images = f"{len(source):,} images, {source.name(0)} the first"
     where = f"{fabric.world_size} × {fabric.device.type}"
     return f"{folder}: {verb}, to step {last}, on {where}; {images}"
-
-
-@contextlib.contextmanager
-def _notice_of_end() -> Iterator[list[int]]:
-    """The first SIGTERM or Ctrl-C asks for an end after the step; the second ends at once."""
-    notices: list[int] = []
-    before: dict[int, Any] = {}
-
-    def note(number: int, _: object) -> None:
-        notices.append(number)
-        for other, handler in before.items():
-            signal.signal(other, handler)
-
-    before |= {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield notices
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _check_agreement(step: int, images: int) -> None:

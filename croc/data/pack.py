@@ -3,10 +3,7 @@
 import json
 import os
 import shutil
-import signal
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BufferedWriter
 from pathlib import Path
@@ -24,6 +21,7 @@ from croc.data.packed import DESCRIPTION, FORMAT_VERSION, INDEX, NAMES, pixels_f
 from croc.data.sources import ImageSource
 from croc.data.workers import iterate
 from croc.errors import UserError
+from croc.notices import notice_of_end
 
 _BYTES_A_FILE = 1 << 30
 
@@ -48,9 +46,9 @@ def pack(source: ImageSource, folder: str | Path, canvas_px: int, workers: int =
         raise UserError(f"{target} exists already: delete it or pack to another folder")
     partial = target.with_name(f".{target.name}-{os.getpid()}.partial")
     try:
-        with _terminated_as_interrupt():
+        with notice_of_end() as notices:
             partial.mkdir(parents=True)
-            report = _write(source, partial, target, canvas_px, workers)
+            report = _write(source, partial, target, canvas_px, workers, notices)
             partial.rename(target)
     except OSError as error:
         raise UserError(f"cannot write {target}: {error.strerror}") from error
@@ -60,7 +58,12 @@ def pack(source: ImageSource, folder: str | Path, canvas_px: int, workers: int =
 
 
 def _write(
-    source: ImageSource, partial: Path, target: Path, canvas_px: int, workers: int
+    source: ImageSource,
+    partial: Path,
+    target: Path,
+    canvas_px: int,
+    workers: int,
+    notices: list[int],
 ) -> PackReport:
     failed: list[str] = []
     names: list[str] = []
@@ -68,6 +71,8 @@ def _write(
     decoded = iterate(planes_of, range(len(source)), workers=workers, ahead=8)
     with _PixelFiles(partial) as files:
         for index, planes in _progress(decoded, len(source)):
+            if notices:
+                raise KeyboardInterrupt
             (failed if planes is None else names).append(source.name(index))
             if planes is not None:
                 files.append(planes)
@@ -136,16 +141,3 @@ def _progress(items: Iterator[_Decoded], count: int) -> Iterator[_Decoded]:
     columns = (TextColumn("packing"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True)) as progress:
         yield from progress.track(items, total=count)
-
-
-@contextmanager
-def _terminated_as_interrupt() -> Iterator[None]:
-    """SIGTERM too must leave no partial folder behind."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

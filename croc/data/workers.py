@@ -57,6 +57,11 @@ def _end_workers(iterator: Iterator[Any]) -> None:
     end = getattr(iterator, "_shutdown_workers", None)
     if end is not None:
         end()
+    # It gives them some seconds, then sends the SIGTERM that they ignore; nothing is lost here.
+    for worker in getattr(iterator, "_workers", ()):
+        if worker.is_alive():
+            worker.kill()
+            worker.join()
 
 
 @atexit.register

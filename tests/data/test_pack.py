@@ -146,6 +146,7 @@ def test_stopped_leaves_nothing(tmp_path, notice):
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
     assert b"KeyboardInterrupt" in errors
     assert process.returncode != 0
     assert os.listdir(tmp_path) == []

@@ -1,0 +1,33 @@
+"""SIGTERM and Ctrl-C as a notice that work in hand may read, not as an exception anywhere in it.
+
+Raised by a signal, an exception can hit any line, and is lost if that is one of a finaliser.
+"""
+
+import contextlib
+import signal
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+
+@contextlib.contextmanager
+def notice_of_end() -> Iterator[list[int]]:
+    """The first signal goes into the list; the second ends at once, as without all this."""
+    notices: list[int] = []
+    before: dict[int, Any] = {}
+
+    def note(number: int, _: object) -> None:
+        notices.append(number)
+        restore()
+
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    if threading.current_thread() is threading.main_thread():  # only it may set handlers
+        numbers = (signal.SIGTERM, signal.SIGINT)
+        before |= {number: signal.signal(number, note) for number in numbers}
+    try:
+        yield notices
+    finally:
+        restore()
