@@ -11,6 +11,7 @@ IMAGE_EXTENSIONS = ("jpg", "jpeg", "png", "webp", "bmp", "tif", "tiff", "gif", "
 
 # Named, because Pillow would otherwise also try formats that start other programs (EPS).
 _FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF", "PPM")
+# Pillow itself stops at 179; this holds where a program has lifted that limit.
 _LARGEST_MEGAPIXELS = 200
 # JPEGs are decoded at 1/2, 1/4 or 1/8 as long as this many times the final size remains, so
 # that the bicubic filter, not the JPEG's blocks, makes the final pixels.

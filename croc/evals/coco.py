@@ -7,8 +7,7 @@ import numpy as np
 from jaxtyping import Int64, UInt8
 
 from croc.errors import UserError
-
-IGNORED = 255
+from croc.evals.metrics import IGNORED
 
 THINGS = (
     *("accessory", "animal", "appliance", "electronic", "food", "furniture"),

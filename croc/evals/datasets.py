@@ -27,11 +27,11 @@ from croc.evals.files import (
     open_files,
     same_size,
 )
+from croc.evals.metrics import IGNORED
 from croc.evals.videos import SCENE_PX, scene_count, split_spec
 
 Parsed = TypeVar("Parsed")
 
-IGNORED = coco.IGNORED
 SPLITS = ("train", "val")
 SCENE_COUNTS = {"train": 256, "val": 64}
 

@@ -14,7 +14,7 @@ from croc.errors import UserError
 from croc.evals.datasets import SegmentationData
 from croc.evals.features import DenseBackbone
 from croc.evals.inputs import batches, extract, in_order
-from croc.evals.metrics import IouReport, confusion, iou
+from croc.evals.metrics import IGNORED, IouReport, confusion, iou
 
 
 @dataclass(frozen=True)
@@ -98,8 +98,8 @@ def fit(
     optimizer = torch.optim.Adam(layer.parameters(), lr=config.rate)
     for chosen in _order(len(features), config):
         logits = upsample(layer(scale(features[chosen])), config.train_px)
-        loss = F.cross_entropy(logits, labels[chosen], ignore_index=255, reduction="sum")
-        scored = (labels[chosen] != 255).sum().clamp_min(1)  # a batch may have none
+        loss = F.cross_entropy(logits, labels[chosen], ignore_index=IGNORED, reduction="sum")
+        scored = (labels[chosen] != IGNORED).sum().clamp_min(1)  # a batch may have none
         optimizer.zero_grad()
         (loss / scored).backward()
         optimizer.step()

@@ -26,7 +26,7 @@ from croc.losses import Center, cross_view_entropy, entropy, teacher_probabiliti
 from croc.optim import update_teacher
 from croc.schedules import Settings, teacher_momentum, teacher_temperature
 from croc.types import Canvases, Clusters, Tokens, Views
-from croc.views import make_views
+from croc.views import VIEWS, make_views
 
 
 class Network(nn.Module):
@@ -79,7 +79,7 @@ class Croc:
         self.config = config
         self.student = Network(config, config.model.drop_path)
         patches = (config.views.size_px // self.student.backbone.patch_px) ** 2
-        check_k_start(config.cluster.k_start, 2 * patches)
+        check_k_start(config.cluster.k_start, VIEWS * patches)
         self.teacher = Network(config, drop_path=0.0)
         self.teacher.load_state_dict(self.student.state_dict())
         self.teacher.eval().requires_grad_(False).to(device)
