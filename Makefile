@@ -21,8 +21,8 @@ demo: install
 test: lint types unit
 
 lint: install
-	$(BIN)/ruff check croc tests
-	$(BIN)/ruff format --check croc tests
+	$(BIN)/ruff check croc tests benchmarks
+	$(BIN)/ruff format --check croc tests benchmarks
 
 types: install
 	$(BIN)/basedpyright

@@ -1,20 +1,21 @@
 """The command line. Heavy imports wait until their command is called."""
 
-import contextlib
-import io
 import os
 import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import tyro
 
 from croc import __version__
+from croc.arguments import parse
 from croc.config import CrocConfig, DataConfig
 from croc.errors import UserError
+from croc.evals.protocols import PROTOCOLS
 from croc.rank import is_first_process
 from croc.recipes import RECIPES
 from croc.run_folder import read_config
@@ -23,6 +24,8 @@ HELP = """CrOC: dense visual features from unlabelled scene photographs.
 
   croc demo                          train a small ViT on synthetic scenes, minutes on a laptop
   croc pretrain RECIPE [OPTIONS]     pre-train on your photographs
+  croc evaluate linear|kmeans|incontext|video|all --weights WEIGHTS --data DATA
+                                     score dense features by the paper's protocols
   croc show clusters --run RUN [IMAGE ...]
                                      the clusters found in two views of an image, head by head
   croc data pack SOURCE ... --to FOLDER
@@ -78,7 +81,7 @@ def pretrain_command(arguments: list[str]) -> None:
         print("\nTheir options: croc pretrain RECIPE --help")
         return
     default, recipe = _recipe(arguments[0])
-    config = _parse(CrocConfig, arguments[1:], f"croc pretrain {arguments[0]}", default)
+    config = parse(CrocConfig, arguments[1:], f"croc pretrain {arguments[0]}", default)
     from croc.train import pretrain
 
     folder = pretrain(config, recipe)
@@ -111,7 +114,7 @@ class Pack:
 
 def pack_command(arguments: list[str]) -> None:
     """croc data pack SOURCE ... --to FOLDER."""
-    asked = _parse(Pack, arguments, "croc data pack")
+    asked = parse(Pack, arguments, "croc data pack")
     from croc.data import open_source
     from croc.data.loader import worker_count
     from croc.data.pack import pack
@@ -139,7 +142,7 @@ class ShowClusters:
 
 def show_clusters_command(arguments: list[str]) -> None:
     """croc show clusters [IMAGE ...] --run RUN."""
-    asked = _parse(ShowClusters, arguments, "croc show clusters")
+    asked = parse(ShowClusters, arguments, "croc show clusters")
     from croc.show.clusters import show_clusters
 
     print(show_clusters(Path(asked.run), asked.images, asked.to, asked.seed))
@@ -147,49 +150,30 @@ def show_clusters_command(arguments: list[str]) -> None:
 
 def demo_command(arguments: list[str]) -> None:
     """croc demo: the demo recipe, then its picture and where all lies."""
-    config = _parse(CrocConfig, arguments, "croc demo", RECIPES["demo"]())
+    config = parse(CrocConfig, arguments, "croc demo", RECIPES["demo"]())
     from croc.demo import run_demo
 
     if not run_demo(config):
         sys.exit(1)
 
 
+def evaluate_command(protocol: str, arguments: list[str]) -> None:
+    """croc evaluate PROTOCOL --weights WEIGHTS --data DATA."""
+    from croc.evals.command import run_command
+
+    run_command(protocol, arguments)
+
+
 COMMANDS: dict[tuple[str, ...], Callable[[list[str]], None]] = {
     ("demo",): demo_command,
     ("pretrain",): pretrain_command,
+    **{
+        ("evaluate", protocol): partial(evaluate_command, protocol)
+        for protocol in (*PROTOCOLS, "all")
+    },
     ("show", "clusters"): show_clusters_command,
     ("data", "pack"): pack_command,
 }
-
-
-def _parse(kind: type, arguments: list[str], program: str, default: Any = None) -> Any:
-    """tyro's parser, with its boxed complaints turned into one line."""
-    options: dict[str, Any] = {} if default is None else {"default": default}
-    complaint = io.StringIO()
-    try:
-        with contextlib.redirect_stderr(complaint):
-            return tyro.cli(
-                kind,
-                args=arguments,
-                prog=program,
-                config=(tyro.conf.AvoidSubcommands,),
-                **options,
-            )
-    except SystemExit as end:
-        if not end.code:
-            raise
-        raise UserError(f"{_first_sentence(complaint.getvalue())}; see {program} --help") from None
-
-
-def _first_sentence(box: str) -> str:
-    """The first part of a boxed message and, if there is one, its suggestion.
-
-    Below the title come parts between rules; where a terminal has only ASCII, the title too.
-    """
-    lines = [line.strip("│╭╮╰╯|+ ") for line in box.splitlines()[1:]]
-    parts = "\n".join("" if not line.strip("─-") else line for line in lines).strip().split("\n\n")
-    near = re.search(r"Perhaps you meant:\s+(\S+)", box.replace("│", ""))
-    return parts[0] + (f"; perhaps you meant {near[1]}" if near else "")
 
 
 def _one_line(text: str) -> str:

@@ -217,3 +217,9 @@ def normalise(images: Float[Tensor, "*batch 3 h w"]) -> Float[Tensor, "*batch 3 
     constants = zip(images.unbind(dim=-3), IMAGENET_MEAN, IMAGENET_STD, strict=True)
     # Channel by channel with plain numbers: a tensor of them would be copied to the device.
     return torch.stack([(channel - mean).div_(std) for channel, mean, std in constants], dim=-3)
+
+
+def unnormalise(images: Float[Tensor, "*batch 3 h w"]) -> Float[Tensor, "*batch 3 h w"]:
+    """Back to colours in 0 … 1."""
+    constants = zip(images.unbind(dim=-3), IMAGENET_MEAN, IMAGENET_STD, strict=True)
+    return torch.stack([channel * std + mean for channel, mean, std in constants], -3).clamp(0, 1)

@@ -2,19 +2,25 @@
 
 import difflib
 import hashlib
+import pickle
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import timm
 import torch
 from jaxtyping import Float
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from croc.backbone import Backbone
 from croc.checkpoint import checkpoints, load_checkpoint
+from croc.config import CrocConfig
 from croc.errors import UserError
 from croc.run_folder import PAGE, read_config
+
+WRAPPERS = ("state_dict", "model", "teacher")
 
 
 @runtime_checkable
@@ -46,6 +52,7 @@ class VitBackbone(nn.Module):
     ) -> Float[Tensor, "B C rows columns"]:
         if blocks > len(self.vit.blocks):
             raise UserError(f"{self.name} has {len(self.vit.blocks)} blocks, not {blocks}")
+        images = images.to(self.vit.patch_embed.proj.weight.dtype)
         found: Any = self.vit.forward_intermediates(
             images, indices=blocks, norm=True, output_fmt="NCHW", intermediates_only=True
         )
@@ -66,14 +73,23 @@ class ConvBackbone(nn.Module):
         self, images: Float[Tensor, "B 3 h w"], blocks: int = 1
     ) -> Float[Tensor, "B C rows columns"]:
         """`blocks` is a ViT's affair: a ConvNet gives its last stage."""
-        return self.network(images)[-1]
+        return self.network(images.to(next(self.network.parameters()).dtype))[-1]
 
 
 def open_backbone(spec: str, image_px: int = 448, seed: int = 0) -> VitBackbone | ConvBackbone:
-    """A run's folder or checkpoint (its teacher), timm:NAME, or random:NAME for untrained ones."""
+    """A run's folder or checkpoint (its teacher), or a timm model.
+
+    timm:NAME has timm's own weights, timm:NAME@FILE those of a file in timm's layout, random:NAME
+    none yet; random:RUN is a run's network before its first step.
+    """
     kind, _, name = spec.partition(":")
+    if kind == "random" and (Path(name) / PAGE).is_file():
+        config, _ = read_config(Path(name) / PAGE)
+        return VitBackbone(_untrained(config, seed).vit, f"untrained {Path(name).name}")
     if kind in ("timm", "random") and name:
-        return _from_timm(name, image_px, pretrained=kind == "timm", seed=seed)
+        name, _, file = name.partition("@")
+        weights = read_weights(Path(file)) if file else None
+        return _from_timm(name, image_px, kind == "timm", weights, seed)
     path = Path(spec)
     if path.is_dir():
         found = checkpoints(path)
@@ -83,60 +99,121 @@ def open_backbone(spec: str, image_px: int = 448, seed: int = 0) -> VitBackbone 
             )
         return _from_run(path, found[-1])
     if path.is_file():
-        if not (path.parent.parent / PAGE).is_file():
-            raise UserError(f"{spec} lies in no run's folder, whose {PAGE} tells the architecture")
-        return _from_run(path.parent.parent, path)
+        pages = [folder / PAGE for folder in (path.parent, path.parent.parent)]
+        page = next((page for page in pages if page.is_file()), None)
+        if page is None:
+            raise UserError(
+                f"{spec} lies in no run's folder, whose {PAGE} tells the architecture; for weights "
+                f"in timm's layout name it: timm:NAME@{spec}"
+            )
+        return _from_run(page.parent, path)
     raise UserError(
-        f"--weights {spec}: no such run or file; a run's folder, timm:NAME or random:NAME will do"
+        f"--weights {spec}: no such run or file; a run's folder, timm:NAME, timm:NAME@FILE or "
+        "random:NAME will do"
     )
+
+
+def _untrained(config: CrocConfig, seed: int) -> Backbone:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return Backbone(config.model, config.views.size_px)
 
 
 def _from_run(run: Path, checkpoint: Path) -> VitBackbone:
     """The teacher's backbone: it is what is evaluated, its head is left behind."""
     config, _ = read_config(run / PAGE)
     state = load_checkpoint(checkpoint)
-    backbone = Backbone(config.model, config.views.size_px)
+    backbone = _untrained(config, seed=0)
     weights = {
         name.removeprefix("backbone."): value
-        for name, value in state["modules"]["teacher"].items()
+        for name, value in state["modules"].get("teacher", {}).items()
         if name.startswith("backbone.")
     }
     try:
         backbone.load_state_dict(weights)
     except RuntimeError as error:
-        reason = str(error).strip().splitlines()[-1].strip()
-        raise UserError(f"{checkpoint} does not fit {run / PAGE}: {reason}") from None
+        raise UserError(f"{checkpoint} does not fit {run / PAGE}: {_last_line(error)}") from None
     return VitBackbone(backbone.vit, f"{run.name}@{state['step']}")
 
 
-def _from_timm(name: str, image_px: int, pretrained: bool, seed: int) -> VitBackbone | ConvBackbone:
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """A file of named tensors, .safetensors or torch's; no pickle is run."""
+    try:
+        if path.suffix == ".safetensors":
+            found: Any = load_file(path)
+        else:
+            found = torch.load(path, map_location="cpu", weights_only=True)
+    except FileNotFoundError:
+        raise UserError(f"--weights: there is no file {path}") from None
+    except (SafetensorError, RuntimeError, pickle.UnpicklingError, EOFError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0][:120] if str(error).strip() else "empty"
+        raise UserError(f"{path} cannot be read as weights ({reason}): get it anew") from None
+    while isinstance(found, dict) and (inner := [key for key in WRAPPERS if key in found]):
+        found = found[inner[0]]
+    if not isinstance(found, dict) or not any(isinstance(v, Tensor) for v in found.values()):
+        raise UserError(f"{path} holds no named tensors: give a state dict in timm's layout")
+    return {str(name): value for name, value in found.items() if isinstance(value, Tensor)}
+
+
+def _from_timm(
+    name: str, image_px: int, pretrained: bool, weights: dict[str, Tensor] | None, seed: int
+) -> VitBackbone | ConvBackbone:
     bare = name.partition(".")[0]
     if bare not in timm.list_models():
         near = ", ".join(difflib.get_close_matches(bare, timm.list_models(), n=3))
         raise UserError(f"--weights: timm has no model {name!r}; near to it: {near or 'none'}")
+    options: dict[str, Any] = {"pretrained": pretrained}
+    if weights is not None:
+        # timm resamples the position embedding and drops nothing but its own classifier's names.
+        options["pretrained_cfg_overlay"] = {"state_dict": weights}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         try:
-            return _create(name, image_px, pretrained)
+            backbone = _create(name, image_px, options)
         except OSError as error:
             reason = str(error).strip().splitlines()[0]
-            raise UserError(f"timm's weights of {name} cannot be had here: {reason}") from None
+            raise UserError(
+                f"timm's weights of {name} cannot be had here ({reason}): timm:{name}@FILE takes "
+                "them from a file"
+            ) from None
+    if weights is not None:
+        _all_loaded(backbone, weights)
+    return backbone
 
 
-def _create(name: str, image_px: int, pretrained: bool) -> VitBackbone | ConvBackbone:
-    if "vit" in name or "deit" in name:
-        vit: Any = timm.create_model(
-            name, pretrained=pretrained, num_classes=0, img_size=image_px, dynamic_img_size=True
-        )
-        if isinstance(vit, VisionTransformer):
-            return VitBackbone(vit, name)
+def _create(name: str, image_px: int, options: dict[str, Any]) -> VitBackbone | ConvBackbone:
     try:
-        network = timm.create_model(
-            name, pretrained=pretrained, features_only=True, output_stride=16
-        )
-    except (RuntimeError, TypeError, NotImplementedError, AttributeError):
+        if "vit" in name or "deit" in name:
+            vit: Any = timm.create_model(
+                name, num_classes=0, img_size=image_px, dynamic_img_size=True, **options
+            )
+            if isinstance(vit, VisionTransformer):
+                return VitBackbone(vit, name)
+        network = timm.create_model(name, features_only=True, output_stride=16, **options)
+    except (RuntimeError, TypeError, NotImplementedError, AttributeError, KeyError) as error:
+        if "pretrained_cfg_overlay" in options:
+            raise UserError(
+                f"--weights: the file does not fit {name}: {_last_line(error)}"
+            ) from None
         raise UserError(f"--weights: {name} gives no feature map; try a ViT or a ResNet") from None
     return ConvBackbone(network, name)
+
+
+def _all_loaded(backbone: VitBackbone | ConvBackbone, weights: dict[str, Tensor]) -> None:
+    """timm passes over what a file lacks; features of half a network would be worth nothing."""
+    network = backbone.vit if isinstance(backbone, VitBackbone) else backbone.network
+    known = {name.replace(".", "_") for name in weights}  # its feature networks rename a.0 to a_0
+    missing = [name for name in network.state_dict() if name.replace(".", "_") not in known]
+    missing = [name for name in missing if not name.endswith("num_batches_tracked")]
+    if missing:
+        raise UserError(
+            f"--weights: the file lacks {len(missing)} of {backbone.name}'s tensors "
+            f"({', '.join(missing[:3])} …); it has {', '.join(list(weights)[:3])} …"
+        )
+
+
+def _last_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[-1].strip()
 
 
 def fingerprint(backbone: nn.Module) -> str:

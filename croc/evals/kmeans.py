@@ -2,12 +2,12 @@
 
 Two readings of the paper. `pixels`: the features are resized to the labels' 100² and clustered.
 `tokens`: the patch tokens are standardised, reduced by PCA and clustered, and the map of clusters
-is resized. Only patch tokens are ever held; resized features exist for a few images at a time.
+is resized. Two passes over the data: one draws what the centroids of all seeds are trained on, one
+assigns all features to them. Resized features exist for a few images at a time.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -16,17 +16,21 @@ from einops import rearrange
 from jaxtyping import Float, Float32, Int64
 from torch import Tensor
 
+from croc.errors import UserError
 from croc.evals.datasets import SegmentationData
 from croc.evals.features import DenseBackbone
-from croc.evals.inputs import extract, in_order
+from croc.evals.inputs import PatchFeatures, in_order
 from croc.evals.metrics import (
-    IouReport,
     apply_matching,
     confusion,
     iou,
     match_hungarian,
     match_majority,
 )
+from croc.evals.moments import Moments
+from croc.evals.protocols import KmeansConfig
+from croc.evals.scoring import EXAMPLES, SegmentationReport, first_batch, make_examples
+from croc.evals.tracking import Track, silent
 from croc.randomness import sample_key
 
 POINTS_PER_CENTROID = 256  # faiss' own default; the rest is only assigned
@@ -34,33 +38,11 @@ IMAGES_AT_ONCE = 8
 
 
 @dataclass(frozen=True)
-class KmeansConfig:
-    """The paper's protocol."""
-
-    reading: Literal["pixels", "tokens"] = "pixels"
-    """What is clustered."""
-    image_px: int = 448
-    """Side to which images are squashed."""
-    label_px: int = 100
-    """Side at which clusters and labels are compared."""
-    blocks: int = 1
-    """Last blocks of a ViT whose tokens are concatenated."""
-    clusters: int | None = None
-    """By default one a class, matched one to one; more are matched many to one."""
-    pca: int = 50
-    """Dimensions that PCA leaves, in the reading `tokens`."""
-    seeds: int = 5
-    """Runs whose scores are averaged."""
-    restarts: int = 5
-    """Starts of a run, of which the best is taken."""
-
-
-@dataclass(frozen=True)
 class KmeansReport:
-    """Mean IoU of each seed, and the classes' of the first."""
+    """Mean IoU of each seed; the classes' and the first images' predictions of seed 0."""
 
     scores: tuple[float, ...]
-    first: IouReport
+    first: SegmentationReport
 
     @property
     def mean(self) -> float:
@@ -77,48 +59,115 @@ def evaluate_kmeans(
     config: KmeansConfig,
     device: torch.device,
     workers: int = 0,
+    track: Track = silent,
 ) -> KmeansReport:
     """Cluster the features of all images, once for each seed, and score the matched clusters."""
-    options: dict[str, Any] = {"device": device, "workers": workers}
-    tokens, labels = extract(
-        backbone, data, config.image_px, config.label_px, config.blocks, **options
+    count = config.clusters or len(data.classes)
+    if count < len(data.classes):
+        raise UserError(
+            f"--kmeans.clusters {count} is fewer than the {len(data.classes)} classes: "
+            "pass as many or more"
+        )
+    patches = PatchFeatures(
+        backbone,
+        data,
+        image_px=config.image_px,
+        label_px=config.label_px,
+        blocks=config.blocks,
+        device=device,
+        workers=workers,
+        track=track,
     )
-    if config.reading == "tokens":
-        tokens = reduce(tokens, config.pca)
+    points, moments = draw_points(patches, len(data), count, config)
+    reduce = Reduction(moments, config) if moments else None
+    seeds = track(enumerate(points), "K-means", config.seeds)
+    centroids = [_cluster(reduce, each, count, config, seed) for seed, each in seeds]
+    found = [torch.zeros(count, len(data.classes), dtype=torch.long) for _ in centroids]
+    maps: list[Tensor] = []
+    for features, labels in patches.passes("scores"):
+        for clusters, truth in _assigned(features, labels, centroids, reduce, config):
+            for total, each in zip(found, clusters):
+                total += confusion(each, truth, len(data.classes), clusters=count).cpu()
+            maps.extend(clusters[0][: EXAMPLES - len(maps)].cpu())
+    match = match_hungarian if count == len(data.classes) else match_majority
+    matches = [match(total) for total in found]
     reports = [
-        _score(tokens, labels, len(data.classes), config, seed) for seed in range(config.seeds)
+        iou(apply_matching(total, classes, len(data.classes)))
+        for total, classes in zip(found, matches)
     ]
-    return KmeansReport(tuple(report.mean for report in reports), reports[0])
+    seen = first_batch(data, len(maps), config.image_px, config.label_px)
+    examples = make_examples(seen, [matches[0][each] for each in maps], len(maps))
+    first = SegmentationReport(reports[0], tuple(examples))
+    return KmeansReport(tuple(report.mean for report in reports), first)
 
 
-def reduce(
-    tokens: Float[Tensor, "n C rows columns"], dimensions: int
-) -> Float[Tensor, "n c rows columns"]:
-    """Standardise each feature over all tokens, then keep the directions of most variance."""
-    flat = rearrange(tokens, "n c h w -> (n h w) c").double()
-    flat = (flat - flat.mean(dim=0)) / flat.std(dim=0).clamp_min(1e-6)
-    _, directions = torch.linalg.eigh(flat.mT @ flat)  # in ascending order of variance
-    kept = (flat @ directions[:, -dimensions:]).float()
-    return rearrange(kept, "(n h w) c -> n c h w", h=tokens.shape[2], w=tokens.shape[3])
+def draw_points(
+    patches: PatchFeatures, images: int, clusters: int, config: KmeansConfig
+) -> tuple[list[Float32[Tensor, "m C"]], Moments | None]:
+    """For each seed 256 features a centroid; and all features' moments, if they are reduced."""
+    moments = Moments() if config.reading == "tokens" else None
+    chosen: list[Tensor] = []
+    drawn: list[list[Tensor]] = [[] for _ in range(config.seeds)]
+    start = 0
+    for features, _ in patches.passes("features"):
+        if moments is not None:
+            moments.add(features, covariance=True)
+        shape = _drawn_shape(features, config)
+        if not chosen:
+            total = images * shape[0] * shape[1]
+            chosen = [_choose(total, clusters, seed) for seed in range(config.seeds)]
+        for part in features.split(IMAGES_AT_ONCE):
+            flat = rearrange(_resized(part.float(), shape), "b c h w -> (b h w) c")
+            for kept, numbers in zip(drawn, chosen):
+                inside = numbers[(numbers >= start) & (numbers < start + len(flat))] - start
+                kept.append(flat[inside.to(flat.device)])
+            start += len(flat)
+    return [torch.cat(kept) for kept in drawn], moments
 
 
-def _score(
-    tokens: Float[Tensor, "n C h w"],
-    labels: Int64[Tensor, "n px px"],
-    classes: int,
+def _drawn_shape(features: Float[Tensor, "b C h w"], config: KmeansConfig) -> tuple[int, int]:
+    if config.reading == "pixels":
+        return config.label_px, config.label_px
+    return features.shape[2], features.shape[3]
+
+
+def _choose(total: int, clusters: int, seed: int) -> Int64[Tensor, "m"]:
+    """Numbers of the features that centroids are trained on, drawn by the seed, ascending."""
+    generator = np.random.Generator(np.random.Philox(sample_key(seed, 0, 0) % 2**63))
+    wanted = min(total, POINTS_PER_CENTROID * clusters)
+    return torch.from_numpy(np.sort(generator.choice(total, wanted, replace=False)))
+
+
+class Reduction:
+    """Standardises each feature, then keeps the directions in which all of them vary most."""
+
+    def __init__(self, moments: Moments, config: KmeansConfig) -> None:
+        self.mean, self.deviation = moments.mean, moments.deviation
+        if config.pca > len(self.mean):
+            raise UserError(
+                f"--kmeans.pca {config.pca} is more than the backbone's width of {len(self.mean)}: "
+                "pass that or less"
+            )
+        scale = self.deviation.double()
+        _, directions = torch.linalg.eigh(moments.covariance / torch.outer(scale, scale))
+        self.directions = directions[:, -config.pca :].float()  # eigh's variances ascend
+
+    def __call__(self, features: Float[Tensor, "*n C"]) -> Float[Tensor, "*n c"]:
+        return (features.float() - self.mean) / self.deviation @ self.directions
+
+
+def _cluster(
+    reduce: Reduction | None,
+    points: Float[Tensor, "m C"],
+    count: int,
     config: KmeansConfig,
     seed: int,
-) -> IouReport:
-    count = config.clusters or classes
-    points = _points(tokens, count, config, seed)
+) -> Float[Tensor, "K c"]:
+    kept = reduce(points) if reduce else points
     iterations = 50 if config.reading == "pixels" else 100
-    start = fit_kmeans(points, count, iterations, config.restarts, seed)
-    centroids = torch.from_numpy(start).to(tokens.device)
-    total = torch.zeros(count, classes, dtype=torch.long)
-    for found, truth in _assigned(tokens, labels, centroids, config):
-        total += confusion(found, truth, classes, clusters=count).cpu()
-    match = match_hungarian if count == classes else match_majority
-    return iou(apply_matching(total, match(total), classes))
+    array = np.ascontiguousarray(kept.float().cpu().numpy())
+    fitted = fit_kmeans(array, count, iterations, config.restarts, seed)
+    return torch.from_numpy(fitted).to(points.device)
 
 
 def fit_kmeans(
@@ -132,6 +181,11 @@ def fit_kmeans(
     """faiss' centroids; the same seed gives the same."""
     import faiss
 
+    if len(points) < clusters:
+        raise UserError(
+            f"{len(points)} features do not fill {clusters} clusters: give more images or ask for "
+            "fewer clusters"
+        )
     kmeans = faiss.Kmeans(
         points.shape[1],
         clusters,
@@ -145,43 +199,23 @@ def fit_kmeans(
     return np.ascontiguousarray(kmeans.centroids).reshape(clusters, -1)
 
 
-def _points(
-    tokens: Float[Tensor, "n C h w"], clusters: int, config: KmeansConfig, seed: int
-) -> Float32[np.ndarray, "m C"]:
-    """What the centroids are trained on: 256 features a centroid, drawn by the seed."""
-    side = config.label_px if config.reading == "pixels" else tokens.shape[2]
-    generator = np.random.Generator(np.random.Philox(sample_key(seed, 0, 0) % 2**63))
-    total = len(tokens) * side * side
-    wanted = min(total, POINTS_PER_CENTROID * clusters)
-    chosen = torch.from_numpy(np.sort(generator.choice(total, wanted, replace=False)))
-    image = chosen // (side * side)
-    parts = []
-    for numbers in in_order(len(tokens), IMAGES_AT_ONCE):
-        flat = rearrange(
-            _resized(tokens[numbers.start : numbers.stop], side), "b c h w -> (b h w) c"
-        )
-        inside = (image >= numbers.start) & (image < numbers.stop)
-        parts.append(flat[(chosen[inside] - numbers.start * side * side).to(flat.device)])
-    return np.ascontiguousarray(torch.cat(parts).float().cpu().numpy())
-
-
 def _assigned(
-    tokens: Float[Tensor, "n C h w"],
+    features: Float[Tensor, "n C h w"],
     labels: Int64[Tensor, "n px px"],
-    centroids: Float[Tensor, "K C"],
+    centroids: list[Float[Tensor, "K c"]],
+    reduce: Reduction | None,
     config: KmeansConfig,
-) -> Iterator[tuple[Int64[Tensor, "b px px"], Int64[Tensor, "b px px"]]]:
-    """Each pixel's nearest centroid, and its label."""
-    for numbers in in_order(len(tokens), IMAGES_AT_ONCE):
+) -> Iterator[tuple[list[Int64[Tensor, "b px px"]], Int64[Tensor, "b px px"]]]:
+    """Each pixel's nearest centroid for every seed, and its label, a few images at a time."""
+    for numbers in in_order(len(features), IMAGES_AT_ONCE):
         part = slice(numbers.start, numbers.stop)
-        features = tokens[part].float()
-        if config.reading == "pixels":
-            features = _resized(features, config.label_px)
-        found = nearest(features, centroids)
-        if config.reading == "tokens":
-            resized = F.interpolate(found[:, None].float(), size=config.label_px, mode="nearest")
-            found = resized[:, 0].long()
-        yield found, labels[part]
+        found = _resized(features[part].float(), _drawn_shape(features, config))
+        if reduce:
+            found = reduce(found.movedim(1, -1)).movedim(-1, 1)
+        clusters = [nearest(found, each) for each in centroids]
+        if reduce:
+            clusters = [_enlarged(each, config.label_px) for each in clusters]
+        yield clusters, labels[part]
 
 
 def nearest(
@@ -192,7 +226,14 @@ def nearest(
     return (centroids.square().sum(dim=1)[None, :, None, None] - 2 * products).argmin(dim=1)
 
 
-def _resized(features: Float[Tensor, "b C h w"], side: int) -> Float[Tensor, "b C side side"]:
-    if features.shape[2:] == (side, side):
+def _enlarged(clusters: Int64[Tensor, "b h w"], side: int) -> Int64[Tensor, "b side side"]:
+    large = F.interpolate(clusters[:, None].float(), size=(side, side), mode="nearest")
+    return large[:, 0].long()
+
+
+def _resized(
+    features: Float[Tensor, "b C h w"], shape: tuple[int, int]
+) -> Float[Tensor, "b C rows columns"]:
+    if features.shape[2:] == shape:
         return features
-    return F.interpolate(features, size=(side, side), mode="bilinear", align_corners=False)
+    return F.interpolate(features, size=shape, mode="bilinear", align_corners=False)

@@ -10,35 +10,26 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from croc.data.loader import batch_indices
-from croc.errors import UserError
+from croc.evals.crops import Crops, ResizedCrops, ScaledCrops
 from croc.evals.datasets import SegmentationData
 from croc.evals.features import DenseBackbone
-from croc.evals.inputs import batches, extract, in_order
-from croc.evals.metrics import IGNORED, IouReport, confusion, iou
+from croc.evals.inputs import PatchFeatures, batches
+from croc.evals.metrics import IGNORED
+from croc.evals.moments import Moments
+from croc.evals.protocols import LinearConfig
+from croc.evals.scoring import SegmentationReport, same_classes, score, upsample
+from croc.evals.tracking import Track, silent
 
 
 @dataclass(frozen=True)
-class LinearConfig:
-    """The defaults are the protocol for sets of some hundred images."""
+class LinearReport:
+    """Of the layer that scored best, and the scores of all."""
 
-    image_px: int = 448
-    """Side to which images are squashed."""
-    blocks: int = 1
-    """Last blocks of a ViT whose tokens are concatenated."""
-    standardise: bool = True
-    """Bring each feature to mean 0 and deviation 1 over the training part."""
-    rate: float = 1e-3
-    """Adam's rate."""
-    batch: int = 32
-    """Images a step."""
-    steps: int = 1500
-    """Steps of training."""
-    train_px: int = 112
-    """Side of the labels in the loss, to which the logits are upsampled."""
-    score_px: int = 112
-    """Side of the labels that are scored."""
-    seed: int = 0
-    """Of the layer and the order of the images."""
+    best: SegmentationReport
+    rate: float
+    """Adam's, of the best layer."""
+    by_rate: dict[float, float]
+    """Mean IoU of each layer."""
 
 
 def evaluate_linear(
@@ -48,72 +39,132 @@ def evaluate_linear(
     config: LinearConfig,
     device: torch.device,
     workers: int = 0,
-) -> IouReport:
-    """Train the layer on one part, score it on the other."""
-    if len(train.classes) != len(val.classes):
-        raise UserError("the training and the validation part have different classes")
-    options: dict[str, Any] = {"device": device, "workers": workers}
-    features, labels = extract(
-        backbone, train, config.image_px, config.train_px, config.blocks, **options
+    track: Track = silent,
+) -> LinearReport:
+    """Train a layer for each rate on one part, score them on the other."""
+    same_classes(train, val)
+    options: dict[str, Any] = {"device": device, "workers": workers, "track": track}
+    source = TrainingFeatures(backbone, train, config, **options)
+    steps = track(source.batches(), "training", source.steps)
+    layers = fit(steps, source.moments, len(train.classes), source.steps, config)
+    reports = score(
+        backbone,
+        val,
+        layers,
+        image_px=config.image_px,
+        blocks=config.blocks,
+        score_px=config.score_px,
+        keep_ratio=config.framing == "keep",
+        **options,
     )
-    layer, scale = fit(features, labels, len(train.classes), config)
-    del features, labels
-    counts = torch.zeros(len(val.classes), len(val.classes), dtype=torch.long)
-    order = in_order(len(val), config.batch)
-    sizes: dict[str, Any] = {"image_px": config.image_px, "label_px": config.score_px}
-    for batch in batches(val, order, **sizes, **options):
-        found = scale(backbone.features(batch.images, config.blocks))
-        predicted = upsample(layer(found), config.score_px).argmax(dim=1)
-        counts += confusion(predicted, batch.labels, len(val.classes)).cpu()
-    return iou(counts)
+    scores = [report.iou.mean for report in reports]
+    best = max(range(len(scores)), key=scores.__getitem__)
+    return LinearReport(reports[best], config.rates[best], dict(zip(config.rates, scores)))
 
 
-class Scale(nn.Module):
-    """Features to mean 0 and deviation 1, by the training part's; or as they are."""
+class TrainingFeatures:
+    """Features of whole images, found once if they fit; of random crops, found anew each step."""
 
-    def __init__(self, features: Float[Tensor, "n C rows columns"], standardise: bool) -> None:
+    def __init__(
+        self,
+        backbone: DenseBackbone,
+        train: SegmentationData,
+        config: LinearConfig,
+        *,
+        device: torch.device,
+        workers: int,
+        track: Track = silent,
+    ) -> None:
+        self._backbone, self._train, self._config = backbone, train, config
+        self._options: dict[str, Any] = {"device": device, "workers": workers}
+        batch = min(config.batch, len(train))
+        # An epoch has whole batches only, as the order of pre-training's samples has.
+        self.steps = config.steps or config.epochs * (len(train) // batch)
+        chosen = (batch_indices(i, len(train), batch, config.seed)[1] for i in range(self.steps))
+        self._order: list[list[int]] = [numbers.tolist() for numbers in chosen]
+        self._sizes = {"image_px": config.image_px, "label_px": config.train_px}
+        self._held: tuple[Tensor, Tensor] | None = None
+        self.moments: Moments | None = Moments() if config.standardise else None
+        whole_images = training_crops(config) is None
+        if self.moments or whole_images:
+            whole = PatchFeatures(
+                backbone, train, **self._sizes, blocks=config.blocks, **self._options, track=track
+            )
+            for features, _ in whole.passes("features"):
+                if self.moments:
+                    self.moments.add(features)
+            self._held = whole.held if whole_images else None
+
+    def batches(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Features "B C rows columns" and labels "B px px" of each step."""
+        if self._held:
+            features, labels = self._held
+            for chosen in map(torch.tensor, self._order):
+                yield features[chosen], labels[chosen].long()
+            return
+        crops = training_crops(self._config)
+        for part in batches(self._train, self._order, **self._sizes, **self._options, crops=crops):
+            assert isinstance(part.labels, Tensor)
+            yield self._backbone.features(part.images, self._config.blocks), part.labels
+
+
+def training_crops(config: LinearConfig) -> Crops | None:
+    if config.framing == "keep":
+        return ScaledCrops(config.seed)
+    return None if config.crop is None else ResizedCrops(config.crop, config.seed)
+
+
+class Layer(nn.Module):
+    """A 1×1 convolution of features, brought to mean 0 and deviation 1 if their moments are given.
+
+    float32, whatever the features are.
+    """
+
+    def __init__(self, width: int, classes: int, moments: Moments | None) -> None:
         super().__init__()
-        self.mean: Tensor | float = 0.0
-        self.deviation: Tensor | float = 1.0
-        if standardise:
-            self.mean = features.mean(dim=(0, 2, 3), keepdim=True)
-            self.deviation = features.std(dim=(0, 2, 3), keepdim=True).clamp_min(1e-6)
+        self.linear = nn.Conv2d(width, classes, kernel_size=1)
+        mean = moments.mean if moments else torch.zeros(width)
+        deviation = moments.deviation if moments else torch.ones(width)
+        self.mean, self.deviation = (nn.Buffer(x[:, None, None]) for x in (mean, deviation))
 
-    def forward(self, features: Float[Tensor, "B C h w"]) -> Float[Tensor, "B C h w"]:
-        return (features - self.mean) / self.deviation
+    def forward(self, features: Float[Tensor, "B C h w"]) -> Float[Tensor, "B classes h w"]:
+        return self.linear((features.float() - self.mean) / self.deviation)
 
 
 def fit(
-    features: Float[Tensor, "n C rows columns"],
-    labels: Int64[Tensor, "n px px"],
+    steps: Iterator[tuple[Float[Tensor, "B C h w"], Int64[Tensor, "B px px"]]],
+    moments: Moments | None,
     classes: int,
+    total: int,
     config: LinearConfig,
-) -> tuple[nn.Module, Scale]:
-    """Adam on the cross-entropy of upsampled logits; the same seed gives the same layer."""
-    scale = Scale(features, config.standardise)
+) -> list[nn.Module]:
+    """Adam on the cross-entropy of upsampled logits, a layer a rate, all from the same start."""
+    layers: list[nn.Module] = []
+    optimizers: list[torch.optim.Adam] = []
+    for step, (features, labels) in enumerate(steps):
+        if not layers:
+            for rate in config.rates:
+                layers.append(_start(features.shape[1], classes, moments, config.seed))
+                layers[-1].to(features.device)
+                optimizers.append(torch.optim.Adam(layers[-1].parameters(), lr=rate))
+        for layer, optimizer, rate in zip(layers, optimizers, config.rates):
+            optimizer.param_groups[0]["lr"] = rate * (1 - step / total) ** config.poly
+            optimizer.zero_grad()
+            segmentation_loss(layer(features), labels).backward()
+            optimizer.step()
+    return [layer.eval().requires_grad_(False) for layer in layers]
+
+
+def _start(width: int, classes: int, moments: Moments | None, seed: int) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(config.seed)
-        layer = nn.Conv2d(features.shape[1], classes, kernel_size=1)
-    layer = layer.to(features.device)
-    optimizer = torch.optim.Adam(layer.parameters(), lr=config.rate)
-    for chosen in _order(len(features), config):
-        logits = upsample(layer(scale(features[chosen])), config.train_px)
-        loss = F.cross_entropy(logits, labels[chosen], ignore_index=IGNORED, reduction="sum")
-        scored = (labels[chosen] != IGNORED).sum().clamp_min(1)  # a batch may have none
-        optimizer.zero_grad()
-        (loss / scored).backward()
-        optimizer.step()
-    return layer.eval().requires_grad_(False), scale
+        torch.manual_seed(seed)
+        return Layer(width, classes, moments)
 
 
-def _order(count: int, config: LinearConfig) -> Iterator[Int64[Tensor, "b"]]:
-    """Whole batches of each epoch, every epoch in an order of its own."""
-    batch = min(config.batch, count)
-    for step in range(config.steps):
-        _, chosen = batch_indices(step, count, batch, config.seed)
-        yield torch.tensor(chosen)
-
-
-def upsample(logits: Float[Tensor, "B C h w"], side: int) -> Float[Tensor, "B C side side"]:
-    """Bilinear; it commutes with the linear layer, and logits are narrower than features."""
-    return F.interpolate(logits, size=(side, side), mode="bilinear", align_corners=False)
+def segmentation_loss(
+    logits: Float[Tensor, "B classes h w"], labels: Int64[Tensor, "B px px"]
+) -> Float[Tensor, ""]:
+    """Mean cross-entropy over the labelled pixels; a batch without any has loss 0."""
+    large = upsample(logits, labels.shape[1:])
+    loss = F.cross_entropy(large, labels, ignore_index=IGNORED, reduction="sum")
+    return loss / (labels != IGNORED).sum().clamp_min(1)

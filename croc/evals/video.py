@@ -1,37 +1,60 @@
 """Video object segmentation: the first frame's mask, carried along by nearest neighbours."""
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from einops import rearrange
-from jaxtyping import Bool, Float, UInt8
+from jaxtyping import Bool, Float, Float32, UInt8
 from PIL import Image
 from torch import Tensor
 
+from croc.errors import UserError
 from croc.evals.boundaries import VideoScores, join_videos, video_scores
 from croc.evals.features import DenseBackbone
+from croc.evals.protocols import VideoConfig
+from croc.evals.tracking import Track, silent
 from croc.evals.videos import Video, VideoData
 from croc.photometric import normalise
+from croc.show.overlays import need_av, new_folder, write_masks, write_overlay
+
+Item = TypeVar("Item")
+Made = TypeVar("Made")
+Masks = UInt8[np.ndarray, "t h w"]
+
+EXAMPLES = 4
+MOMENTS = 4
+FRAMES_AHEAD = 4
+LONGER_PX = 64
+SCORED_FRAMES = 3  # the first and the last are not scored, so one is left
 
 
 @dataclass(frozen=True)
-class VideoConfig:
-    """The paper's protocol, which is DINO's."""
+class VideoExample:
+    """Some frames of a video, from the first to the last, with their masks."""
 
-    short_px: int = 480
-    """The shorter side of a frame; the longer one is floored to a multiple of 64."""
-    last_frames: int = 7
-    """Frames before the current one that vote, beside the first."""
-    radius: int = 12
-    """Patches away from which a vote may come, in rows and columns."""
-    best: int = 5
-    """Votes that count for each patch."""
-    temperature: float = 0.1
-    """Votes weigh exp(cosine / this)."""
+    name: str
+    frames: UInt8[np.ndarray, "t h w 3"]
+    truth: UInt8[np.ndarray, "t h w"]
+    predicted: UInt8[np.ndarray, "t h w"]
+
+
+@dataclass(frozen=True)
+class VideoReport:
+    """Scores of the videos whose frames all have a mask, and pictures of the first few of them."""
+
+    scores: VideoScores | None
+    """Of all objects; None if no video could be scored."""
+    videos: dict[str, VideoScores]
+    examples: tuple[VideoExample, ...]
 
 
 def evaluate_video(
@@ -39,59 +62,172 @@ def evaluate_video(
     videos: VideoData,
     config: VideoConfig,
     device: torch.device,
-    finished: Callable[[str], None] | None = None,
-) -> VideoScores:
-    """J and F of every object of every video; `finished` hears each video's name."""
-    scores = []
-    for index in range(len(videos)):
-        video = videos[index]
-        predicted = segment_video(backbone, video, config, device)
+    track: Track = silent,
+    masks: Path | None = None,
+    overlays: Path | None = None,
+) -> VideoReport:
+    """J and F of every object of every video that has all its masks.
+
+    Predictions go to MASKS/VIDEO/00000.png, as DAVIS stores them, and painted over the frames to
+    OVERLAYS/VIDEO.mp4. Both folders must be new or empty; they are filled whole or not at all.
+    """
+    _fits(backbone.stride_px, config.short_px)
+    each = [videos[index] for index in range(len(videos))]
+    scored = [video.name for video in each if _can_be_scored(video)]
+    if not scored and masks is None and overlays is None:
+        raise UserError(
+            f"none of the {len(each)} videos has {SCORED_FRAMES} frames and a mask for each, so "
+            f"none can be scored: ask for the predicted masks or overlays instead"
+        )
+    if overlays is not None:
+        need_av()
+    with ExitStack() as stack:
+        folders = [path and stack.enter_context(new_folder(path)) for path in (masks, overlays)]
+        finish = partial(_finish, scored=scored, masks=folders[0], overlays=folders[1])
+        segmented = _segment_all(backbone, each, config, device, track)
+        finished = list(ahead(finish, segmented, 1))
+    scores = {name: score for name, score, _ in finished if score}
+    return VideoReport(
+        scores=join_videos(list(scores.values())) if scores else None,
+        videos=scores,
+        examples=tuple(example for _, _, example in finished if example),
+    )
+
+
+def _fits(stride_px: int, short_px: int) -> None:
+    if short_px % stride_px or LONGER_PX % stride_px:
+        raise UserError(
+            f"patches of {stride_px} px do not fill frames of {short_px} px by a multiple of "
+            f"{LONGER_PX}: pass another --video.short-px, or weights with patches of 8 or 16 px"
+        )
+
+
+def _can_be_scored(video: Video) -> bool:
+    return len(video) >= SCORED_FRAMES and all(video.has_mask(t) for t in range(len(video)))
+
+
+def _segment_all(
+    backbone: DenseBackbone,
+    videos: Sequence[Video],
+    config: VideoConfig,
+    device: torch.device,
+    track: Track,
+) -> Iterator[tuple[Video, Masks]]:
+    """Each video with its masks; progress is told by frames, since videos are long."""
+    steps = ((video, mask) for video in videos for mask in follow(backbone, video, config, device))
+    masks: list[np.ndarray] = []
+    for video, mask in track(steps, "video", sum(len(video) for video in videos)):
+        masks.append(mask)
+        if len(masks) == len(video):
+            yield video, np.stack(masks)
+            masks = []
+
+
+def _finish(
+    segmented: tuple[Video, Masks],
+    scored: Sequence[str],
+    masks: Path | None,
+    overlays: Path | None,
+) -> tuple[str, VideoScores | None, VideoExample | None]:
+    """Score a video and write what is wanted of it."""
+    video, predicted = segmented
+    truth = None
+    if video.name in scored:
         truth = np.stack([video.read_mask(t) for t in range(len(video))])
-        scores.append(video_scores(predicted, truth))
-        if finished:
-            finished(video.name)
-    return join_videos(scores)
+    if masks is not None:
+        write_masks(masks / video.name, predicted)
+    if overlays is not None:
+        frames = (video.read_frame(t) for t in range(len(video)))
+        write_overlay(overlays / f"{video.name}.mp4", frames, predicted, truth)
+    if truth is None:
+        return video.name, None, None
+    wanted = video.name in scored[:EXAMPLES]
+    example = _example(video, predicted, truth) if wanted else None
+    return video.name, video_scores(predicted, truth), example
 
 
-@torch.no_grad()
+def _example(video: Video, predicted: Masks, truth: Masks) -> VideoExample:
+    moments = np.linspace(0, len(video) - 1, min(MOMENTS, len(video))).round().astype(int)
+    frames = np.stack([video.read_frame(t) for t in moments.tolist()])
+    return VideoExample(video.name, frames, truth[moments], predicted[moments])
+
+
+def ahead(make: Callable[[Item], Made], items: Iterable[Item], count: int) -> Iterator[Made]:
+    """What `make` makes of each item, in order, in a thread that is up to `count` items ahead."""
+    waiting: deque[Future[Made]] = deque()
+    with ThreadPoolExecutor(1) as pool:
+        for item in items:
+            waiting.append(pool.submit(make, item))
+            if len(waiting) > count:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+
+
 def segment_video(
     backbone: DenseBackbone, video: Video, config: VideoConfig, device: torch.device
 ) -> UInt8[np.ndarray, "t h w"]:
     """The object of every pixel of every frame, from the first frame's mask alone."""
+    return np.stack(list(follow(backbone, video, config, device)))
+
+
+@torch.no_grad()
+def follow(
+    backbone: DenseBackbone, video: Video, config: VideoConfig, device: torch.device
+) -> Iterator[UInt8[np.ndarray, "h w"]]:
+    """The mask of each frame in turn; the first one's is given."""
     mask = video.read_mask(0)
-    features = _features(backbone, video.read_frame(0), config, device)
-    objects = int(mask.max()) + 1
+    frames = ahead(partial(_resized, video, config, mask.shape), range(len(video)), FRAMES_AHEAD)
+    features = unit_features(backbone, next(frames), device)
+    first = (features, shrink(mask, features))
     _, rows, columns = features.shape
-    small = Image.fromarray(mask).resize((columns, rows), Image.Resampling.NEAREST)
-    labels = F.one_hot(torch.from_numpy(np.array(small)).long(), objects)
-    first = (features, rearrange(labels, "h w o -> o h w").float().to(device))
     near = neighbourhood(rows, columns, config.radius, device)
     latest: deque[tuple[Tensor, Tensor]] = deque(maxlen=config.last_frames)
-    masks = [mask]
-    for t in range(1, len(video)):
-        features = _features(backbone, video.read_frame(t), config, device)
+    yield mask
+    for frame in frames:
+        features = unit_features(backbone, frame, device)
         soft = propagate(features, [first, *latest], near, config)
         latest.append((features, soft))
-        masks.append(harden(soft, backbone.stride_px, mask.shape))
-    return np.stack(masks)
+        yield harden(soft, backbone.stride_px, mask.shape)
 
 
-def _features(
-    backbone: DenseBackbone,
-    frame: UInt8[np.ndarray, "h w 3"],
-    config: VideoConfig,
-    device: torch.device,
-) -> Float[Tensor, "C rows columns"]:
-    """Unit features of a frame at the protocol's size."""
-    size = frame_size(frame.shape[0], frame.shape[1], config.short_px)
-    resized = Image.fromarray(frame).resize((size[1], size[0]), Image.Resampling.BILINEAR)
-    pixels = torch.from_numpy(np.array(resized)).to(device).permute(2, 0, 1)[None].float() / 255
+def _resized(
+    video: Video, config: VideoConfig, shape: tuple[int, int], t: int
+) -> UInt8[np.ndarray, "h w 3"]:
+    """A frame at the protocol's size."""
+    frame = video.read_frame(t)
+    if frame.shape[:2] != shape:
+        raise UserError(
+            f"{video.name}: frame {t} is {frame.shape[1]}×{frame.shape[0]}, the first mask "
+            f"{shape[1]}×{shape[0]}: all must have one size"
+        )
+    height, width = frame_size(*shape, config.short_px)
+    return np.array(Image.fromarray(frame).resize((width, height), Image.Resampling.BILINEAR))
+
+
+def unit_features(
+    backbone: DenseBackbone, frame: UInt8[np.ndarray, "h w 3"], device: torch.device
+) -> Float32[Tensor, "C rows columns"]:
+    """A frame's features, of length 1; float32 whatever the backbone computes in."""
+    pixels = torch.from_numpy(frame).to(device).permute(2, 0, 1)[None].float() / 255
     return F.normalize(backbone.features(normalise(pixels))[0].float(), dim=0)
+
+
+def shrink(
+    mask: UInt8[np.ndarray, "h w"], features: Float32[Tensor, "C rows columns"]
+) -> Float32[Tensor, "O rows columns"]:
+    """The label of each patch: one of all objects up to the highest number."""
+    _, rows, columns = features.shape
+    small = Image.fromarray(mask).resize((columns, rows), Image.Resampling.NEAREST)
+    numbers = torch.from_numpy(np.array(small)).long()
+    labels = F.one_hot(numbers, int(mask.max()) + 1).to(features)
+    return rearrange(labels, "h w o -> o h w")
 
 
 def frame_size(height: int, width: int, short_px: int) -> tuple[int, int]:
     """(480, 854) becomes (480, 832)."""
-    longer = max(64, int(max(height, width) * short_px / min(height, width)) // 64 * 64)
+    longer = int(max(height, width) * short_px / min(height, width))
+    longer = max(LONGER_PX, longer // LONGER_PX * LONGER_PX)
     return (short_px, longer) if width >= height else (longer, short_px)
 
 
@@ -114,16 +250,16 @@ def propagate(
     """Each patch's soft label: the mean of its best votes' labels, weighed by their affinity.
 
     votes of patch n: all patches m of all sources with near[n, m], weight exp(cosine / τ); the
-    `best` heaviest count.
+    `best` heaviest count, or all if there are fewer.
     """
-    target = features.flatten(1)
-    cosines = torch.stack([target.mT @ source.flatten(1) for source, _ in sources])
-    weights = (cosines / config.temperature).exp().masked_fill(~near, 0)
-    votes = rearrange(weights, "s n m -> n (s m)")
-    heaviest, chosen = votes.topk(min(config.best, votes.shape[1]), dim=1)
+    votes = torch.cat([source.flatten(1) for source, _ in sources], dim=1)
     labels = torch.cat([label.flatten(1) for _, label in sources], dim=1)
-    heaviest = heaviest / heaviest.sum(dim=1, keepdim=True)
-    soft = torch.einsum("nk,onk->on", heaviest, labels[:, chosen])
+    cosines = features.flatten(1).mT @ votes
+    by_source = cosines.view(len(near), len(sources), -1)  # one large tensor, changed in place
+    by_source.masked_fill_(~near[:, None], -torch.inf)
+    heaviest, chosen = cosines.topk(min(config.best, cosines.shape[1]), dim=1)
+    weights = (heaviest / config.temperature).softmax(dim=1)  # 0 where fewer than `best` are near
+    soft = torch.einsum("nk,onk->on", weights, labels[:, chosen])
     return rearrange(soft, "o (h w) -> o h w", h=features.shape[1])
 
 

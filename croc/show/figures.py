@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from croc.photometric import IMAGENET_MEAN, IMAGENET_STD
+from croc.photometric import unnormalise
 from croc.types import Clusters, Views
 
 # Okabe and Ito's colours, which colour-blind readers can tell apart, then four in between.
@@ -40,7 +40,7 @@ def cluster_figure(views: Views, clusters: Clusters, path: Path, title: str) -> 
 
     A cluster has one colour in all views of an image; one that a view lacks is hatched.
     """
-    pixels = unnormalise(views.pixels)
+    pixels = unnormalise(views.pixels.cpu())
     count, images = pixels.shape[:2]
     heads = clusters.valid.shape[1]
     columns = 2 if heads <= 3 and images > 1 else 1  # narrow blocks stand side by side
@@ -87,11 +87,6 @@ def paint(
     stripes = (rows + columns) * 64 // max(shape) % 4 == 0
     pruned = ~valid[soft.argmax(dim=0)]
     return torch.where(stripes & pruned, torch.tensor(0.1), painted).clamp(0, 1)
-
-
-def unnormalise(pixels: Float[Tensor, "M B 3 h w"]) -> Float[Tensor, "M B 3 h w"]:
-    mean, std = (torch.tensor(v)[:, None, None] for v in (IMAGENET_MEAN, IMAGENET_STD))
-    return (pixels.cpu() * std + mean).clamp(0, 1)
 
 
 def to_array(pixels: Float[Tensor, "3 h w"]) -> np.ndarray:

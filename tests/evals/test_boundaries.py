@@ -13,7 +13,7 @@ from croc.errors import UserError
 from croc.evals.boundaries import (
     boundary,
     boundary_accuracy,
-    distance_to,
+    dilate,
     join_videos,
     region_similarity,
     video_scores,
@@ -122,13 +122,13 @@ def test_any_masks_equal_the_loops(masks, tolerance):
     assert region_similarity(*masks) == slow_region_similarity(*masks)
 
 
-@pytest.mark.parametrize("radius", [1, 2, 5, 8, 9.5])
-def test_the_distance_threshold_is_dilation_by_a_disk(radius):
+@pytest.mark.parametrize("radius", [0, 1, 2, 5, 8, 9.5, 27, 60])
+def test_dilation_is_by_a_disk(radius):
     reach = math.ceil(radius)
     y, x = np.mgrid[-reach : reach + 1, -reach : reach + 1]
     disk = y**2 + x**2 <= radius**2
     for edges in boundary(random_masks(3, seed=0)):
-        assert np.array_equal(distance_to(edges) <= radius, binary_dilation(edges, disk))
+        assert np.array_equal(dilate(edges, radius), binary_dilation(edges, disk))
 
 
 @pytest.mark.parametrize("name", MASKS)

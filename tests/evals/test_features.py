@@ -1,11 +1,15 @@
 """Backbones for evaluation: from a run, from timm, by name; features against timm's own."""
 
+import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import timm
 import torch
+from safetensors.torch import save_file
 
 from croc.checkpoint import checkpoints, load_checkpoint
 from croc.errors import UserError
@@ -83,6 +87,80 @@ def test_folders_and_files_that_are_no_runs(tmp_path: Path):
         open_backbone(str(tmp_path))
     with pytest.raises(UserError, match="lies in no run's folder"):
         open_backbone(str(tmp_path / "weights.pt"))
+
+
+def test_a_run_before_its_first_step(run: Path):
+    untrained, trained = open_backbone(f"random:{run}"), open_backbone(str(run))
+    assert fingerprint(untrained) != fingerprint(trained)
+    assert fingerprint(untrained) == fingerprint(open_backbone(f"random:{run}"))
+    shapes = [{k: v.shape for k, v in each.state_dict().items()} for each in (untrained, trained)]
+    assert shapes[0] == shapes[1]
+
+
+def test_a_checkpoint_beside_its_configuration(run: Path, tmp_path: Path):
+    copies = [shutil.copy(path, tmp_path) for path in (checkpoints(run)[-1], run / "config.json")]
+    assert fingerprint(open_backbone(copies[0])) == fingerprint(open_backbone(str(run)))
+
+
+@pytest.mark.parametrize(("name", "head"), [("vit_tiny_patch16_224", "head"), ("resnet18", "fc")])
+@pytest.mark.parametrize("layout", ["plain", "wrapped", "safetensors"])
+def test_weights_of_a_file(name: str, head: str, layout: str, tmp_path: Path):
+    model = timm.create_model(name, num_classes=7)
+    weights = model.state_dict()
+    path = tmp_path / ("w.safetensors" if layout == "safetensors" else "w.pth")
+    if layout == "safetensors":
+        save_file(weights, path)
+    else:
+        torch.save({"model": weights, "epoch": 3} if layout == "wrapped" else weights, path)
+    backbone = open_backbone(f"timm:{name}@{path}", image_px=224)
+    images = torch.randn(1, 3, 224, 224)
+    model.eval()
+    if head == "head":
+        expected = model.forward_features(images)[:, 1:].mT.reshape(1, 192, 14, 14)  # pyright: ignore
+        torch.testing.assert_close(backbone.features(images), expected)
+    bare = {key: value for key, value in weights.items() if not key.startswith(head)}
+    torch.save(bare, tmp_path / "bare.pth")
+    same = open_backbone(f"timm:{name}@{tmp_path / 'bare.pth'}", image_px=224)
+    torch.testing.assert_close(same.features(images), backbone.features(images))
+
+
+def test_files_that_do_not_fit(tmp_path: Path):
+    weights = timm.create_model("vit_tiny_patch16_224").state_dict()
+    cases = {
+        "half.pth": ({k: v for k, v in weights.items() if "blocks.11" not in k}, "lacks 12 of|fit"),
+        "other.pth": ({"encoder.weight": torch.zeros(3)}, "lacks .* it has encoder.weight|fit"),
+        "wide.pth": (timm.create_model("vit_small_patch16_224").state_dict(), "does not fit"),
+        "list.pth": ([1, 2], "holds no named tensors"),
+        "hostile.pth": (Hostile(), "cannot be read as weights"),
+    }
+    for name, (content, said) in cases.items():
+        torch.save(content, tmp_path / name)
+        with pytest.raises(UserError, match=said):
+            open_backbone(f"timm:vit_tiny_patch16_224@{tmp_path / name}")
+    for name in ("cut.pth", "cut.safetensors", "empty.pth"):
+        (tmp_path / name).write_bytes(b"" if name == "empty.pth" else b"PK\3\4 and no more")
+        with pytest.raises(UserError, match="cannot be read as weights"):
+            open_backbone(f"timm:vit_tiny_patch16_224@{tmp_path / name}")
+    with pytest.raises(UserError, match="there is no file"):
+        open_backbone(f"timm:vit_tiny_patch16_224@{tmp_path / 'nowhere.pth'}")
+    assert not Path("/tmp/croc-was-here").exists()
+
+
+class Hostile:
+    """Unpickled without care it would run a command."""
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.system, ("touch /tmp/croc-was-here",)
+
+
+@pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "resnet18"])
+def test_features_have_the_weights_precision(name: str):
+    backbone = open_backbone(f"random:{name}", image_px=64)
+    images = torch.randn(1, 3, 64, 64)
+    single = backbone.features(images)
+    double = backbone.to(torch.float64).features(images)
+    assert double.dtype == torch.float64
+    torch.testing.assert_close(double.float(), single, atol=1e-4, rtol=1e-4)
 
 
 def test_evaluation_does_not_import_training():

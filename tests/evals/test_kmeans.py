@@ -1,6 +1,7 @@
 """K-means against scikit-learn, and unsupervised segmentation with a known answer."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +11,11 @@ from sklearn.decomposition import PCA
 from sklearn.preprocessing import StandardScaler
 from torch import Tensor
 
-from croc.evals.kmeans import KmeansConfig, evaluate_kmeans, fit_kmeans, nearest, reduce
+from croc.errors import UserError
+from croc.evals import inputs
+from croc.evals.kmeans import Reduction, evaluate_kmeans, fit_kmeans, nearest
+from croc.evals.moments import Moments
+from croc.evals.protocols import KmeansConfig
 from tests.evals.test_linear import CPU, MeanColour, Patches
 
 CONFIG = KmeansConfig(image_px=32, label_px=16, seeds=2, restarts=2, pca=2)
@@ -54,7 +59,11 @@ def test_pca_is_scikit_learns():
     tokens = torch.from_numpy(blobs(1)).reshape(6, 10, 10, 8).permute(0, 3, 1, 2)
     flat = StandardScaler().fit_transform(blobs(1).astype(np.float64))
     expected = PCA(3).fit_transform(flat)
-    got = reduce(tokens, 3).permute(0, 2, 3, 1).reshape(-1, 3).numpy()[:, ::-1]
+    moments = Moments()
+    for part in tokens.split(4):
+        moments.add(part, covariance=True)
+    reduce = Reduction(moments, KmeansConfig(reading="tokens", pca=3))
+    got = reduce(tokens.permute(0, 2, 3, 1)).reshape(-1, 3).numpy()[:, ::-1]
     signs = np.sign((got * expected).sum(0))
     np.testing.assert_allclose(got * signs, expected, rtol=2e-3, atol=2e-3)
 
@@ -85,17 +94,55 @@ def test_more_clusters_than_classes_are_matched_many_to_one():
 
 
 def test_features_are_not_held_at_the_labels_size(monkeypatch: pytest.MonkeyPatch):
-    """At most a few images are resized at once, whatever the number of images."""
+    """At most a few images are resized at once, whatever the number of images and seeds."""
     import croc.evals.kmeans as module
 
     sizes = []
     real = module._resized
 
-    def watched(features: Tensor, side: int) -> Tensor:
+    def watched(features: Tensor, shape: tuple[int, int]) -> Tensor:
         sizes.append(len(features))
-        return real(features, side)
+        return real(features, shape)
 
     monkeypatch.setattr(module, "_resized", watched)
-    evaluate_kmeans(TwoColours(), Patches(30, 0), replace(CONFIG, seeds=1), CPU)
+    evaluate_kmeans(TwoColours(), Patches(30, 0), replace(CONFIG, seeds=3), CPU)
     assert sum(sizes) == 60
     assert max(sizes) <= module.IMAGES_AT_ONCE
+
+
+@pytest.mark.parametrize("reading", ["pixels", "tokens"])
+def test_features_that_do_not_fit_are_found_again(reading: str, monkeypatch: pytest.MonkeyPatch):
+    config = replace(CONFIG, reading=reading)  # pyright: ignore[reportArgumentType]
+    held = evaluate_kmeans(MeanColour(), Patches(40, 0), config, CPU)
+    monkeypatch.setattr(inputs.PatchFeatures, "_room", lambda *_: None)
+    anew = evaluate_kmeans(MeanColour(), Patches(40, 0), config, CPU)
+    assert anew.scores == held.scores
+    assert torch.equal(anew.first.examples[0].predicted, held.first.examples[0].predicted)
+
+
+def test_predictions_are_kept_to_be_looked_at():
+    config = replace(CONFIG, reading="tokens")
+    examples = evaluate_kmeans(TwoColours(), Patches(20, 0), config, CPU).first.examples
+    assert len(examples) == 6
+    scored = examples[3].truth != 255
+    assert torch.equal(examples[3].predicted[scored], examples[3].truth[scored])
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"clusters": 2, "seeds": 0}, "--kmeans.seeds must be 1 or more"),
+        ({"pca": 7, "reading": "tokens"}, "more than the backbone's width of 6"),
+        ({"clusters": 400, "reading": "tokens"}, "320 features do not fill 400 clusters"),
+    ],
+)
+def test_what_cannot_be_clustered(change: dict[str, Any], complaint: str):
+    with pytest.raises(UserError, match=complaint):
+        evaluate_kmeans(MeanColour(), Patches(20, 0), replace(CONFIG, **change), CPU)
+
+
+def test_fewer_clusters_than_classes_are_refused():
+    three = Patches(4, 0)
+    three.classes = ("dark", "bright", "none")
+    with pytest.raises(UserError, match="fewer than the 3 classes"):
+        evaluate_kmeans(MeanColour(), three, replace(CONFIG, clusters=2), CPU)

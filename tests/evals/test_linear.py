@@ -1,4 +1,4 @@
-"""Linear segmentation on made-up features whose answer is known, and on scenes."""
+"""Linear segmentation on made-up features whose answer is known."""
 
 from dataclasses import replace
 
@@ -8,20 +8,33 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from croc.errors import UserError
+from croc.evals import inputs
 from croc.evals.datasets import Labelled
-from croc.evals.inputs import batches, in_order
-from croc.evals.linear import LinearConfig, Scale, evaluate_linear, fit, upsample
+from croc.evals.linear import Layer, TrainingFeatures, evaluate_linear, fit, segmentation_loss
+from croc.evals.moments import Moments
+from croc.evals.protocols import LinearConfig, linear_protocol
+from croc.evals.scoring import upsample
 
 CONFIG = LinearConfig(
-    image_px=32, train_px=16, score_px=16, batch=4, steps=150, rate=3e-2, standardise=True
+    image_px=32,
+    blocks=1,
+    train_px=16,
+    score_px=16,
+    batch=4,
+    steps=150,
+    rates=(3e-2,),
+    standardise=True,
+    crop=None,
 )
 CPU = torch.device("cpu")
+HERE = {"device": CPU, "workers": 0}
 
 
 class Patches:
     """Images of 8 px squares; a square's class is whether it is bright, 255 in one corner."""
 
-    classes = ("dark", "bright")
+    classes: tuple[str, ...] = ("dark", "bright")
 
     def __init__(self, count: int, seed: int) -> None:
         self.bright = np.random.default_rng(seed).integers(0, 2, (count, 4, 4)).astype(np.uint8)
@@ -56,71 +69,164 @@ class Blind(MeanColour):
         return torch.zeros(len(images), 3, 4, 4)
 
 
+def score_of(config: LinearConfig, backbone: MeanColour | None = None) -> float:
+    parts = (Patches(12, 0), Patches(6, 1))
+    return evaluate_linear(backbone or MeanColour(), *parts, config, CPU).best.iou.mean
+
+
 def test_a_linear_answer_is_found():
-    report = evaluate_linear(MeanColour(), Patches(12, 0), Patches(6, 1), CONFIG, CPU)
-    assert report.mean > 0.75  # the upsampled logits blur the squares' borders
-    exact = replace(CONFIG, train_px=4, score_px=4)
-    assert evaluate_linear(MeanColour(), Patches(12, 0), Patches(6, 1), exact, CPU).mean == 1
+    assert score_of(CONFIG) > 0.75  # the upsampled logits blur the squares' borders
+    assert score_of(replace(CONFIG, train_px=4, score_px=4)) == 1
+
+
+def test_an_answer_is_found_on_crops_too():
+    crops = replace(CONFIG, crop=0.5, image_px=64, train_px=8, score_px=8, steps=200)
+    assert score_of(crops) > 0.8
+
+
+def test_an_answer_is_found_on_windows_at_random_scales():
+    keep = replace(CONFIG, framing="keep", image_px=32, train_px=16, score_px=None, steps=200)
+    assert score_of(keep) > 0.7
 
 
 def test_blind_features_score_no_better_than_one_class():
-    report = evaluate_linear(Blind(), Patches(12, 0), Patches(6, 1), CONFIG, CPU)
-    assert report.mean < 0.4
+    assert score_of(CONFIG, Blind()) < 0.4
 
 
-def test_the_seed_decides_everything():
-    options = (MeanColour(), Patches(12, 0), Patches(6, 1))
-    short = replace(CONFIG, steps=5)
+@pytest.mark.parametrize("crop", [None, 0.8])
+def test_the_seed_decides_everything(crop: float | None):
+    short = replace(CONFIG, steps=5, crop=crop)
     one, again, other = (
-        evaluate_linear(*options, replace(short, seed=seed), CPU).per_class for seed in (0, 0, 1)
+        evaluate_linear(
+            MeanColour(), Patches(12, 0), Patches(6, 1), replace(short, seed=seed), CPU
+        ).best.iou.per_class
+        for seed in (0, 0, 1)
     )
     assert torch.equal(one, again)
     assert not torch.equal(one, other)
+
+
+def test_the_best_of_several_rates_is_reported():
+    rates = (1e-9, 3e-2, 1e-10)
+    report = evaluate_linear(
+        MeanColour(), Patches(12, 0), Patches(6, 1), replace(CONFIG, rates=rates), CPU
+    )
+    assert report.rate == 3e-2
+    assert tuple(report.by_rate) == rates
+    assert report.best.iou.mean == max(report.by_rate.values())
+    # Layers do not disturb each other.
+    assert report.by_rate[3e-2] == score_of(replace(CONFIG, rates=(3e-2,)))
+
+
+def test_features_that_do_not_fit_are_found_anew(monkeypatch: pytest.MonkeyPatch):
+    short = replace(CONFIG, steps=7)
+    held = evaluate_linear(MeanColour(), Patches(12, 0), Patches(6, 1), short, CPU)
+    monkeypatch.setattr(inputs.PatchFeatures, "_room", lambda *_: None)
+    anew = evaluate_linear(MeanColour(), Patches(12, 0), Patches(6, 1), short, CPU)
+    torch.testing.assert_close(anew.best.iou.per_class, held.best.iou.per_class)
+
+
+def test_scores_at_each_image_s_own_size():
+    assert score_of(replace(CONFIG, score_px=None)) == score_of(replace(CONFIG, score_px=32))
+
+
+def test_an_epoch_is_whole_batches():
+    source = TrainingFeatures(
+        MeanColour(), Patches(12, 0), replace(CONFIG, steps=None, epochs=3, batch=5), **HERE
+    )
+    assert source.steps == 6
+    seen = list(source.batches())
+    assert [features.shape for features, _ in seen] == [(5, 6, 4, 4)] * 6
+    assert [labels.shape for _, labels in seen] == [(5, 16, 16)] * 6
+
+
+def test_rates_fall_by_the_power(monkeypatch: pytest.MonkeyPatch):
+    rates = []
+    real = torch.optim.Adam.step
+
+    def watched(self: torch.optim.Adam) -> None:
+        rates.append(self.param_groups[0]["lr"])
+        real(self)
+
+    monkeypatch.setattr(torch.optim.Adam, "step", watched)
+    score_of(replace(CONFIG, steps=4, poly=0.9, rates=(1e-3,)))
+    assert rates == pytest.approx([1e-3 * (1 - i / 4) ** 0.9 for i in range(4)])
 
 
 def test_ignored_pixels_have_no_say():
     features = torch.randn(4, 3, 4, 4)
     labels = torch.randint(0, 2, (4, 16, 16))
     labels[:, :4] = 255
+    labels[3] = 255  # an image that is ignored altogether
     changed = features.clone()
-    labels[3] = 255
-    changed[3] = torch.randn(3, 4, 4)  # an image that is ignored altogether
-    config = replace(CONFIG, standardise=False, batch=2, steps=20)
-    layers = [fit(x, labels, 2, config)[0] for x in (features, changed)]
+    changed[3] = torch.randn(3, 4, 4)
+    layers = [
+        fit(iter([(x[i : i + 2], labels[i : i + 2]) for i in (0, 2)] * 9), None, 2, 18, CONFIG)[0]
+        for x in (features, changed)
+    ]
     for one, other in zip(layers[0].parameters(), layers[1].parameters()):
         assert one.isfinite().all()
         torch.testing.assert_close(one, other)
 
 
+def test_the_loss_is_the_mean_over_labelled_pixels():
+    logits, labels = torch.randn(2, 3, 4, 4), torch.randint(0, 3, (2, 8, 8))
+    labels[0, :3] = 255
+    large = torch.nn.functional.interpolate(logits, (8, 8), mode="bilinear").log_softmax(dim=1)
+    picked = [
+        -large[b, labels[b, y, x], y, x]
+        for b in range(2)
+        for y in range(8)
+        for x in range(8)
+        if labels[b, y, x] != 255
+    ]
+    torch.testing.assert_close(segmentation_loss(logits, labels), torch.stack(picked).mean())
+    assert segmentation_loss(logits, torch.full((2, 8, 8), 255)) == 0
+
+
 def test_upsampling_commutes_with_the_layer():
     layer, x = torch.nn.Conv2d(5, 3, 1), torch.randn(2, 5, 4, 4)
-    torch.testing.assert_close(upsample(layer(x), 16), layer(upsample(x, 16)))
+    torch.testing.assert_close(upsample(layer(x), (16, 16)), layer(upsample(x, (16, 16))))
 
 
 def test_standardised_by_the_training_part():
-    features = 3 * torch.randn(50, 2, 4, 4) + 7
-    scaled = Scale(features, standardise=True)(features)
-    torch.testing.assert_close(scaled.mean(dim=(0, 2, 3)), torch.zeros(2), atol=1e-5, rtol=0)
-    torch.testing.assert_close(scaled.std(dim=(0, 2, 3)), torch.ones(2))
-    assert torch.equal(Scale(features, standardise=False)(features), features)
+    features = 3 * torch.randn(50, 2, 4, 4) + 1e4  # far off
+    moments = Moments()
+    for part in features.split(7):
+        moments.add(part, covariance=True)
+    layer = Layer(2, 2, moments)
+    scaled = (features - layer.mean) / layer.deviation
+    torch.testing.assert_close(scaled.mean(dim=(0, 2, 3)), torch.zeros(2), atol=1e-3, rtol=0)
+    torch.testing.assert_close(scaled.std(dim=(0, 2, 3)), torch.ones(2), atol=1e-3, rtol=0)
+    flat = features.movedim(1, 0).flatten(1).double()
+    torch.testing.assert_close(moments.covariance, flat.cov(correction=0), atol=1e-2, rtol=1e-3)
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_batches_are_squashed_and_normalised(workers: int):
-    data = Patches(5, 0)
-    made = list(
-        batches(
-            data,
-            in_order(5, 2),
-            image_px=16,
-            label_px=8,
-            workers=workers,
-            device=torch.device("cpu"),
-        )
-    )
-    assert [len(batch.images) for batch in made] == [2, 2, 1]
-    assert made[0].images.shape == (2, 3, 16, 16)
-    expected = data.read(4).labels[2::4, 2::4]
-    assert np.array_equal(made[2].labels[0].numpy(), expected)
-    pixel = (float(data.read(4).image[12, 4, 0]) / 255 - 0.485) / 0.229
-    assert made[2].images[0, 0, 6, 2].item() == pytest.approx(pixel, abs=0.05)
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        ("voc12", {"epochs": 45, "blocks": 4, "score_px": 448, "standardise": False}),
+        ("coco-things", {"epochs": 10, "crop": 0.8}),
+        ("coco-stuff", {"epochs": 10, "rates": (1e-3,)}),
+        ("ade20k", {"steps": 40_000, "batch": 16, "poly": 0.9, "framing": "keep"}),
+        ("coco-things-mini", {"blocks": 1, "batch": 32, "steps": 1500, "crop": None}),
+    ],
+)
+def test_protocols_by_data(kind: str, expected: dict[str, object]):
+    config = linear_protocol(kind)
+    assert {name: getattr(config, name) for name in expected} == expected
+
+
+@pytest.mark.parametrize(
+    "change", [{"rates": ()}, {"rates": (-1.0,)}, {"crop": 0.0}, {"batch": 0}, {"score_px": 0}]
+)
+def test_values_out_of_range(change: dict[str, object]):
+    with pytest.raises(UserError, match="--linear"):
+        replace(CONFIG, **change)  # pyright: ignore[reportArgumentType]
+
+
+def test_other_classes_in_the_validation_part():
+    other = Patches(2, 0)
+    other.classes = ("dark", "bright", "none")
+    with pytest.raises(UserError, match="different classes"):
+        evaluate_linear(MeanColour(), Patches(4, 0), other, CONFIG, CPU)

@@ -7,10 +7,13 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from PIL import Image
 from torch import Tensor
 
+from croc.errors import UserError
+from croc.evals.protocols import VideoConfig
 from croc.evals.video import (
-    VideoConfig,
+    ahead,
     evaluate_video,
     frame_size,
     harden,
@@ -19,6 +22,7 @@ from croc.evals.video import (
     segment_video,
 )
 from croc.evals.videos import Video, open_videos
+from tests.evals import trees
 
 CPU = torch.device("cpu")
 
@@ -41,10 +45,13 @@ def naive_propagate(features, sources, radius, best, temperature):
     return soft
 
 
-@pytest.mark.parametrize("radius", [1, 2, 12])
-def test_propagation_equals_the_loops(radius: int):
+@pytest.mark.parametrize(
+    ("radius", "best"),
+    [(1, 3), (2, 3), (12, 3), (1, 15), (0, 5), (12, 99)],  # in a corner of (1, 15) 12 are near
+)
+def test_propagation_equals_the_loops(radius: int, best: int):
     generator = torch.Generator().manual_seed(0)
-    config = VideoConfig(radius=radius, best=3)
+    config = VideoConfig(radius=radius, best=best)
 
     def unit() -> Tensor:
         return F.normalize(torch.randn(6, 4, 5, generator=generator), dim=0)
@@ -52,8 +59,28 @@ def test_propagation_equals_the_loops(radius: int):
     sources = [(unit(), torch.rand(3, 4, 5, generator=generator)) for _ in range(3)]
     features = unit()
     got = propagate(features, sources, neighbourhood(4, 5, radius, CPU), config)
-    expected = naive_propagate(features, sources, radius, 3, 0.1)
+    expected = naive_propagate(features, sources, radius, best, 0.1)
     torch.testing.assert_close(got, expected)
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_gpu_and_cpu_agree():
+    generator, gpu = torch.Generator().manual_seed(0), torch.device("cuda")
+    frames = F.normalize(torch.randn(8, 64, 30, 52, generator=generator), dim=1)
+    labels = torch.rand(8, 3, 30, 52, generator=generator)
+    near = neighbourhood(30, 52, 12, CPU)
+    softs = [
+        propagate(
+            frames[-1].to(device),
+            [(frame.to(device), label.to(device)) for frame, label in zip(frames, labels)],
+            near.to(device),
+            VideoConfig(),
+        )
+        for device in (CPU, gpu, gpu)
+    ]
+    torch.testing.assert_close(softs[0], softs[1].cpu(), atol=1e-4, rtol=0)
+    assert torch.equal(softs[1], softs[2])
 
 
 def test_frames_are_resized_as_the_protocol_says():
@@ -100,7 +127,8 @@ def test_a_sliding_square_is_followed():
     found = segment_video(Brightness(), video, CONFIG, CPU)
     assert found.shape == (5, 64, 128)
     assert np.array_equal(found[0], video.read_mask(0))
-    scores = evaluate_video(Brightness(), (video,), CONFIG, CPU)
+    scores = evaluate_video(Brightness(), (video,), CONFIG, CPU).scores
+    assert scores is not None
     assert scores.means["J"] > 0.75
     assert scores.means["J&F"] == pytest.approx((scores.means["J"] + scores.means["F"]) / 2)
 
@@ -118,10 +146,147 @@ def test_hardening_scales_each_object_by_itself():
     assert harden(flat, 4, (4, 8)).max() == 0
 
 
-def test_scenes_are_scored_and_videos_are_told():
-    told: list[str] = []
+class Told:
+    """Progress, kept: what was said, and how many items of how many came."""
+
+    def __call__(self, items, what, total):
+        self.what, self.total, self.count = what, total, 0
+        for item in items:
+            self.count += 1
+            yield item
+
+
+def test_scenes_are_scored_and_progress_is_told_by_frames():
+    told = Told()
+    videos = open_videos("scenes:5")
+    report = evaluate_video(Brightness(), videos, VideoConfig(short_px=96), CPU, told)
+    assert (told.what, told.count, told.total) == ("video", 60, 60)
+    assert report.scores is not None
+    assert list(report.videos) == [f"scene {index}" for index in range(5)]
+    assert len(report.scores.objects) == sum(len(videos[i].objects()) for i in range(5))
+    regions = [score.region for score in report.videos.values()]
+    assert report.scores.means["J"] == np.concatenate(regions).mean()
+
+
+def test_examples_are_of_the_first_videos_from_the_first_frame_to_the_last():
+    videos = open_videos("scenes:5")
+    report = evaluate_video(Brightness(), videos, VideoConfig(short_px=96), CPU)
+    assert [example.name for example in report.examples] == [f"scene {i}" for i in range(4)]
+    example = report.examples[1]
+    predicted = segment_video(Brightness(), videos[1], VideoConfig(short_px=96), CPU)
+    for place, t in enumerate((0, 4, 7, 11)):
+        assert np.array_equal(example.frames[place], videos[1].read_frame(t))
+        assert np.array_equal(example.truth[place], videos[1].read_mask(t))
+        assert np.array_equal(example.predicted[place], predicted[t])
+
+
+def test_predictions_are_the_same_each_time_and_float32_after_bfloat16():
+    class Half(Brightness):
+        def features(self, images: Tensor, blocks: int = 1) -> Tensor:
+            return super().features(images, blocks).bfloat16()
+
+    video = Video("sliding", Sliding())
+    one, again, half = (
+        segment_video(network, video, CONFIG, CPU)
+        for network in (Brightness(), Brightness(), Half())
+    )
+    assert np.array_equal(one, again)
+    assert (one == half).mean() > 0.95
+
+
+def test_masks_are_written_as_davis_does(tmp_path):
     videos = open_videos("scenes:2")
-    scores = evaluate_video(Brightness(), videos, VideoConfig(short_px=96), CPU, told.append)
-    assert told == ["scene 0", "scene 1"]
-    assert 0 <= scores.means["J&F"] <= 1
-    assert len(scores.objects) == sum(len(videos[i].objects()) for i in range(2))
+    evaluate_video(Brightness(), videos, VideoConfig(short_px=96), CPU, masks=tmp_path / "masks")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["masks"]
+    assert [path.name for path in sorted((tmp_path / "masks").iterdir())] == ["scene 0", "scene 1"]
+    files = sorted((tmp_path / "masks/scene 1").iterdir())
+    assert [path.name for path in files] == [f"{t:05d}.png" for t in range(12)]
+    predicted = segment_video(Brightness(), videos[1], VideoConfig(short_px=96), CPU)
+    for path, expected in zip(files, predicted):
+        with Image.open(path) as image:
+            assert image.mode == "P"
+            assert image.getpalette()[:6] == [0, 0, 0, 128, 0, 0]
+            assert np.array_equal(np.array(image), expected)
+
+
+def test_a_video_with_its_first_mask_alone_is_followed_but_not_scored(tmp_path):
+    videos = open_videos(f"davis17:{trees.write(tmp_path / 'davis', trees.davis())}")
+    config, folder = VideoConfig(short_px=64), tmp_path / "masks"
+    report = evaluate_video(Brightness(), videos, config, CPU, masks=folder)
+    assert list(report.videos) == ["camel"]
+    assert [example.name for example in report.examples] == ["camel"]
+    assert len(list((folder / "drift").iterdir())) == len(list((folder / "camel").iterdir())) == 3
+    drift = (videos[0],)
+    report = evaluate_video(Brightness(), drift, config, CPU, masks=tmp_path / "again")
+    assert (report.scores, report.videos, report.examples) == (None, {}, ())
+    with pytest.raises(UserError, match="none can be scored"):
+        evaluate_video(Brightness(), drift, config, CPU)
+
+
+class Untouched:
+    """A backbone that must not be asked: errors come before the work."""
+
+    name = "untouched"
+    stride_px = 8
+
+    def features(self, images: Tensor, blocks: int = 1) -> Tensor:
+        raise AssertionError("work has started")
+
+
+@pytest.mark.parametrize("kind", ["masks", "overlays"])
+def test_folders_that_are_not_empty_are_left_alone(tmp_path, kind):
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full/file").touch()
+    (tmp_path / "file").touch()
+    for name in ("full", "file"):
+        folder = {kind: tmp_path / name}
+        with pytest.raises(UserError, match=f"{name} exists and is not empty"):
+            evaluate_video(Untouched(), open_videos("scenes:1"), CONFIG, CPU, **folder)
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_an_error_leaves_no_half_folder(tmp_path):
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(AssertionError, match="work has started"):
+        evaluate_video(Untouched(), open_videos("scenes:1"), CONFIG, CPU, masks=tmp_path / "empty")
+    assert [path.name for path in tmp_path.iterdir()] == ["empty"]
+    with pytest.raises(UserError, match="cannot write"):
+        evaluate_video(
+            *(Untouched(), open_videos("scenes:1"), CONFIG, CPU),
+            masks=tmp_path / "one",
+            overlays=tmp_path / "one",
+        )
+
+
+def test_overlays_need_av_before_any_work(tmp_path, monkeypatch):
+    monkeypatch.setattr("croc.show.overlays.find_spec", lambda name: None)
+    with pytest.raises(UserError, match="pip install av"):
+        evaluate_video(
+            Untouched(), open_videos("scenes:1"), CONFIG, CPU, overlays=tmp_path / "overlays"
+        )
+
+
+def test_patches_must_fill_the_frames():
+    with pytest.raises(UserError, match="patches of 8 px do not fill frames of 100 px"):
+        evaluate_video(Untouched(), open_videos("scenes:1"), VideoConfig(short_px=100), CPU)
+
+
+def test_frames_of_another_size_are_refused():
+    class Growing(Sliding):
+        def read_frame(self, t: int) -> np.ndarray:
+            return super().read_frame(t)[:, : 128 - (t == 3)]
+
+    with pytest.raises(UserError, match="sliding: frame 3 is 127×64, the first mask 128×64"):
+        segment_video(Brightness(), Video("sliding", Growing()), CONFIG, CPU)
+
+
+def test_reading_ahead_keeps_the_order_and_the_errors():
+    assert list(ahead(lambda x: x * x, range(7), 3)) == [x * x for x in range(7)]
+    assert list(ahead(str, [], 3)) == []
+    made: list[int] = []
+    stream = ahead(made.append, iter(range(100)), 2)
+    next(stream)
+    stream.close()
+    assert len(made) <= 3
+    with pytest.raises(ZeroDivisionError):
+        list(ahead(lambda x: 1 // x, [1, 0], 1))

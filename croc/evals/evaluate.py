@@ -1,0 +1,197 @@
+"""Run protocols on a backbone; draw, append to results.jsonl and print what they found."""
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from croc.config import DataConfig
+from croc.data.loader import worker_count
+from croc.errors import UserError
+from croc.evals.bars import Bars
+from croc.evals.command import EvaluateOptions
+from croc.evals.datasets import SegmentationData, open_segmentation
+from croc.evals.features import ConvBackbone, VitBackbone, fingerprint, open_backbone
+from croc.evals.incontext import evaluate_incontext
+from croc.evals.kmeans import evaluate_kmeans
+from croc.evals.linear import evaluate_linear
+from croc.evals.results import FILE, Result, append_result, percent, print_results
+from croc.evals.scoring import SegmentationReport
+from croc.evals.tracking import Track
+from croc.evals.video import evaluate_video
+from croc.evals.videos import open_videos
+from croc.show.predictions import segmentation_figure, video_figure
+
+
+@dataclass(frozen=True)
+class Request:
+    """One protocol on one data set."""
+
+    protocol: str
+    data: str
+    config: Any
+    masks: str | None = None
+    overlays: str | None = None
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a protocol's report comes down to."""
+
+    scores: dict[str, Any]
+    classes: dict[str, float | None]
+    draw: Callable[[Path, str], None] | None
+
+
+@dataclass(frozen=True)
+class Job:
+    """A request with all it needs."""
+
+    request: Request
+    backbone: VitBackbone | ConvBackbone
+    parts: dict[str, Any]
+    device: torch.device
+    workers: int
+
+    @property
+    def rest(self) -> tuple[Any, torch.device, int, Track]:
+        """What every protocol takes after the backbone and the data."""
+        track = Bars(f"{self.request.protocol}, {self.request.data}").track
+        return self.request.config, self.device, self.workers, track
+
+
+def evaluate(options: EvaluateOptions, requests: list[Request], show: bool = True) -> list[Result]:
+    """All requests in turn, each written when it is whole; all data are opened first."""
+    folder = Path(options.to)
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"--to {folder} is a file: name a folder")
+    device = _device(options)
+    backbone = open_backbone(options.weights)
+    weights_hash = fingerprint(backbone)
+    precision = _precision(options, device)
+    backbone.to(device, precision)
+    workers = worker_count(DataConfig(workers=options.workers))
+    jobs = [Job(each, backbone, _open(each), device, workers) for each in requests]
+    results = []
+    for job in jobs:
+        started = time.perf_counter()
+        found = RUNNERS[job.request.protocol](job)
+        result = Result(
+            protocol=job.request.protocol,
+            data=job.request.data,
+            weights=options.weights,
+            backbone=backbone.name,
+            weights_hash=weights_hash,
+            scores=found.scores,
+            classes=found.classes,
+            config=asdict(job.request.config),
+            count={name: len(part) for name, part in job.parts.items()},
+            machine={"device": _name(device), "precision": str(precision).partition(".")[2]},
+            seconds=round(time.perf_counter() - started, 2),
+            picture=None,
+        )
+        results.append(_write(folder, result, found))
+    if show:
+        print_results(results)
+        print(f"appended to {folder / FILE}; pictures in {folder / 'pictures'}")
+    return results
+
+
+def _device(options: EvaluateOptions) -> torch.device:
+    if options.device == "cuda" and not torch.cuda.is_available():
+        raise UserError("--device cuda: torch sees no GPU here; pass --device cpu")
+    wanted = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(wanted if options.device == "auto" else options.device)
+
+
+def _precision(options: EvaluateOptions, device: torch.device) -> torch.dtype:
+    if options.precision == "auto":
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
+    return getattr(torch, options.precision)
+
+
+def _name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+
+
+def _open(request: Request) -> dict[str, Any]:
+    """The parts of the data that a protocol reads."""
+    if request.protocol == "video":
+        return {"videos": open_videos(request.data)}
+    splits = ("val",) if request.protocol == "kmeans" else ("train", "val")
+    return {split: open_segmentation(request.data, split) for split in splits}
+
+
+def _write(folder: Path, result: Result, found: Found) -> Result:
+    """The picture first: a line of results.jsonl speaks only of what is there."""
+    (folder / "pictures").mkdir(parents=True, exist_ok=True)
+    if found.draw is not None:
+        kind = result.data.partition(":")[0]
+        picture = f"pictures/{result.protocol}-{kind}-{result.key}.png"
+        name, score = next(iter(result.scores.items()))
+        found.draw(
+            folder / picture, f"{result.protocol}, {kind}, {result.backbone}: {name} {score:.1f}"
+        )
+        result = replace(result, picture=picture)
+    append_result(folder, result)
+    return result
+
+
+def _linear(job: Job) -> Found:
+    report = evaluate_linear(job.backbone, job.parts["train"], job.parts["val"], *job.rest)
+    found = _segmentation(report.best, job.parts["val"])
+    if len(report.by_rate) == 1:
+        return found
+    by_rate = {f"{rate:g}": percent(score) for rate, score in report.by_rate.items()}
+    return replace(found, scores=found.scores | {"best rate": report.rate, "by rate": by_rate})
+
+
+def _kmeans(job: Job) -> Found:
+    report = evaluate_kmeans(job.backbone, job.parts["val"], *job.rest)
+    scores = {
+        "mIoU": 100 * report.mean,
+        "deviation": 100 * report.deviation,
+        "by seed": [100 * score for score in report.scores],
+    }
+    return replace(_segmentation(report.first, job.parts["val"]), scores=scores)
+
+
+def _incontext(job: Job) -> Found:
+    report = evaluate_incontext(job.backbone, job.parts["train"], job.parts["val"], *job.rest)
+    return _segmentation(report, job.parts["val"])
+
+
+def _video(job: Job) -> Found:
+    config, device, _, track = job.rest
+    masks, overlays = job.request.masks, job.request.overlays
+    report = evaluate_video(
+        job.backbone,
+        job.parts["videos"],
+        config,
+        device,
+        track,
+        masks=None if masks is None else Path(masks),
+        overlays=None if overlays is None else Path(overlays),
+    )
+    means = {} if report.scores is None else report.scores.means
+    return Found(
+        {name: 100 * means[name] for name in ("J&F", "J", "F") if name in means},
+        {name: 100 * each.means["J&F"] for name, each in report.videos.items()},
+        partial(video_figure, report.examples) if report.examples else None,
+    )
+
+
+RUNNERS = {"linear": _linear, "kmeans": _kmeans, "incontext": _incontext, "video": _video}
+
+
+def _segmentation(report: SegmentationReport, val: SegmentationData) -> Found:
+    shares = map(percent, report.iou.per_class.tolist())
+    return Found(
+        {"mIoU": 100 * report.iou.mean, "accuracy": 100 * report.iou.accuracy},
+        dict(zip(val.classes, shares, strict=True)),
+        partial(segmentation_figure, report.examples, val.classes),
+    )

@@ -1,0 +1,182 @@
+"""What an evaluation is: frozen configurations, and which of them a data set's papers use.
+
+Nothing here imports torch, so that `croc evaluate --help` answers at once.
+"""
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from croc.errors import UserError
+
+SEGMENTATION = ("linear", "kmeans", "incontext")
+PROTOCOLS = (*SEGMENTATION, "video")
+VIDEOS = ("davis17", "davis16")
+
+
+def protocols_of(data: str) -> tuple[str, ...]:
+    """Which protocols a data set allows; of an unknown one, its reader complains."""
+    kind = data.partition(":")[0]
+    if kind == "scenes":
+        return PROTOCOLS
+    return ("video",) if kind in VIDEOS else SEGMENTATION
+
+
+def _check(config: Any, section: str, least: dict[str, float | int]) -> None:
+    for name, bound in least.items():
+        value = getattr(config, name)
+        values = value if isinstance(value, tuple) else (value,)
+        flag = f"--{section}.{name}".replace("_", "-")
+        if not values or any(
+            each is not None and not (math.isfinite(each) and each >= bound) for each in values
+        ):
+            raise UserError(f"{flag} must be {bound} or more: {value}")
+
+
+@dataclass(frozen=True)
+class LinearConfig:
+    """Linear segmentation, as the paper has it for VOC12 unless the data ask for other values."""
+
+    image_px: int = 448
+    """Side to which images are squashed."""
+    framing: Literal["squash", "keep"] = "squash"
+    """keep: windows of images at random scales in training, whole images with image_px as their
+    shorter side in scoring, as MMSegmentation has it; crop and score_px are then None."""
+    blocks: int = 4
+    """Last blocks of a ViT whose tokens are concatenated."""
+    standardise: bool = False
+    """Bring each feature to mean 0 and deviation 1 over the training part."""
+    rates: tuple[float, ...] = (1e-3,)
+    """Adam's rates; a layer is trained with each, the best by its score is reported."""
+    poly: float = 0.0
+    """The rate falls as (1 - step / steps) to this power; 0 keeps it."""
+    batch: int = 60
+    """Images a step."""
+    epochs: int = 45
+    """Passes over the training part."""
+    steps: int | None = None
+    """Steps of training, if not by epochs."""
+    crop: float | None = 0.8
+    """Train on random crops of this share of the image at least, mirrored at times; None: on whole
+    images, whose features need be found only once."""
+    train_px: int = 448
+    """Side of the labels in the loss, to which the logits are upsampled."""
+    score_px: int | None = 448
+    """Side of the labels that are scored; None is each image's own size."""
+    seed: int = 0
+    """Of the layer, the order of the images and the crops."""
+
+    def __post_init__(self) -> None:
+        least = {"image_px": 1, "blocks": 1, "batch": 1, "epochs": 1, "train_px": 1, "seed": 0}
+        _check(self, "linear", {**least, "steps": 1, "score_px": 1, "poly": 0, "rates": 1e-12})
+        if self.crop is not None and not 0 < self.crop <= 1:
+            raise UserError(f"--linear.crop must lie in 0 … 1: {self.crop}")
+        if self.framing == "keep" and (self.crop is not None or self.score_px is not None):
+            raise UserError("--linear.framing keep needs --linear.crop and --linear.score-px None")
+
+
+@dataclass(frozen=True)
+class KmeansConfig:
+    """Unsupervised segmentation, as the paper has it unless the data ask for other values."""
+
+    reading: Literal["pixels", "tokens"] = "pixels"
+    """What is clustered."""
+    image_px: int = 448
+    """Side to which images are squashed."""
+    label_px: int = 100
+    """Side at which clusters and labels are compared."""
+    blocks: int = 1
+    """Last blocks of a ViT whose tokens are concatenated."""
+    clusters: int | None = None
+    """By default one a class, matched one to one; more are matched many to one."""
+    pca: int = 50
+    """Dimensions that PCA leaves, in the reading `tokens`."""
+    seeds: int = 5
+    """Runs whose scores are averaged."""
+    restarts: int = 5
+    """Starts of a run, of which the best is taken."""
+
+    def __post_init__(self) -> None:
+        _check(self, "kmeans", dict.fromkeys(("image_px", "label_px", "blocks", "pca"), 1))
+        _check(self, "kmeans", {"clusters": 2, "seeds": 1, "restarts": 1})
+
+
+@dataclass(frozen=True)
+class InContextConfig:
+    """Neighbours and temperature are Hummingbird's; the images' size is our other protocols'."""
+
+    image_px: int = 448
+    """Side to which images are squashed (open-hummingbird-eval's table: 512 for patches of 16)."""
+    label_px: int = 448
+    """Side of the labels, those remembered and those scored; theirs is the images'."""
+    blocks: int = 1
+    """Last blocks of a ViT whose tokens are concatenated."""
+    memory: int = 1_024_000
+    """Patches remembered at most, shared out evenly among the images; Hummingbird's own figures
+    are at 10,240,000, open-hummingbird-eval's also at 1,024,000 and 102,400."""
+    neighbours: int = 30
+    """Remembered patches that are asked for each patch; all of them if there are fewer."""
+    temperature: float = 0.02
+    """Of the softmax over the neighbours' cosines, by which their labels are weighted."""
+    seed: int = 0
+    """Of the choice of the patches remembered."""
+
+    def __post_init__(self) -> None:
+        names = ("image_px", "label_px", "blocks", "memory", "neighbours")
+        _check(self, "incontext", dict.fromkeys(names, 1))
+        _check(self, "incontext", {"temperature": 1e-12, "seed": 0})
+
+
+@dataclass(frozen=True)
+class VideoConfig:
+    """The paper's protocol, which is DINO's."""
+
+    short_px: int = 480
+    """The shorter side of a frame; the longer one is floored to a multiple of 64."""
+    last_frames: int = 7
+    """Frames before the current one that vote, beside the first."""
+    radius: int = 12
+    """Patches away from which a vote may come, in rows and columns."""
+    best: int = 5
+    """Votes that count for each patch."""
+    temperature: float = 0.1
+    """Votes weigh exp(cosine / this)."""
+
+    def __post_init__(self) -> None:
+        _check(self, "video", {"short_px": 1, "last_frames": 0, "radius": 0, "best": 1})
+        _check(self, "video", {"temperature": 1e-12})
+
+
+def linear_protocol(kind: str) -> LinearConfig:
+    """The protocol that a kind of data is scored by, unless asked otherwise."""
+    paper = LinearConfig()
+    if kind == "voc12":
+        return paper
+    if kind.startswith("coco-") and kind != "coco-things-mini":
+        return dataclasses.replace(paper, epochs=10)
+    if kind == "ade20k":  # MMSegmentation's 40k schedule
+        rates = (1e-3, 8e-4, 3e-4, 1e-4, 8e-5)
+        mmseg = dataclasses.replace(paper, rates=rates, poly=0.9, batch=16, steps=40_000, crop=None)
+        return dataclasses.replace(mmseg, framing="keep", image_px=512, train_px=512, score_px=None)
+    # Sets of some hundred images: one block, no crops, so that features are found only once.
+    small = dataclasses.replace(
+        paper, blocks=1, standardise=True, batch=32, steps=1500, crop=None, train_px=112
+    )
+    return dataclasses.replace(small, score_px=112)
+
+
+def kmeans_protocol(kind: str) -> KmeansConfig:
+    """The paper's reading for its data sets; for small sets the one that their figures have."""
+    papers = ("voc12", "coco-things", "coco-stuff", "coco-stuff-panoptic", "ade20k")
+    return KmeansConfig() if kind in papers else KmeansConfig(reading="tokens")
+
+
+def incontext_protocol(kind: str) -> InContextConfig:
+    """Scenes are small; all else is as it is."""
+    return InContextConfig(image_px=192, label_px=96) if kind == "scenes" else InContextConfig()
+
+
+def video_protocol(kind: str) -> VideoConfig:
+    """Scenes are small; all else is as it is."""
+    return VideoConfig(short_px=192) if kind == "scenes" else VideoConfig()

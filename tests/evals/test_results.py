@@ -1,0 +1,79 @@
+"""results.jsonl: whole lines, no nan, keys that tell evaluations apart; the table on screen."""
+
+import io
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from croc.errors import UserError
+from croc.evals.results import Result, append_result, percent, print_results, read_results
+
+RESULT = Result(
+    protocol="linear",
+    data="voc12:/data",
+    weights="runs/one",
+    backbone="one@30",
+    weights_hash="0123456789abcdef",
+    scores={"mIoU": 54.94, "by seed": [1.0, 2.25]},
+    classes={"sky": 12.345, "ship": None},
+    config={"rates": (1e-3,), "seed": 0},
+    count={"val": 3},
+    machine={"device": "cpu"},
+    seconds=1.5,
+    picture=None,
+)
+
+
+def test_lines_are_appended_whole(tmp_path: Path):
+    append_result(tmp_path, RESULT)
+    append_result(tmp_path, replace(RESULT, protocol="kmeans"))
+    first, second = read_results(tmp_path)
+    assert first["scores"] == RESULT.scores
+    assert first["classes"] == {"sky": 12.345, "ship": None}
+    assert first["config"] == {"rates": [1e-3], "seed": 0}
+    assert first["date"].startswith("20")
+    assert second["protocol"] == "kmeans"
+
+
+def test_a_line_that_was_cut_off_spoils_no_other(tmp_path: Path):
+    append_result(tmp_path, RESULT)
+    with (tmp_path / "results.jsonl").open("a") as file:
+        file.write('{"protocol": "lin')
+    append_result(tmp_path, RESULT)
+    lines = (tmp_path / "results.jsonl").read_text().splitlines()
+    assert len(lines) == 3
+    with pytest.raises(UserError, match="line 2, is cut off: remove it"):
+        read_results(tmp_path)
+    (tmp_path / "results.jsonl").write_text(lines[0] + "\n" + lines[2] + "\n")
+    assert len(read_results(tmp_path)) == 2
+
+
+def test_a_score_that_is_no_number_is_refused_before_it_is_written(tmp_path: Path):
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        append_result(tmp_path, replace(RESULT, scores={"mIoU": float("nan")}))
+    assert not (tmp_path / "results.jsonl").exists()
+    assert percent(float("nan")) is None
+    assert percent(0.25) == 25
+
+
+def test_keys_tell_evaluations_apart():
+    same = replace(RESULT, seconds=9.0, machine={"device": "H200"}, weights="elsewhere")
+    assert same.key == RESULT.key
+    changes = (
+        {"protocol": "kmeans"},
+        {"data": "voc12:/other"},
+        {"weights_hash": "f" * 16},
+        {"config": {"rates": (1e-3,), "seed": 1}},
+    )
+    keys = {replace(RESULT, **change).key for change in changes}  # pyright: ignore
+    assert len(keys | {RESULT.key}) == 5
+
+
+def test_the_table():
+    stream = io.StringIO()
+    print_results([RESULT], Console(file=stream, width=120))
+    text = stream.getvalue()
+    for part in ("mIoU 54.9", "by seed 1.0 2.2", "sky 12.3", "ship –", "runs/one (0123456789ab"):
+        assert part in text

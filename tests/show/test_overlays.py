@@ -1,0 +1,84 @@
+"""Overlays decoded again, and the palette against colours that everyone knows."""
+
+import numpy as np
+import pytest
+
+from croc.show.overlays import edges, object_colours, paint_objects, voc_palette, write_overlay
+
+av = pytest.importorskip("av")
+
+FRAMES, HEIGHT, WIDTH = 5, 60, 80
+
+
+def test_the_palette_is_that_of_pascal_voc():
+    colours = np.array(voc_palette()).reshape(256, 3).tolist()
+    known = {
+        0: [0, 0, 0],
+        1: [128, 0, 0],
+        2: [0, 128, 0],
+        3: [128, 128, 0],
+        4: [0, 0, 128],
+        7: [128, 128, 128],
+        8: [64, 0, 0],
+        20: [0, 64, 128],
+        64: [32, 0, 0],
+        255: [224, 224, 192],
+    }
+    assert {index: colours[index] for index in known} == known
+    assert len({tuple(colour) for colour in colours}) == 256
+
+
+def moving_square(start: int) -> np.ndarray:
+    masks = np.zeros((FRAMES, HEIGHT, WIDTH), np.uint8)
+    for t in range(FRAMES):
+        masks[t, 20:40, start + 4 * t : start + 20 + 4 * t] = 2
+    return masks
+
+
+@pytest.mark.parametrize("odd", [0, 1])
+def test_an_overlay_plays_the_painted_frames(tmp_path, odd):
+    frames = np.full((FRAMES, HEIGHT, WIDTH, 3), 90, np.uint8)[:, odd:, odd:]
+    predicted, truth = (moving_square(start)[:, odd:, odd:] for start in (10, 40))
+    write_overlay(tmp_path / "x.mp4", frames, predicted, truth)
+    with av.open(str(tmp_path / "x.mp4")) as video:
+        stream = video.streams.video[0]
+        assert (stream.codec_context.name, stream.codec_context.pix_fmt) == ("h264", "yuv420p")
+        assert stream.average_rate == 24
+        played = [frame.to_ndarray(format="rgb24") for frame in video.decode(stream)]
+    assert [frame.shape for frame in played] == [(HEIGHT, WIDTH, 3)] * FRAMES
+    colour = object_colours()[1] / 2 + 45
+    for t, frame in enumerate(played):
+        assert frame[5, 5] == pytest.approx([90, 90, 90], abs=8)
+        assert frame[30, 20 + 4 * t] == pytest.approx(colour, abs=12)
+        assert frame[30, 40 + 4 * t - odd].min() > 150  # the truth's edge is white
+
+
+def test_overlays_have_the_same_bytes_each_time(tmp_path):
+    frames = np.random.default_rng(0).integers(0, 256, (FRAMES, HEIGHT, WIDTH, 3), np.uint8)
+    for name in ("one.mp4", "other.mp4"):
+        write_overlay(tmp_path / name, frames, moving_square(10))
+    assert (tmp_path / "one.mp4").read_bytes() == (tmp_path / "other.mp4").read_bytes()
+
+
+def test_objects_are_tinted_and_their_edges_opaque():
+    frame = np.full((7, 9, 3), 100, np.uint8)
+    predicted = np.zeros((7, 9), np.uint8)
+    predicted[1:6, 1:6] = 1
+    predicted[3, 3] = 13  # colours come again after twelve
+    truth = np.zeros_like(predicted)
+    truth[0, 7:] = 1
+    painted = paint_objects(frame, predicted, truth)
+    colours = object_colours()
+    assert painted[6, 0].tolist() == [100] * 3
+    assert painted[1, 3].tolist() == painted[3, 3].tolist() == colours[0].tolist()
+    assert (painted[0, 7:] == 255).all()
+    predicted[3, 3] = 1
+    expected = (50 + colours[0] // 2).tolist()
+    assert paint_objects(frame, predicted)[3, 3].tolist() == expected
+
+
+def test_the_picture_s_border_is_no_edge():
+    assert not edges(np.ones((4, 5), np.uint8)).any()
+    half = np.zeros((4, 6), np.uint8)
+    half[:, 3:] = 2
+    assert np.argwhere(edges(half))[:, 1].tolist() == [3] * 4

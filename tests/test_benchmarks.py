@@ -1,0 +1,52 @@
+"""The benchmarks run, at tiny sizes, and what they write tells where and of what each figure is."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from benchmarks.made_up import write_davis, write_voc
+from croc.evals.datasets import open_segmentation
+from croc.evals.videos import open_videos
+
+ROOT = Path(__file__).parent.parent
+
+
+def test_the_evaluations_are_measured(tmp_path):
+    """In a process of its own: memory is the process's, and it must run without the hook."""
+    command = [sys.executable, "-m", "benchmarks.evaluation", "--device", "cpu", "--quick"]
+    done = subprocess.run(
+        [*command, "--to", str(tmp_path / "x.json")],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    page = json.loads((tmp_path / "x.json").read_text())
+    assert set(page) == {"date", "hardware", "versions", "figures"}
+    assert page["hardware"]["cores"] >= 1
+    assert page["versions"]["torch"]
+    measured = {figure["what"]: figure for figure in page["figures"]}
+    assert {"K-means", "video", "video: propagation alone", "features, eager"} <= set(measured)
+    for what, figure in measured.items():
+        assert figure["value"] > 0
+        assert figure["setting"]["dtype"] == "float32"
+        assert what in done.stdout
+    assert measured["video"]["setting"]["frames"] == 4
+    assert measured["K-means"]["setting"]["images"] == 24
+
+
+def test_made_up_data_can_be_opened(tmp_path):
+    write_voc(tmp_path / "voc", 3, 40, 30)
+    data = open_segmentation(f"voc12:{tmp_path / 'voc'}", "val")
+    assert (len(data), len(data.classes)) == (3, 21)
+    assert data.read(2).image.shape == (30, 40, 3)
+    assert len(set(data.read(2).labels.ravel().tolist())) > 1
+    write_davis(tmp_path / "davis", 1, 3, 40, 30)
+    video = open_videos(f"davis16:{tmp_path / 'davis'}")[0]
+    assert (len(video), video.objects()) == (3, (1,))
+    first, last = video.read_mask(0), video.read_mask(2)
+    assert last.nonzero()[1].mean() > first.nonzero()[1].mean() + 5
