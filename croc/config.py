@@ -214,8 +214,11 @@ class LossConfig:
     """τ_t in the first epoch."""
     temperature_warmup_epochs: int = 30
     """Epochs over which τ_t rises, by whole epochs."""
+    centring: Literal["mean", "sinkhorn"] = "mean"
+    """The centre that is taken from the teacher's outputs: their moving mean (the paper, DINO), or
+    the one by which the batch uses all prototypes alike (SwAV, DINOv2)."""
     center_momentum: float = 0.9
-    """Memory of the centre that is taken from the teacher's outputs."""
+    """Memory of the moving mean."""
     teacher_momentum: float = 0.996
     """Memory of the teacher's average at the start; 1 at the end."""
     frozen_prototype_epochs: int = 1
@@ -291,7 +294,7 @@ class RunConfig:
     """torch.compile; auto is on a GPU only."""
     micro_batch: int | None = None
     """Images of a process that pass the networks at once, to save memory: the result is the
-    same. By default all on a GPU and in `released`, 16 on the CPU."""
+    same. By default 16 on the CPU; all on a GPU, in `released` and with `sinkhorn`."""
 
     def __post_init__(self) -> None:
         _require(0 <= self.seed < 2**31, f"--run.seed must lie in 0 … 2³¹: {self.seed}")
@@ -322,6 +325,10 @@ class CrocConfig:
             self.cluster.variant == "paper" or self.run.micro_batch is None,
             "--cluster.variant released needs --run.micro-batch None, since its costs and norms "
             "are taken over the whole batch",
+        )
+        _require(
+            self.loss.centring == "mean" or self.run.micro_batch is None,
+            "--loss.centring sinkhorn needs --run.micro-batch None, since it balances the batch",
         )
         for section in dataclasses.fields(self):
             _require_finite(section.name, getattr(self, section.name))

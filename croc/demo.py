@@ -4,13 +4,20 @@ import math
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
+from typing import Literal
 
 from croc.config import CrocConfig
 from croc.errors import UserError
+from croc.evals.command import EvaluateOptions
+from croc.evals.evaluate import Request, evaluate
+from croc.evals.protocols import linear_protocol
 from croc.log import read_metrics
 from croc.rank import is_first_process
 from croc.show.clusters import show_clusters
 from croc.train import pretrain
+
+LEAST_GAIN = 5.0
+"""Points of mIoU by which training must be ahead."""
 
 
 def run_demo(config: CrocConfig) -> bool:
@@ -27,7 +34,9 @@ def run_demo(config: CrocConfig) -> bool:
         judge(lines, "image", config.head.image_prototypes),
         judge(lines, "cluster", config.head.cluster_prototypes),
     ]
+    learned.append(compare(folder, config.run.accelerator))
     print(f"\n  clusters of both views   {picture}")
+    print(f"  scores and predictions   {folder / 'evaluation'}")
     print(f"  metrics, a line a step   {folder / 'metrics.jsonl'}")
     print(f"  weights                  {folder / 'checkpoints'}")
     print(f"  curves                   tensorboard --logdir {folder / 'tensorboard'}")
@@ -50,6 +59,25 @@ def judge(lines: list[dict[str, float | int]], kind: str, prototypes: int) -> bo
         print("           the loss did not fall")
         return False
     return True
+
+
+def compare(folder: Path, device: Literal["auto", "cpu", "cuda"]) -> bool:
+    """Linear segmentation of scenes by the features learned, and by those of the same network
+    before its first step; whether they are ahead."""
+    to = str(folder / "evaluation")
+    request = Request("linear", "scenes", linear_protocol("scenes"))
+    trained, untrained = (
+        evaluate(EvaluateOptions(weights, "scenes", to, device=device), [request], show=False)[0]
+        for weights in (str(folder), f"random:{folder}")
+    )
+    gain = trained.scores["mIoU"] - untrained.scores["mIoU"]
+    print(
+        f"  features linear segmentation {trained.scores['mIoU']:.1f} mIoU, "
+        f"{untrained.scores['mIoU']:.1f} before training"
+    )
+    if gain < LEAST_GAIN:
+        print(f"           that is {gain:.1f} points ahead, {LEAST_GAIN} were expected")
+    return gain >= LEAST_GAIN
 
 
 def _free_folder() -> Path:

@@ -25,6 +25,30 @@ class Center(nn.Module):
         self.value.lerp_(torch.where(count > 0, mean, self.value), 1 - self.momentum)
 
 
+def sinkhorn_center(
+    logits: Float[Tensor, "*batch P"],
+    weights: Float[Tensor, "*batch"],
+    temperature: Float[Tensor, ""],
+    iterations: int = 3,
+) -> Float[Tensor, "P"]:
+    """The centre by which the prototypes have almost the same mean probability in the batch.
+
+    repeat: for p: center[p] += τ · log(P · mean of softmax((logits − center) / τ)[..., p])
+
+    Sinkhorn's scalings: the softmax is that of the items, the step that of the prototypes. The
+    mean is by `weights` and over all processes.
+    """
+    logits, weights = logits.float().flatten(0, -2), weights.flatten()
+    center = torch.zeros_like(logits[0])
+    for _ in range(iterations):
+        probabilities = teacher_probabilities(logits, center, temperature)
+        total = (weights[:, None] * probabilities).sum(dim=0)
+        packed = sum_over_processes(torch.cat([total, weights.sum()[None]]))
+        mean = packed[:-1] / packed[-1].clamp_min(1)
+        center = center + temperature * (mean * len(mean)).clamp_min(1e-30).log()
+    return center
+
+
 def teacher_probabilities(
     logits: Float[Tensor, "*batch P"], center: Float[Tensor, "P"], temperature: Float[Tensor, ""]
 ) -> Float[Tensor, "*batch P"]:

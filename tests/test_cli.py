@@ -1,8 +1,10 @@
 """Bad input: one line that says what to do, exit code 2, nothing overwritten."""
 
+import contextlib
 import json
 import math
 import tarfile
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -13,6 +15,8 @@ from PIL import Image
 from croc.checkpoint import load_checkpoint
 from croc.cli import main
 from croc.demo import judge
+from croc.evals.protocols import linear_protocol
+from croc.evals.results import read_results
 from croc.recipes import RECIPES
 from croc.run_folder import write_config
 from tests.tiny import FLAGS
@@ -47,15 +51,19 @@ BAD = [
     (["pretrain", "demo", "--cluster.k-start", "five"], "--cluster.k-start"),
     (["pretrain", "demo", "--cluster.variant", "both"], "'paper', 'released'"),
     (["pretrain", "demo", "--cluster.k-start", "1"], "at least 2"),
-    (["pretrain", "demo", "--cluster.k-start", "129"], "more than the 128 tokens"),
+    (["pretrain", "demo", "--cluster.k-start", "73"], "more than the 72 tokens"),
     (["pretrain", "demo", "--cluster.k-max", "9"], "--cluster.k-max must lie in 2"),
-    (["pretrain", "demo", "--model.patch-px", "7"], "--views.size-px 63"),
+    (["pretrain", "demo", "--model.patch-px", "7"], "--views.size-px 49"),
     (["pretrain", "demo", "--model.name", "vit_smal_patch16_224"], "did you mean"),
     (["pretrain", "demo", "--optim.batch", "4096"], "--optim.batch 1024"),
     (["pretrain", "demo", "--optim.epochs", "1"], "--optim.warmup-epochs"),
     (["pretrain", "demo", "--views.scale", "0.5", "0.1"], "--views.scale must rise"),
     (["pretrain", "demo", "--run.seed", "-1"], "--run.seed"),
-    (["pretrain", "demo", "--cluster.variant", "released"], "--run.micro-batch"),
+    (["pretrain", "demo", "--run.micro-batch", "8"], "--loss.centring sinkhorn needs"),
+    (
+        ["pretrain", "demo", "--cluster.variant", "released", "--run.micro-batch", "8"],
+        "--cluster.variant released needs --run.micro-batch",
+    ),
     (["pretrain", "demo", "--optim.rate", "inf"], "--optim.rate must be finite"),
     (["pretrain", "demo", "--loss.alpha", "nan"], "--loss.alpha must be"),
     (["pretrain", "demo", "--head.image-prototypes", "1"], "at least 2"),
@@ -160,10 +168,27 @@ def test_a_diverging_run_stops_and_keeps_its_checkpoints(
         assert all(value.isfinite().all() for value in weights.values())
 
 
-def test_the_demo_draws_and_says_where_all_lies(capsys: pytest.CaptureFixture[str], tmp_path: Path):
-    main(["demo", *FLAGS, "--run.folder", str(tmp_path / "run")])
+@pytest.mark.parametrize("expected", [-100.0, 100.0])
+def test_the_demo_draws_scores_and_says_where_all_lies(
+    expected: float,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """Nine steps teach nothing; whether the gain is enough decides how the demo ends."""
+    few = replace(linear_protocol("scenes"), image_px=32, steps=3)
+    monkeypatch.setattr("croc.demo.linear_protocol", lambda _: few)
+    monkeypatch.setattr("croc.demo.LEAST_GAIN", expected)
+    monkeypatch.setattr("croc.demo.judge", lambda *_: True)
+    with pytest.raises(SystemExit) if expected > 0 else contextlib.nullcontext() as end:
+        main(["demo", *FLAGS, "--run.folder", str(tmp_path / "run")])
     said = capsys.readouterr().out
-    for name in ("clusters.png", "metrics.jsonl", "checkpoints", "tensorboard"):
+    assert ("100.0 were expected" in said) == (expected > 0)
+    assert end is None or end.value.code == 1
+    assert "mIoU" in said
+    trained, untrained = read_results(tmp_path / "run" / "evaluation")
+    assert (trained["backbone"], untrained["backbone"]) == ("run@9", "run@0")
+    for name in ("clusters.png", "evaluation", "metrics.jsonl", "checkpoints", "tensorboard"):
         assert str(tmp_path / "run" / name) in said
         assert (tmp_path / "run" / name).exists()
     with Image.open(tmp_path / "run" / "clusters.png") as picture:

@@ -5,7 +5,13 @@ import math
 import torch
 from torch.nn.functional import kl_div
 
-from croc.losses import Center, cross_view_entropy, entropy, teacher_probabilities
+from croc.losses import (
+    Center,
+    cross_view_entropy,
+    entropy,
+    sinkhorn_center,
+    teacher_probabilities,
+)
 
 
 def naive_cross_entropy(teacher, student, temperature):
@@ -75,3 +81,37 @@ def test_centring_and_sharpening():
     got = teacher_probabilities(logits, center, torch.tensor(0.07))
     shifted = ((logits - center) / 0.07).exp()
     torch.testing.assert_close(got, shifted / shifted.sum(-1, keepdim=True))
+
+
+def naive_sinkhorn(logits, weights, temperature, iterations):
+    """Scale items to their weight, then prototypes to equal shares; items come last."""
+    plan = (logits.double() / temperature).exp()
+    weights = weights.double() / weights.sum()
+    for _ in range(iterations):
+        for item, weight in enumerate(weights):
+            plan[item] *= weight / plan[item].sum()
+        for p in range(plan.shape[1]):
+            plan[:, p] *= 1 / plan.shape[1] / plan[:, p].sum()
+    return plan / plan.sum(dim=1, keepdim=True)
+
+
+def test_sinkhorn_centring_equals_the_scalings():
+    logits, weights = torch.randn(2, 10, 5), torch.rand(2, 10)
+    temperature = torch.tensor(0.1)
+    center = sinkhorn_center(logits, weights, temperature, iterations=3)
+    got = teacher_probabilities(logits, center, temperature).flatten(0, 1)
+    expected = naive_sinkhorn(logits.flatten(0, 1), weights.flatten(), 0.1, 3)
+    torch.testing.assert_close(got, expected.float(), rtol=1e-3, atol=1e-5)
+
+
+def test_sinkhorn_centring_uses_all_prototypes_alike():
+    logits, weights = torch.randn(40, 5) + 3 * torch.arange(5), (torch.arange(40) < 30).float()
+    temperature = torch.tensor(0.5)
+    center = sinkhorn_center(logits, weights, temperature, iterations=100)
+    counted = teacher_probabilities(logits, center, temperature)[:30]
+    torch.testing.assert_close(counted.mean(dim=0), torch.full((5,), 0.2), rtol=1e-3, atol=1e-3)
+
+
+def test_sinkhorn_centring_of_nothing_is_finite():
+    logits = torch.randn(4, 5)
+    assert sinkhorn_center(logits, torch.zeros(4), torch.tensor(0.02)).isfinite().all()

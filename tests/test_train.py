@@ -221,11 +221,13 @@ def test_signals(tmp_path: Path, number: signal.Signals, code: int):
     assert told(tmp_path / "run") == told(tmp_path / "other")
 
 
-def test_two_processes_give_the_losses_of_one(tmp_path: Path):
+@pytest.mark.parametrize("centring", ["mean", "sinkhorn"])
+def test_two_processes_give_the_losses_of_one(tmp_path: Path, centring: str):
     """What is random follows the sample, and denominators are those of all processes."""
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
     for processes in ("1", "2"):
-        start = [sys.executable, *launch, processes, *command(tmp_path / processes)]
+        run = command(tmp_path / processes, "--loss.centring", centring)
+        start = [sys.executable, *launch, processes, *run]
         done = subprocess.run(start, env=environment(), capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
     one, two = told(tmp_path / "1"), told(tmp_path / "2")

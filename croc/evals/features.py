@@ -85,7 +85,7 @@ def open_backbone(spec: str, image_px: int = 448, seed: int = 0) -> VitBackbone 
     kind, _, name = spec.partition(":")
     if kind == "random" and (Path(name) / PAGE).is_file():
         config, _ = read_config(Path(name) / PAGE)
-        return VitBackbone(_untrained(config, seed).vit, f"untrained {Path(name).name}")
+        return VitBackbone(_untrained(config).vit, f"{Path(name).name}@0")
     if kind in ("timm", "random") and name:
         name, _, file = name.partition("@")
         weights = read_weights(Path(file)) if file else None
@@ -113,9 +113,10 @@ def open_backbone(spec: str, image_px: int = 448, seed: int = 0) -> VitBackbone 
     )
 
 
-def _untrained(config: CrocConfig, seed: int) -> Backbone:
+def _untrained(config: CrocConfig) -> Backbone:
+    """As the run itself made it: the backbone is the first to draw from the run's seed."""
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        torch.manual_seed(config.run.seed)
         return Backbone(config.model, config.views.size_px)
 
 
@@ -123,7 +124,7 @@ def _from_run(run: Path, checkpoint: Path) -> VitBackbone:
     """The teacher's backbone: it is what is evaluated, its head is left behind."""
     config, _ = read_config(run / PAGE)
     state = load_checkpoint(checkpoint)
-    backbone = _untrained(config, seed=0)
+    backbone = _untrained(config)
     weights = {
         name.removeprefix("backbone."): value
         for name, value in state["modules"].get("teacher", {}).items()

@@ -159,6 +159,19 @@ def linear_protocol(kind: str) -> LinearConfig:
         rates = (1e-3, 8e-4, 3e-4, 1e-4, 8e-5)
         mmseg = dataclasses.replace(paper, rates=rates, poly=0.9, batch=16, steps=40_000, crop=None)
         return dataclasses.replace(mmseg, framing="keep", image_px=512, train_px=512, score_px=None)
+    if kind == "scenes":  # small pictures and networks: seconds on two cores
+        return LinearConfig(
+            image_px=96,
+            blocks=1,
+            standardise=True,
+            rates=(3e-2,),
+            poly=1.0,
+            batch=32,
+            steps=1000,
+            crop=None,
+            train_px=24,
+            score_px=96,
+        )
     # Sets of some hundred images: one block, no crops, so that features are found only once.
     small = dataclasses.replace(
         paper, blocks=1, standardise=True, batch=32, steps=1500, crop=None, train_px=112
@@ -169,12 +182,14 @@ def linear_protocol(kind: str) -> LinearConfig:
 def kmeans_protocol(kind: str) -> KmeansConfig:
     """The paper's reading for its data sets; for small sets the one that their figures have."""
     papers = ("voc12", "coco-things", "coco-stuff", "coco-stuff-panoptic", "ade20k")
+    if kind == "scenes":
+        return KmeansConfig(reading="tokens", image_px=96, label_px=96)
     return KmeansConfig() if kind in papers else KmeansConfig(reading="tokens")
 
 
 def incontext_protocol(kind: str) -> InContextConfig:
     """Scenes are small; all else is as it is."""
-    return InContextConfig(image_px=192, label_px=96) if kind == "scenes" else InContextConfig()
+    return InContextConfig(image_px=96, label_px=96) if kind == "scenes" else InContextConfig()
 
 
 def video_protocol(kind: str) -> VideoConfig:

@@ -22,7 +22,13 @@ from croc.clustering.cluster import check_k_start
 from croc.config import ClusterConfig, CrocConfig
 from croc.distributed import process_count, sum_over_processes
 from croc.heads import ProjectionHead
-from croc.losses import Center, cross_view_entropy, entropy, teacher_probabilities
+from croc.losses import (
+    Center,
+    cross_view_entropy,
+    entropy,
+    sinkhorn_center,
+    teacher_probabilities,
+)
 from croc.optim import update_teacher
 from croc.schedules import Settings, teacher_momentum, teacher_temperature
 from croc.types import Canvases, Clusters, Tokens, Views
@@ -163,8 +169,13 @@ class Croc:
         centroids = pool(tokens.patches, found.assignments, tokens.cls, self.config.cluster)
         images = self.teacher.head.images(tokens.cls).float()
         clusters = self.teacher.head.clusters(centroids).float()
-        image_targets = teacher_probabilities(images, self.image_center.value, temperature)
-        cluster_targets = teacher_probabilities(clusters, self.cluster_center.value, temperature)
+        image_center, cluster_center = self.image_center.value, self.cluster_center.value
+        if self.config.loss.centring == "sinkhorn":
+            valid = found.valid.float().expand(clusters.shape[:-1])
+            image_center = sinkhorn_center(images, torch.ones_like(images[..., 0]), temperature)
+            cluster_center = sinkhorn_center(clusters, valid, temperature)
+        image_targets = teacher_probabilities(images, image_center, temperature)
+        cluster_targets = teacher_probabilities(clusters, cluster_center, temperature)
         return Targets(
             found=found,
             images=image_targets,
@@ -203,7 +214,8 @@ def saliency(tokens: Tokens, config: ClusterConfig) -> Float[Tensor, "M B H N"]:
 
 
 def _default_micro_batch(config: CrocConfig, device: torch.device) -> int | None:
-    return 16 if device.type == "cpu" and config.cluster.variant == "paper" else None
+    apart = config.cluster.variant == "paper" and config.loss.centring == "mean"
+    return 16 if device.type == "cpu" and apart else None
 
 
 @dataclass(frozen=True)

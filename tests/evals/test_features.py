@@ -14,6 +14,8 @@ from safetensors.torch import save_file
 from croc.checkpoint import checkpoints, load_checkpoint
 from croc.errors import UserError
 from croc.evals.features import DenseBackbone, VitBackbone, fingerprint, open_backbone
+from croc.methods.croc import Croc
+from croc.run_folder import read_config
 from croc.train import pretrain
 from tests.tiny import tiny_config
 
@@ -92,7 +94,12 @@ def test_folders_and_files_that_are_no_runs(tmp_path: Path):
 def test_a_run_before_its_first_step(run: Path):
     untrained, trained = open_backbone(f"random:{run}"), open_backbone(str(run))
     assert fingerprint(untrained) != fingerprint(trained)
-    assert fingerprint(untrained) == fingerprint(open_backbone(f"random:{run}"))
+    assert untrained.name == "tiny@0"
+    config, _ = read_config(run / "config.json")
+    torch.manual_seed(config.run.seed)
+    started = Croc(config, torch.device("cpu")).student.backbone.vit.state_dict()
+    for name, value in started.items():
+        assert torch.equal(value, untrained.state_dict()[f"vit.{name}"])
     shapes = [{k: v.shape for k, v in each.state_dict().items()} for each in (untrained, trained)]
     assert shapes[0] == shapes[1]
 

@@ -135,6 +135,22 @@ def test_alpha_zero_leaves_the_image_loss_alone():
     assert not method.student.head.cluster.directions.grad.any()
 
 
+def test_sinkhorn_centring_uses_the_batch_and_not_the_moving_mean():
+    config = variant("paper")
+    config = replace(config, loss=replace(config.loss, centring="sinkhorn"))
+    canvases = make_canvases(config)
+    _, method, _, _ = prepared(config)
+    assert method.micro_batch is None
+    views, temperature = make_views(canvases, config.views, 8), torch.tensor(0.07)
+    targets = method.teach(views, canvases.keys, temperature)
+    valid = targets.found.valid.expand(targets.clusters.shape[:-1])
+    for shares in (targets.images.mean(dim=(0, 1)), targets.clusters[valid].mean(dim=0)):
+        assert ((shares * len(shares) - 1).abs() < 0.5).all()  # three iterations leave some
+    method.image_center.value.normal_()
+    again = method.teach(views, canvases.keys, temperature)
+    assert torch.equal(again.images, targets.images)
+
+
 def without_clusters(config: CrocConfig, kept: int, monkeypatch: pytest.MonkeyPatch):
     """A step in which all but `kept` clusters of the batch are pruned."""
     import croc.methods.croc as module
