@@ -1,4 +1,4 @@
-"""The README: its Python runs, its links lead somewhere, it stays short."""
+"""The README and the pages: their Python runs, their links lead somewhere, it stays short."""
 
 import re
 from pathlib import Path
@@ -13,8 +13,9 @@ def test_the_readme_stays_short():
     assert len(PAGES[0].read_text().splitlines()) <= 250
 
 
-def test_its_python_runs(capsys: pytest.CaptureFixture[str]):
-    blocks = re.findall(r"```python\n(.*?)```", PAGES[0].read_text(), re.DOTALL)
+@pytest.mark.parametrize("page", ["README.md", "docs/evaluate.md"])
+def test_its_python_runs(page: str, capsys: pytest.CaptureFixture[str]):
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
     assert blocks
     for block in blocks:
         exec(block, {})
