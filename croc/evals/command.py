@@ -84,6 +84,11 @@ class EvaluateAll(EvaluateOptions):
     data: tuple[str, ...]  # pyright: ignore[reportIncompatibleVariableOverride]
     """One or more of those that the single protocols take."""
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.data:
+            raise UserError("say which data: --data voc12:PATH davis17:PATH …")
+
 
 KINDS: dict[str, type[EvaluateOptions]] = {
     "linear": EvaluateLinear,
@@ -116,7 +121,14 @@ def run_command(protocol: str, arguments: list[str]) -> None:
     from croc.evals.evaluate import Request, evaluate
 
     requests = [
-        Request(name, spec, config, getattr(asked, "masks", None), getattr(asked, "overlays", None))
+        Request(
+            name,
+            spec,
+            config,
+            masks=getattr(asked, "masks", None),
+            overlays=getattr(asked, "overlays", None),
+            adapts=protocol == "all",
+        )
         for (name, spec), config in zip(wanted, configs)
     ]
     evaluate(asked, requests)
@@ -130,9 +142,19 @@ def _parse_one(protocol: str, arguments: list[str], program: str) -> Any:
             kind = arguments[number + 1].partition(":")[0]
         elif word.startswith("--data="):
             kind = word.removeprefix("--data=").partition(":")[0]
-    return parse(
-        _with_default(KINDS[protocol], protocol, DEFAULTS[protocol](kind)), arguments, program
-    )
+    default = DEFAULTS[protocol](kind)
+    if protocol == "linear":
+        default = _by_epochs_or_steps(default, {word.partition("=")[0] for word in arguments})
+    return parse(_with_default(KINDS[protocol], protocol, default), arguments, program)
+
+
+def _by_epochs_or_steps(default: LinearConfig, flags: set[str]) -> LinearConfig:
+    """Who asks for one of them need not take back the other; who asks for both is told."""
+    if "--linear.epochs" in flags and default.epochs is None:
+        return dataclasses.replace(default, epochs=1, steps=None)
+    if "--linear.steps" in flags and default.steps is None:
+        return dataclasses.replace(default, epochs=None, steps=1)
+    return default
 
 
 def _with_default(kind: type, protocol: str, config: Any) -> type:

@@ -6,7 +6,7 @@ once, to count the classes). Labels are class indices, 255 is ignored.
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import PurePosixPath
@@ -28,6 +28,7 @@ from croc.evals.files import (
     same_size,
 )
 from croc.evals.metrics import IGNORED
+from croc.evals.pairs import class_names, pair_listed, pair_named, read_lines
 from croc.evals.videos import SCENE_PX, scene_count, split_spec
 
 Parsed = TypeVar("Parsed")
@@ -68,7 +69,10 @@ _VOC_HELP = (
 _COCO_HELP = "get the 2017 images and the panoptic annotations from cocodataset.org"
 _STUFF_HELP = "get images from cocodataset.org, stuffthingmaps from github.com/nightrome/cocostuff"
 _ADE_HELP = "get ADEChallengeData2016 from MIT's scene parsing site (sceneparsing.csail.mit.edu)"
-_FOLDER_HELP = "put pictures NAME.jpg into images/train and images/val, NAME.png into labels/..."
+_FOLDER_HELP = (
+    "put pictures NAME.jpg (.jpeg and .png are read too) into images/train and images/val, and "
+    "label maps NAME.png into labels/train and labels/val"
+)
 _MINI_HELP = "get COCO from cocodataset.org and pack images/, labels/ and categories.json"
 _IDD_HELP = "get IDD-Lite from idd.insaan.iiit.ac.in and pack images/ and labels/"
 
@@ -139,7 +143,7 @@ class PanopticData(PairedData):
     """COCO's panoptic PNGs, in which a colour is a segment's number."""
 
     def __init__(self, files: Files, images: str, labels: str, segments: PanopticLabels) -> None:
-        pairs = _pair_named(files, segments.names, images, labels)
+        pairs = pair_named(files, segments.names, images, labels)
         super().__init__(files, pairs, segments.classes, {})
         self._segments = segments
 
@@ -186,18 +190,18 @@ def open_segmentation(spec: str, split: str) -> SegmentationData:
 def _open_voc(files: Files, split: str) -> SegmentationData:
     suffix = {"train": "Aug", "val": ""}[split]
     list_path = f"ImageSets/Segmentation/{split}{suffix.lower()}.txt"
-    lines = [line.split() for line in files.read(list_path).decode().splitlines()]
+    lines = [line.split() for line in read_lines(files, list_path)]
     # Some copies of trainaug.txt name two files a line, others the photograph's number.
     names = [PurePosixPath(words[0]).stem for words in lines if words]
     if not names:
         raise UserError(f"{files.path(list_path)} names no image: {_VOC_HELP}")
-    pairs = _pair_named(files, names, "JPEGImages", f"SegmentationClass{suffix}")
+    pairs = pair_named(files, names, "JPEGImages", f"SegmentationClass{suffix}")
     return PairedData(files, pairs, VOC_CLASSES, dict(enumerate(range(21))))
 
 
 def _open_ade(files: Files, split: str) -> SegmentationData:
     folder = {"train": "training", "val": "validation"}[split]
-    pairs = _pair_listed(files, f"images/{folder}", f"annotations/{folder}")
+    pairs = pair_listed(files, f"images/{folder}", f"annotations/{folder}")
     table = {0: IGNORED} | {index + 1: index for index in range(len(ADE_CLASSES))}
     return PairedData(files, pairs, ADE_CLASSES, table)
 
@@ -217,7 +221,7 @@ def _open_stuff(files: Files, split: str) -> SegmentationData:
     folders = [f"{root}/{split}2017" for root in roots]
     beside = any(name.endswith(".png") for name in files.children(images))
     labels = next(filter(files.has, folders), images if beside else folders[0])
-    pairs = _pair_listed(files, images, labels, (".jpg",))
+    pairs = pair_listed(files, images, labels, (".jpg",))
     return PairedData(files, pairs, coco.STUFF, coco.stuffthing_classes())
 
 
@@ -227,10 +231,9 @@ def _coco_images(files: Files, split: str) -> str:
 
 
 def _open_folder(classes: tuple[str, ...], files: Files, split: str) -> SegmentationData:
-    pairs = _pair_listed(files, f"images/{split}", f"labels/{split}")
+    pairs = pair_listed(files, f"images/{split}", f"labels/{split}")
     if not classes and files.has("classes.txt"):
-        lines = files.read("classes.txt").decode().splitlines()
-        classes = tuple(line.strip() for line in lines if line.strip())
+        classes = class_names(files, "classes.txt")
     if not classes:
         classes = tuple(str(value) for value in range(_largest_label(files) + 1))
     table = dict(enumerate(range(len(classes))))
@@ -247,7 +250,7 @@ def _largest_label(files: Files) -> int:
 
 def _open_mini(files: Files, split: str) -> SegmentationData:
     table = _parse(files, "categories.json", coco.thing_classes)
-    pairs = _pair_listed(files, f"images/{split}", f"labels/{split}")
+    pairs = pair_listed(files, f"images/{split}", f"labels/{split}")
     return PairedData(files, pairs, coco.THINGS, table)
 
 
@@ -271,33 +274,3 @@ def _parse(files: Files, name: str, parse: Callable[[Any, str], Parsed]) -> Pars
         raise UserError(
             f"{files.path(name)} is not as it should be ({error!r}): get it anew"
         ) from error
-
-
-def _pair_named(
-    files: Files, names: Sequence[str], images: str, labels: str
-) -> list[tuple[str, str]]:
-    """Photographs and label maps of the given names; all must be there."""
-    for folder, suffix in ((images, ".jpg"), (labels, ".png")):
-        present = set(files.children(folder))
-        for name in names:
-            if name + suffix not in present:
-                raise Missing(files.path(f"{folder}/{name}{suffix}"))
-    return [(f"{images}/{name}.jpg", f"{labels}/{name}.png") for name in names]
-
-
-def _pair_listed(
-    files: Files, images: str, labels: str, suffixes: tuple[str, ...] = (".jpg", ".jpeg", ".png")
-) -> list[tuple[str, str]]:
-    """All photographs of a folder with their label maps; neither may lack the other."""
-    pictures, maps = _by_stem(files, images, suffixes), _by_stem(files, labels, (".png",))
-    if not pictures:
-        raise Missing(files.path(f"{images}/*.jpg"))
-    for name in sorted(pictures.keys() ^ maps.keys()):
-        missing = f"{labels}/{name}.png" if name in pictures else f"{images}/{name}.jpg"
-        raise Missing(files.path(missing))
-    return [(f"{images}/{name}", f"{labels}/{stem}.png") for stem, name in sorted(pictures.items())]
-
-
-def _by_stem(files: Files, folder: str, suffixes: tuple[str, ...]) -> dict[str, str]:
-    names = (name for name in files.children(folder) if name.lower().endswith(suffixes))
-    return {PurePosixPath(name).stem: name for name in names}

@@ -1,5 +1,7 @@
 """Run protocols on a backbone; draw, append to results.jsonl and print what they found."""
 
+import os
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
@@ -15,7 +17,13 @@ from croc.errors import UserError
 from croc.evals.bars import Bars
 from croc.evals.command import EvaluateOptions
 from croc.evals.datasets import SegmentationData, open_segmentation
-from croc.evals.features import ConvBackbone, VitBackbone, fingerprint, open_backbone
+from croc.evals.features import (
+    ConvBackbone,
+    VitBackbone,
+    check_fit,
+    fingerprint,
+    open_backbone,
+)
 from croc.evals.incontext import evaluate_incontext
 from croc.evals.kmeans import evaluate_kmeans
 from croc.evals.linear import evaluate_linear
@@ -36,6 +44,8 @@ class Request:
     config: Any
     masks: str | None = None
     overlays: str | None = None
+    adapts: bool = False
+    """Whether a size that does not fit the patches may be changed."""
 
 
 @dataclass(frozen=True)
@@ -65,40 +75,70 @@ class Job:
 
 
 def evaluate(options: EvaluateOptions, requests: list[Request], show: bool = True) -> list[Result]:
-    """All requests in turn, each written when it is whole; all data are opened first."""
+    """All requests in turn, each written when it is whole.
+
+    What can be wrong with any of them is found before the first one starts.
+    """
     folder = Path(options.to)
-    if folder.exists() and not folder.is_dir():
-        raise UserError(f"--to {folder} is a file: name a folder")
+    _check_folder(folder)
     device = _device(options)
     backbone = open_backbone(options.weights)
+    parts = [_open(request) for request in requests]
+    requests = [fit(request, backbone) for request in requests]
     weights_hash = fingerprint(backbone)
     precision = _precision(options, device)
     backbone.to(device, precision)
     workers = worker_count(DataConfig(workers=options.workers))
-    jobs = [Job(each, backbone, _open(each), device, workers) for each in requests]
-    results = []
-    for job in jobs:
-        started = time.perf_counter()
-        found = RUNNERS[job.request.protocol](job)
-        result = Result(
-            protocol=job.request.protocol,
-            data=job.request.data,
-            weights=options.weights,
-            backbone=backbone.name,
-            weights_hash=weights_hash,
-            scores=found.scores,
-            classes=found.classes,
-            config=asdict(job.request.config),
-            count={name: len(part) for name, part in job.parts.items()},
-            machine={"device": _name(device), "precision": str(precision).partition(".")[2]},
-            seconds=round(time.perf_counter() - started, 2),
-            picture=None,
-        )
-        results.append(_write(folder, result, found))
-    if show:
-        print_results(results)
-        print(f"appended to {folder / FILE}; pictures in {folder / 'pictures'}")
+    jobs = [Job(each, backbone, data, device, workers) for each, data in zip(requests, parts)]
+    results: list[Result] = []
+    try:
+        for job in jobs:
+            started = time.perf_counter()
+            found = RUNNERS[job.request.protocol](job)
+            if not found.scores:  # videos without truth: only masks or overlays were asked for
+                continue
+            result = Result(
+                protocol=job.request.protocol,
+                data=job.request.data,
+                weights=options.weights,
+                backbone=backbone.name,
+                weights_hash=weights_hash,
+                scores=found.scores,
+                classes=found.classes,
+                config=asdict(job.request.config),
+                count={name: len(part) for name, part in job.parts.items()},
+                machine={"device": _name(device), "precision": str(precision).partition(".")[2]},
+                seconds=round(time.perf_counter() - started, 2),
+                picture=None,
+            )
+            results.append(_write(folder, result, found))
+    finally:
+        if show and results:
+            print_results(results)
+            print(f"appended to {folder / FILE}; pictures in {folder / 'pictures'}")
     return results
+
+
+def fit(request: Request, backbone: VitBackbone | ConvBackbone) -> Request:
+    """Refuse a size that is no whole number of patches; under `all`, take the nearest one."""
+    size = "short_px" if request.protocol == "video" else "image_px"
+    side, blocks = getattr(request.config, size), getattr(request.config, "blocks", 1)
+    stride = backbone.stride_px
+    if request.adapts and isinstance(backbone, VitBackbone) and side % stride:
+        side = max(1, round(side / stride)) * stride
+        request = replace(request, config=replace(request.config, **{size: side}))
+    flag = f"--{request.protocol}.{size}".replace("_", "-") + ": images"
+    check_fit(backbone, side, blocks, flag)
+    return request
+
+
+def _check_folder(folder: Path) -> None:
+    """Whether it can be made and written; nothing is made yet."""
+    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    if not there.is_dir():
+        raise UserError(f"--to {folder}: {there} is a file, name a folder")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise UserError(f"--to {folder}: nothing can be written to {there}, name another folder")
 
 
 def _device(options: EvaluateOptions) -> torch.device:
@@ -133,10 +173,12 @@ def _write(folder: Path, result: Result, found: Found) -> Result:
         kind = result.data.partition(":")[0]
         picture = f"pictures/{result.protocol}-{kind}-{result.key}.png"
         name, score = next(iter(result.scores.items()))
-        found.draw(
-            folder / picture, f"{result.protocol}, {kind}, {result.backbone}: {name} {score:.1f}"
-        )
-        result = replace(result, picture=picture)
+        title = f"{result.protocol}, {kind}, {result.backbone}: {name} {score:.1f}"
+        try:
+            found.draw(folder / picture, title)
+            result = replace(result, picture=picture)
+        except (OSError, RuntimeError, ValueError) as error:  # the scores took longer
+            print(f"the picture could not be drawn: {error}", file=sys.stderr)
     append_result(folder, result)
     return result
 
@@ -147,7 +189,9 @@ def _linear(job: Job) -> Found:
     if len(report.by_rate) == 1:
         return found
     by_rate = {f"{rate:g}": percent(score) for rate, score in report.by_rate.items()}
-    return replace(found, scores=found.scores | {"best rate": report.rate, "by rate": by_rate})
+    return replace(
+        found, scores=found.scores | {"best rate": f"{report.rate:g}", "by rate": by_rate}
+    )
 
 
 def _kmeans(job: Job) -> Found:
@@ -177,6 +221,8 @@ def _video(job: Job) -> Found:
         masks=None if masks is None else Path(masks),
         overlays=None if overlays is None else Path(overlays),
     )
+    for written in filter(None, (masks, overlays)):
+        print(f"written: {written}")
     means = {} if report.scores is None else report.scores.means
     return Found(
         {name: 100 * means[name] for name in ("J&F", "J", "F") if name in means},

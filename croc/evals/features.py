@@ -2,6 +2,7 @@
 
 import difflib
 import hashlib
+import logging
 import pickle
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -42,6 +43,8 @@ class VitBackbone(nn.Module):
 
     def __init__(self, vit: VisionTransformer, name: str) -> None:
         super().__init__()
+        if isinstance(vit.norm, nn.Identity):  # a ViT made for pooled tokens norms them later
+            vit.norm, vit.fc_norm = vit.fc_norm, vit.norm
         self.vit = vit.eval().requires_grad_(False)
         self.name = name
         self.stride_px: int = vit.patch_embed.patch_size[0]
@@ -50,8 +53,8 @@ class VitBackbone(nn.Module):
     def features(
         self, images: Float[Tensor, "B 3 h w"], blocks: int = 1
     ) -> Float[Tensor, "B C rows columns"]:
-        if blocks > len(self.vit.blocks):
-            raise UserError(f"{self.name} has {len(self.vit.blocks)} blocks, not {blocks}")
+        check_fit(self, images.shape[2], blocks)
+        check_fit(self, images.shape[3], blocks)
         images = images.to(self.vit.patch_embed.proj.weight.dtype)
         found: Any = self.vit.forward_intermediates(
             images, indices=blocks, norm=True, output_fmt="NCHW", intermediates_only=True
@@ -76,6 +79,20 @@ class ConvBackbone(nn.Module):
         return self.network(images.to(next(self.network.parameters()).dtype))[-1]
 
 
+def check_fit(backbone: DenseBackbone, side_px: int, blocks: int = 1, flag: str = "images") -> None:
+    """Whether a side of an image is whole patches, and whether the backbone has so many blocks."""
+    stride = backbone.stride_px
+    if side_px % stride and not isinstance(backbone, ConvBackbone):
+        below = side_px // stride * stride
+        fitting = f"{below} or {below + stride}" if below else str(stride)
+        raise UserError(
+            f"{flag} of {side_px} px do not consist of {backbone.name}'s patches of {stride} px: "
+            f"{fitting} px would"
+        )
+    if isinstance(backbone, VitBackbone) and blocks > len(backbone.vit.blocks):
+        raise UserError(f"{backbone.name} has {len(backbone.vit.blocks)} blocks, not {blocks}")
+
+
 def open_backbone(spec: str, image_px: int = 448, seed: int = 0) -> VitBackbone | ConvBackbone:
     """A run's folder or checkpoint (its teacher), or a timm model.
 
@@ -88,6 +105,8 @@ def open_backbone(spec: str, image_px: int = 448, seed: int = 0) -> VitBackbone 
         return VitBackbone(_untrained(config).vit, f"{Path(name).name}@0")
     if kind in ("timm", "random") and name:
         name, _, file = name.partition("@")
+        if file and kind == "random":
+            raise UserError(f"--weights random:{name} takes no file; timm:{name}@{file} does")
         weights = read_weights(Path(file)) if file else None
         return _from_timm(name, image_px, kind == "timm", weights, seed)
     path = Path(spec)
@@ -146,7 +165,11 @@ def read_weights(path: Path) -> dict[str, Tensor]:
             found = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
         raise UserError(f"--weights: there is no file {path}") from None
-    except (SafetensorError, RuntimeError, pickle.UnpicklingError, EOFError, ValueError) as error:
+    except IsADirectoryError:
+        raise UserError(f"--weights: {path} is a folder, name a file in it") from None
+    except pickle.UnpicklingError:
+        raise UserError(f"{path} cannot be read as weights: it holds more than tensors") from None
+    except (SafetensorError, RuntimeError, EOFError, ValueError) as error:
         reason = str(error).strip().splitlines()[0][:120] if str(error).strip() else "empty"
         raise UserError(f"{path} cannot be read as weights ({reason}): get it anew") from None
     while isinstance(found, dict) and (inner := [key for key in WRAPPERS if key in found]):
@@ -167,6 +190,7 @@ def _from_timm(
     if weights is not None:
         # timm resamples the position embedding and drops nothing but its own classifier's names.
         options["pretrained_cfg_overlay"] = {"state_dict": weights}
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it tells of every retry
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         try:
@@ -191,13 +215,22 @@ def _create(name: str, image_px: int, options: dict[str, Any]) -> VitBackbone | 
             if isinstance(vit, VisionTransformer):
                 return VitBackbone(vit, name)
         network = timm.create_model(name, features_only=True, output_stride=16, **options)
-    except (RuntimeError, TypeError, NotImplementedError, AttributeError, KeyError) as error:
+        backbone = ConvBackbone(network, name)
+        backbone.features(torch.zeros(1, 3, 64, 96))  # of any size?
+        return backbone
+    except (
+        *(RuntimeError, TypeError, NotImplementedError, AttributeError, KeyError),
+        *(AssertionError, ValueError, IndexError),
+    ) as error:
         if "pretrained_cfg_overlay" in options:
             raise UserError(
                 f"--weights: the file does not fit {name}: {_last_line(error)}"
             ) from None
-        raise UserError(f"--weights: {name} gives no feature map; try a ViT or a ResNet") from None
-    return ConvBackbone(network, name)
+        if "Invalid pretrained tag" in str(error):
+            raise UserError(f"--weights: timm has no weights {name!r} of this model") from None
+        raise UserError(
+            f"--weights: {name} gives no feature map of any size; try a plain ViT or a ResNet"
+        ) from None
 
 
 def _all_loaded(backbone: VitBackbone | ConvBackbone, weights: dict[str, Tensor]) -> None:

@@ -177,5 +177,6 @@ def _open_image(files: Files, name: str) -> Image.Image:
         image = Image.open(io.BytesIO(data), formats=_FORMATS)
         image.load()
     except Exception as error:  # on broken files Pillow raises nearly every type there is
-        raise UserError(f"{files.path(name)} cannot be decoded: get it anew ({error})") from error
+        said = "no picture of these kinds" if "BytesIO" in str(error) else error
+        raise UserError(f"{files.path(name)} cannot be decoded: get it anew ({said})") from error
     return image

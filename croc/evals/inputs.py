@@ -41,11 +41,12 @@ def batches(
     workers: int,
     device: torch.device,
     crops: Crops | None = None,
-    keep_ratio: bool = False,
+    keep_ratio: int | None = None,
 ) -> Iterator[Batch]:
     """One batch for each list of numbers in `order`; label_px None leaves labels as they are.
 
-    `keep_ratio` gives an image's shorter side image_px instead of both: pass one at a time.
+    `keep_ratio` gives an image's shorter side image_px instead of both, the other in multiples of
+    this number: pass one image at a time.
     """
     items = _Squashed(data, order, image_px, label_px, crops, keep_ratio)
     for made in iterate(items, range(len(order)), workers=workers, pin=device.type == "cuda"):
@@ -143,7 +144,7 @@ class _Squashed(Dataset[Any]):
         image_px: int,
         label_px: int | None,
         crops: Crops | None,
-        keep_ratio: bool,
+        keep_ratio: int | None,
     ) -> None:
         self.data, self.order, self.crops, self.keep_ratio = data, order, crops, keep_ratio
         self.image_px, self.label_px = image_px, label_px
@@ -164,20 +165,20 @@ class _Squashed(Dataset[Any]):
             image, labels = self.crops.cut(image, labels, step, number)
         size = (self.image_px, self.image_px)
         if self.keep_ratio:
-            size = kept_ratio(labels.shape, self.image_px)
+            size = kept_ratio(labels.shape, self.image_px, self.keep_ratio)
         pixels = _resize(image, size, Image.Resampling.BICUBIC)
         if self.label_px is None:
             return pixels, labels
         return pixels, _resize(labels, (self.label_px, self.label_px), Image.Resampling.NEAREST)
 
 
-def kept_ratio(shape: tuple[int, ...], short_px: int) -> tuple[int, int]:
-    """Rows and columns of an image whose shorter side is `short_px`, in whole patches of 16.
+def kept_ratio(shape: tuple[int, ...], short_px: int, unit_px: int) -> tuple[int, int]:
+    """Rows and columns of an image whose shorter side is `short_px`, in whole units.
 
     The longer one is four times that at most.
     """
     longer = min(4.0, max(shape) / min(shape)) * short_px
-    long_px = max(16, round(longer / 16) * 16)
+    long_px = max(unit_px, round(longer / unit_px) * unit_px)
     return (short_px, long_px) if shape[0] <= shape[1] else (long_px, short_px)
 
 

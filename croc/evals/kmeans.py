@@ -29,7 +29,13 @@ from croc.evals.metrics import (
 )
 from croc.evals.moments import Moments
 from croc.evals.protocols import KmeansConfig
-from croc.evals.scoring import EXAMPLES, SegmentationReport, first_batch, make_examples
+from croc.evals.scoring import (
+    EXAMPLES,
+    SegmentationReport,
+    check_labelled,
+    first_batch,
+    make_examples,
+)
 from croc.evals.tracking import Track, silent
 from croc.randomness import sample_key
 
@@ -89,6 +95,7 @@ def evaluate_kmeans(
             for total, each in zip(found, clusters):
                 total += confusion(each, truth, len(data.classes), clusters=count).cpu()
             maps.extend(clusters[0][: EXAMPLES - len(maps)].cpu())
+    check_labelled(found[0])
     match = match_hungarian if count == len(data.classes) else match_majority
     matches = [match(total) for total in found]
     reports = [

@@ -10,6 +10,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from croc.data.loader import batch_indices
+from croc.errors import UserError
 from croc.evals.crops import Crops, ResizedCrops, ScaledCrops
 from croc.evals.datasets import SegmentationData
 from croc.evals.features import DenseBackbone
@@ -79,7 +80,7 @@ class TrainingFeatures:
         self._options: dict[str, Any] = {"device": device, "workers": workers}
         batch = min(config.batch, len(train))
         # An epoch has whole batches only, as the order of pre-training's samples has.
-        self.steps = config.steps or config.epochs * (len(train) // batch)
+        self.steps = config.steps or (config.epochs or 0) * (len(train) // batch)
         chosen = (batch_indices(i, len(train), batch, config.seed)[1] for i in range(self.steps))
         self._order: list[list[int]] = [numbers.tolist() for numbers in chosen]
         self._sizes = {"image_px": config.image_px, "label_px": config.train_px}
@@ -141,7 +142,9 @@ def fit(
     """Adam on the cross-entropy of upsampled logits, a layer a rate, all from the same start."""
     layers: list[nn.Module] = []
     optimizers: list[torch.optim.Adam] = []
+    labelled = torch.zeros(())
     for step, (features, labels) in enumerate(steps):
+        labelled = labelled.to(labels.device) + (labels != IGNORED).any()
         if not layers:
             for rate in config.rates:
                 layers.append(_start(features.shape[1], classes, moments, config.seed))
@@ -152,6 +155,8 @@ def fit(
             optimizer.zero_grad()
             segmentation_loss(layer(features), labels).backward()
             optimizer.step()
+    if not labelled:
+        raise UserError("no pixel of the training part is labelled: all are 255, so none teaches")
     return [layer.eval().requires_grad_(False) for layer in layers]
 
 

@@ -12,15 +12,17 @@ from croc.errors import UserError
 
 SEGMENTATION = ("linear", "kmeans", "incontext")
 PROTOCOLS = (*SEGMENTATION, "video")
+PAPERS = ("voc12", "coco-things", "coco-stuff", "coco-stuff-panoptic", "ade20k")
+IMAGES = (*PAPERS, "folder", "coco-things-mini", "idd-lite")
 VIDEOS = ("davis17", "davis16")
 
 
 def protocols_of(data: str) -> tuple[str, ...]:
-    """Which protocols a data set allows; of an unknown one, its reader complains."""
+    """Which protocols a data set allows; for an unknown one all, and its reader complains."""
     kind = data.partition(":")[0]
-    if kind == "scenes":
-        return PROTOCOLS
-    return ("video",) if kind in VIDEOS else SEGMENTATION
+    if kind in IMAGES:
+        return SEGMENTATION
+    return ("video",) if kind in VIDEOS else PROTOCOLS
 
 
 def _check(config: Any, section: str, least: dict[str, float | int]) -> None:
@@ -53,10 +55,10 @@ class LinearConfig:
     """The rate falls as (1 - step / steps) to this power; 0 keeps it."""
     batch: int = 60
     """Images a step."""
-    epochs: int = 45
+    epochs: int | None = 45
     """Passes over the training part."""
     steps: int | None = None
-    """Steps of training, if not by epochs."""
+    """Steps of training, instead of epochs."""
     crop: float | None = 0.8
     """Train on random crops of this share of the image at least, mirrored at times; None: on whole
     images, whose features need be found only once."""
@@ -70,6 +72,11 @@ class LinearConfig:
     def __post_init__(self) -> None:
         least = {"image_px": 1, "blocks": 1, "batch": 1, "epochs": 1, "train_px": 1, "seed": 0}
         _check(self, "linear", {**least, "steps": 1, "score_px": 1, "poly": 0, "rates": 1e-12})
+        if (self.epochs is None) == (self.steps is None):
+            raise UserError(
+                "training ends after --linear.epochs or --linear.steps: give one of them, and "
+                "None to the other"
+            )
         if self.crop is not None and not 0 < self.crop <= 1:
             raise UserError(f"--linear.crop must lie in 0 … 1: {self.crop}")
         if self.framing == "keep" and (self.crop is not None or self.score_px is not None):
@@ -153,12 +160,21 @@ def linear_protocol(kind: str) -> LinearConfig:
     paper = LinearConfig()
     if kind == "voc12":
         return paper
-    if kind.startswith("coco-") and kind != "coco-things-mini":
+    if kind in PAPERS and kind != "ade20k":
         return dataclasses.replace(paper, epochs=10)
     if kind == "ade20k":  # MMSegmentation's 40k schedule
-        rates = (1e-3, 8e-4, 3e-4, 1e-4, 8e-5)
-        mmseg = dataclasses.replace(paper, rates=rates, poly=0.9, batch=16, steps=40_000, crop=None)
-        return dataclasses.replace(mmseg, framing="keep", image_px=512, train_px=512, score_px=None)
+        return LinearConfig(
+            image_px=512,
+            framing="keep",
+            rates=(1e-3, 8e-4, 3e-4, 1e-4, 8e-5),
+            poly=0.9,
+            batch=16,
+            epochs=None,
+            steps=40_000,
+            crop=None,
+            train_px=512,
+            score_px=None,
+        )
     if kind == "scenes":  # small pictures and networks: seconds on two cores
         return LinearConfig(
             image_px=96,
@@ -167,6 +183,7 @@ def linear_protocol(kind: str) -> LinearConfig:
             rates=(3e-2,),
             poly=1.0,
             batch=32,
+            epochs=None,
             steps=1000,
             crop=None,
             train_px=24,
@@ -174,17 +191,16 @@ def linear_protocol(kind: str) -> LinearConfig:
         )
     # Sets of some hundred images: one block, no crops, so that features are found only once.
     small = dataclasses.replace(
-        paper, blocks=1, standardise=True, batch=32, steps=1500, crop=None, train_px=112
+        paper, blocks=1, standardise=True, batch=32, epochs=None, steps=1500, crop=None
     )
-    return dataclasses.replace(small, score_px=112)
+    return dataclasses.replace(small, train_px=112, score_px=112)
 
 
 def kmeans_protocol(kind: str) -> KmeansConfig:
     """The paper's reading for its data sets; for small sets the one that their figures have."""
-    papers = ("voc12", "coco-things", "coco-stuff", "coco-stuff-panoptic", "ade20k")
     if kind == "scenes":
         return KmeansConfig(reading="tokens", image_px=96, label_px=96)
-    return KmeansConfig() if kind in papers else KmeansConfig(reading="tokens")
+    return KmeansConfig() if kind in PAPERS else KmeansConfig(reading="tokens")
 
 
 def incontext_protocol(kind: str) -> InContextConfig:

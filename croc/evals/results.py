@@ -113,7 +113,7 @@ def percent(share: float) -> float | None:
 
 def print_results(results: list[Result], console: Console | None = None) -> None:
     """A row an evaluation, then the classes of each."""
-    console = console or Console()
+    console = console or Console(markup=False, emoji=False, highlight=False)
     table = Table(title=f"{results[0].weights} ({results[0].weights_hash})", title_justify="left")
     for name in ("protocol", "data", "score", "", "seconds"):
         table.add_column(name, justify="right" if name in ("score", "seconds") else "left")
@@ -125,7 +125,7 @@ def print_results(results: list[Result], console: Console | None = None) -> None
     console.print(table)
     for result in results:
         parts = [f"{name} {_short(value)}" for name, value in result.classes.items()]
-        console.print(f"{result.protocol}, {result.data}: " + ", ".join(parts), highlight=False)
+        console.print(f"{result.protocol}, {result.data}: " + ", ".join(parts))
 
 
 def _short(value: Any) -> str:

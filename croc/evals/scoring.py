@@ -45,6 +45,11 @@ def same_classes(train: SegmentationData, val: SegmentationData) -> None:
         raise UserError("the training and the validation part have different classes")
 
 
+def check_labelled(counts: Int64[Tensor, "K C"]) -> None:
+    if not counts.any():
+        raise UserError("no pixel of the validation part is labelled: all are 255, so none counts")
+
+
 @torch.no_grad()
 def score(
     backbone: DenseBackbone,
@@ -65,7 +70,8 @@ def score(
     counts = [torch.zeros(classes, classes, dtype=torch.long, device=device) for _ in heads]
     examples: list[list[Example]] = [[] for _ in heads]
     order = in_order(len(val), 1 if keep_ratio else batch)
-    sizes: dict[str, Any] = {"image_px": image_px, "label_px": score_px, "keep_ratio": keep_ratio}
+    sizes: dict[str, Any] = {"image_px": image_px, "label_px": score_px}
+    sizes["keep_ratio"] = backbone.stride_px if keep_ratio else None
     parts = batches(val, order, **sizes, workers=workers, device=device)
     for part in track(parts, "scores", len(order)):
         features = backbone.features(part.images, blocks)
@@ -75,6 +81,7 @@ def score(
                 count += confusion(found, truth, classes)
             if len(kept) < EXAMPLES:
                 kept.extend(make_examples(part, predicted, EXAMPLES - len(kept)))
+    check_labelled(counts[0])
     return [
         SegmentationReport(iou(count.cpu()), tuple(kept)) for count, kept in zip(counts, examples)
     ]

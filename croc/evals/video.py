@@ -19,7 +19,7 @@ from torch import Tensor
 
 from croc.errors import UserError
 from croc.evals.boundaries import VideoScores, join_videos, video_scores
-from croc.evals.features import DenseBackbone
+from croc.evals.features import DenseBackbone, check_fit
 from croc.evals.protocols import VideoConfig
 from croc.evals.tracking import Track, silent
 from croc.evals.videos import Video, VideoData
@@ -71,7 +71,7 @@ def evaluate_video(
     Predictions go to MASKS/VIDEO/00000.png, as DAVIS stores them, and painted over the frames to
     OVERLAYS/VIDEO.mp4. Both folders must be new or empty; they are filled whole or not at all.
     """
-    _fits(backbone.stride_px, config.short_px)
+    check_fit(backbone, config.short_px, flag="--video.short-px: frames")
     each = [videos[index] for index in range(len(videos))]
     scored = [video.name for video in each if _can_be_scored(video)]
     if not scored and masks is None and overlays is None:
@@ -92,14 +92,6 @@ def evaluate_video(
         videos=scores,
         examples=tuple(example for _, _, example in finished if example),
     )
-
-
-def _fits(stride_px: int, short_px: int) -> None:
-    if short_px % stride_px or LONGER_PX % stride_px:
-        raise UserError(
-            f"patches of {stride_px} px do not fill frames of {short_px} px by a multiple of "
-            f"{LONGER_PX}: pass another --video.short-px, or weights with patches of 8 or 16 px"
-        )
 
 
 def _can_be_scored(video: Video) -> bool:
@@ -177,7 +169,10 @@ def follow(
 ) -> Iterator[UInt8[np.ndarray, "h w"]]:
     """The mask of each frame in turn; the first one's is given."""
     mask = video.read_mask(0)
-    frames = ahead(partial(_resized, video, config, mask.shape), range(len(video)), FRAMES_AHEAD)
+    height, width = mask.shape
+    size = frame_size(height, width, config.short_px, backbone.stride_px)
+    read = partial(_resized, video, (height, width), size)
+    frames = ahead(read, range(len(video)), FRAMES_AHEAD)
     features = unit_features(backbone, next(frames), device)
     first = (features, shrink(mask, features))
     _, rows, columns = features.shape
@@ -192,7 +187,7 @@ def follow(
 
 
 def _resized(
-    video: Video, config: VideoConfig, shape: tuple[int, int], t: int
+    video: Video, shape: tuple[int, int], size: tuple[int, int], t: int
 ) -> UInt8[np.ndarray, "h w 3"]:
     """A frame at the protocol's size."""
     frame = video.read_frame(t)
@@ -201,8 +196,7 @@ def _resized(
             f"{video.name}: frame {t} is {frame.shape[1]}×{frame.shape[0]}, the first mask "
             f"{shape[1]}×{shape[0]}: all must have one size"
         )
-    height, width = frame_size(*shape, config.short_px)
-    return np.array(Image.fromarray(frame).resize((width, height), Image.Resampling.BILINEAR))
+    return np.array(Image.fromarray(frame).resize((size[1], size[0]), Image.Resampling.BILINEAR))
 
 
 def unit_features(
@@ -224,10 +218,11 @@ def shrink(
     return rearrange(labels, "h w o -> o h w")
 
 
-def frame_size(height: int, width: int, short_px: int) -> tuple[int, int]:
-    """(480, 854) becomes (480, 832)."""
+def frame_size(height: int, width: int, short_px: int, stride_px: int = 16) -> tuple[int, int]:
+    """(480, 854) becomes (480, 832); where patches do not divide 64, the unit is theirs."""
+    unit = stride_px if LONGER_PX % stride_px else LONGER_PX
     longer = int(max(height, width) * short_px / min(height, width))
-    longer = max(LONGER_PX, longer // LONGER_PX * LONGER_PX)
+    longer = max(unit, longer // unit * unit)
     return (short_px, longer) if width >= height else (longer, short_px)
 
 

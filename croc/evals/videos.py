@@ -14,6 +14,7 @@ from PIL import Image
 from croc.data.scenes import Scene, make_video
 from croc.errors import UserError
 from croc.evals.files import Files, Missing, decode_indices, decode_rgb, open_files, same_size
+from croc.evals.pairs import read_lines
 
 SCENE_PX = 96
 SCENE_VIDEOS = 8
@@ -160,7 +161,7 @@ def _davis_sequences(files: Files, year: str) -> list[str]:
     """Those of the year's val.txt, else all there are."""
     lists = [f"ImageSets/{year}/val.txt"] + ["ImageSets/480p/val.txt"] * (year == "2016")
     for name in filter(files.has, lists):
-        lines = [line.split()[0] for line in files.read(name).decode().splitlines() if line.strip()]
+        lines = [line.split()[0] for line in read_lines(files, name) if line.strip()]
         if not lines:
             raise UserError(f"{files.path(name)} names no sequence: {_DAVIS_HELP}")
         # 2016's own list names every frame: /JPEGImages/480p/SEQUENCE/00000.jpg
@@ -173,9 +174,17 @@ def _davis_video(files: Files, name: str, single: bool) -> Video:
     stems = tuple(frame.removesuffix(".jpg") for frame in frames)
     masks = f"Annotations/480p/{name}"
     masked = {each.removesuffix(".png") for each in files.children(masks)}
-    if not stems or stems[0] not in masked:
-        raise Missing(files.path(f"{masks}/{stems[0] if stems else '00000'}.png"))
-    return Video(name, DavisFrames(files, name, stems, frozenset(masked), single))
+    if not stems:
+        raise Missing(files.path(f"JPEGImages/480p/{name}/00000.jpg"))
+    if stems[0] not in masked:
+        raise Missing(files.path(f"{masks}/{stems[0]}.png"))
+    video = Video(name, DavisFrames(files, name, stems, frozenset(masked), single))
+    if not video.objects():
+        raise UserError(
+            f"{files.path(f'{masks}/{stems[0]}.png')} shows no object to follow; binary masks of 0 "
+            "and 255 are those of davis16:PATH"
+        )
+    return video
 
 
 def split_spec(spec: str, kinds: Iterable[str]) -> tuple[str, str]:

@@ -60,7 +60,7 @@ def voc_palette() -> list[int]:
 def need_av() -> None:
     """Refuses to start what PyAV must end."""
     if find_spec("av") is None:
-        raise UserError("videos are written by PyAV, which is not installed: pip install av")
+        raise UserError("overlays are written by PyAV, which is not installed: pip install av")
 
 
 def write_overlay(

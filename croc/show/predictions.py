@@ -1,5 +1,6 @@
 """Pictures of predictions beside the images and the truth."""
 
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -66,8 +67,10 @@ def segmentation_figure(
         handles.append(Patch(color="none", label=f"and {len(names) - LEGEND_ENTRIES} more"))
     if IGNORED in shown:
         handles.append(Patch(color=UNLABELLED, label="not labelled"))
-    figure.legend(handles=handles, loc="outside right upper", fontsize=7, frameon=False)
-    figure.savefig(path)
+    legend = figure.legend(handles=handles, loc="outside right upper", fontsize=7, frameon=False)
+    for text in legend.get_texts():
+        text.set_parse_math(False)  # a class may be called a$_$b
+    _save(figure, path)
 
 
 def video_figure(examples: Sequence[VideoExample], path: Path, title: str) -> None:
@@ -82,9 +85,10 @@ def video_figure(examples: Sequence[VideoExample], path: Path, title: str) -> No
             for axis, frame, mask in zip(axes[2 * index + row], example.frames, masks):
                 axis.imshow(overlay(frame, mask))
             said = example.name if row == 0 else "prediction"
-            axes[2 * index + row, 0].set_title(said, fontsize=8, loc="left", pad=3)
+            heading = {"fontsize": 8, "loc": "left", "pad": 3, "parse_math": False}
+            axes[2 * index + row, 0].set_title(said, **heading)
     _finish(figure, title)
-    figure.savefig(path)
+    _save(figure, path)
 
 
 def overlay(
@@ -101,5 +105,11 @@ def _finish(figure: Figure, title: str) -> None:
         axis.set_xticks([])
         axis.set_yticks([])
         axis.set_frame_on(False)
-    figure.suptitle(title, fontsize=10, x=0.01, ha="left")
+    figure.suptitle(title, fontsize=10, x=0.01, ha="left", parse_math=False)
     figure.set_layout_engine("constrained")
+
+
+def _save(figure: Figure, path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph")  # names in any script; boxes will do
+        figure.savefig(path)

@@ -16,6 +16,7 @@ from croc.evals.datasets import Labelled
 from croc.evals.incontext import Memory, choose, count_labels, evaluate_incontext, fill_memory
 from croc.evals.protocols import InContextConfig
 from croc.evals.tracking import silent
+from tests.evals.test_linear import SecondToLast
 from tests.oracles import incontext as oracle
 
 CONFIG = InContextConfig(image_px=32, label_px=32)
@@ -247,6 +248,13 @@ def test_an_easy_answer_is_found():
 def test_blind_features_do_not_find_it():
     report = evaluate_incontext(Blind(), Patches(12, 0), Patches(6, 1), CONFIG, CPU)
     assert report.iou.mean < 0.45
+
+
+def test_the_memory_and_the_scores_are_of_the_same_blocks():
+    backbone = SecondToLast()
+    config = replace(CONFIG, blocks=2, label_px=4)
+    assert evaluate_incontext(backbone, Patches(12, 0), Patches(6, 1), config, CPU).iou.mean > 0.9
+    assert backbone.asked == [2, 2]
 
 
 def test_progress_is_told_to_the_end():

@@ -3,10 +3,12 @@
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from croc.errors import UserError
 from croc.evals.datasets import Labelled
 from croc.evals.inputs import PatchFeatures, batches, in_order, kept_ratio
+from croc.photometric import normalise
 from tests.evals.test_linear import CPU, MeanColour, Patches
 
 
@@ -21,6 +23,22 @@ def test_batches_are_squashed_and_normalised(workers: int):
     assert np.array_equal(made[2].labels[0].numpy(), expected)
     pixel = (float(data.read(4).image[12, 4, 0]) / 255 - 0.485) / 0.229
     assert made[2].images[0, 0, 6, 2].item() == pytest.approx(pixel, abs=0.05)
+
+
+class Noise(Patches):
+    def read(self, index: int) -> Labelled:
+        image = np.random.default_rng(index).integers(0, 256, (30, 40, 3), dtype=np.uint8)
+        return Labelled(image, np.zeros((30, 40), np.uint8), str(index))
+
+
+@pytest.mark.parametrize("side", [16, 64])
+def test_images_are_resized_by_pil_s_bicubic(side: int):
+    options = {"image_px": side, "label_px": 8, "workers": 0, "device": CPU}
+    made = next(batches(Noise(1, 0), [[0]], **options))  # pyright: ignore[reportArgumentType]
+    photograph = Image.fromarray(Noise(1, 0).read(0).image)
+    pixels = np.array(photograph.resize((side, side), Image.Resampling.BICUBIC))
+    expected = normalise(torch.from_numpy(pixels).permute(2, 0, 1)[None].float() / 255)
+    assert torch.equal(made.images, expected)
 
 
 class Tall(Patches):
@@ -40,11 +58,11 @@ def test_labels_may_keep_their_own_size():
 
 
 def test_the_ratio_may_be_kept():
-    options = {"image_px": 48, "label_px": None, "workers": 0, "device": CPU, "keep_ratio": True}
+    options = {"image_px": 48, "label_px": None, "workers": 0, "device": CPU, "keep_ratio": 16}
     made = list(batches(Tall(3, 0), in_order(3, 1), **options))  # pyright: ignore
     assert [tuple(batch.images.shape[2:]) for batch in made] == [(48, 64), (48, 48), (48, 48)]
-    assert kept_ratio((100, 50), 512) == (1024, 512)
-    assert kept_ratio((50, 5000), 512) == (512, 2048)
+    assert kept_ratio((100, 50), 512, 16) == (1024, 512)
+    assert kept_ratio((50, 5000), 512, 16) == (512, 2048)
 
 
 def test_features_are_held_when_they_fit():

@@ -13,10 +13,11 @@ from torch import Tensor
 
 from croc.errors import UserError
 from croc.evals import inputs
+from croc.evals.datasets import Labelled
 from croc.evals.kmeans import Reduction, evaluate_kmeans, fit_kmeans, nearest
 from croc.evals.moments import Moments
 from croc.evals.protocols import KmeansConfig
-from tests.evals.test_linear import CPU, MeanColour, Patches
+from tests.evals.test_linear import CPU, MeanColour, Patches, SecondToLast
 
 CONFIG = KmeansConfig(image_px=32, label_px=16, seeds=2, restarts=2, pca=2)
 
@@ -91,6 +92,51 @@ def test_more_clusters_than_classes_are_matched_many_to_one():
     config = replace(CONFIG, reading="tokens", clusters=6)
     noisy = evaluate_kmeans(MeanColour(), Patches(20, 0), config, CPU)
     assert noisy.mean == 1
+
+
+class ThreeShades(Patches):
+    """The class `dark` has two shades: black, and a grey that is nearly the shade of `bright`."""
+
+    def read(self, index: int) -> Labelled:
+        squares = np.array([0] * 8 + [150] * 5 + [200] * 3, np.uint8).reshape(4, 4)
+        shades = squares.repeat(8, axis=0).repeat(8, axis=1)
+        return Labelled(shades[..., None].repeat(3, axis=2), (shades == 200).astype(np.uint8), "")
+
+
+def test_as_many_clusters_as_classes_are_matched_one_to_one():
+    """Most of both clusters, black and the rest, is dark: one has to be bright all the same."""
+    config = replace(CONFIG, reading="tokens")
+    report = evaluate_kmeans(TwoColours(), ThreeShades(4, 0), config, CPU)
+    assert report.first.iou.per_class.tolist() == pytest.approx([8 / 13, 3 / 8])
+    assert report.scores == pytest.approx([(8 / 13 + 3 / 8) / 2] * 2)  # else 13 / 16 / 2
+
+
+@pytest.mark.parametrize(("reading", "iterations"), [("pixels", 50), ("tokens", 100)])
+def test_every_seed_clusters_points_of_its_own_in_all_iterations(
+    reading: str, iterations: int, monkeypatch: pytest.MonkeyPatch
+):
+    calls = []
+
+    def watched(points: np.ndarray, *settings: int) -> np.ndarray:
+        calls.append((points, settings))
+        return fit_kmeans(points, *settings)
+
+    monkeypatch.setattr("croc.evals.kmeans.fit_kmeans", watched)
+    config = replace(CONFIG, reading=reading)  # pyright: ignore[reportArgumentType]
+    evaluate_kmeans(TwoColours(), Patches(40, 0), config, CPU)
+    (one, settings), (other, other_settings) = calls
+    assert settings == (2, iterations, config.restarts, 0)
+    assert other_settings == (2, iterations, config.restarts, 1)
+    assert len(one) == len(other) == 2 * 256
+    assert not np.array_equal(one, other)
+
+
+@pytest.mark.parametrize("reading", ["pixels", "tokens"])
+def test_the_blocks_asked_for_are_clustered(reading: str):
+    backbone = SecondToLast()
+    config = replace(CONFIG, reading=reading, blocks=2)  # pyright: ignore[reportArgumentType]
+    assert evaluate_kmeans(backbone, Patches(20, 0), config, CPU).mean > 0.7
+    assert set(backbone.asked) == {2}
 
 
 def test_features_are_not_held_at_the_labels_size(monkeypatch: pytest.MonkeyPatch):

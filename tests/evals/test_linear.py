@@ -22,6 +22,7 @@ CONFIG = LinearConfig(
     train_px=16,
     score_px=16,
     batch=4,
+    epochs=None,
     steps=150,
     rates=(3e-2,),
     standardise=True,
@@ -69,6 +70,18 @@ class Blind(MeanColour):
         return torch.zeros(len(images), 3, 4, 4)
 
 
+class SecondToLast(MeanColour):
+    """Its last block is blind and the one before sees the colours; keeps what it is asked for."""
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+
+    def features(self, images: Tensor, blocks: int = 1) -> Tensor:
+        self.asked.append(blocks)
+        colours = super().features(images)
+        return torch.cat([torch.zeros_like(colours), colours][:blocks], dim=1)
+
+
 def score_of(config: LinearConfig, backbone: MeanColour | None = None) -> float:
     parts = (Patches(12, 0), Patches(6, 1))
     return evaluate_linear(backbone or MeanColour(), *parts, config, CPU).best.iou.mean
@@ -87,6 +100,31 @@ def test_an_answer_is_found_on_crops_too():
 def test_an_answer_is_found_on_windows_at_random_scales():
     keep = replace(CONFIG, framing="keep", image_px=32, train_px=16, score_px=None, steps=200)
     assert score_of(keep) > 0.7
+
+
+@pytest.mark.parametrize("crop", [None, 0.5])
+def test_training_and_scoring_ask_for_the_same_blocks(crop: float | None):
+    backbone = SecondToLast()
+    config = replace(CONFIG, blocks=2, crop=crop, train_px=4, score_px=4)
+    assert score_of(config, backbone) > 0.9
+    assert set(backbone.asked) == {2}
+
+
+class Numbered(Patches):
+    """Each of the 15 × 15 pixels has its own label, so that labels tell what a crop has left."""
+
+    def read(self, index: int) -> Labelled:
+        labels = np.arange(225, dtype=np.uint8).reshape(15, 15)
+        return Labelled(np.zeros((15, 15, 3), np.uint8), labels, str(index))
+
+
+@pytest.mark.parametrize("crop", [0.3, 0.7])
+def test_crops_leave_the_share_asked_for_or_more(crop: float):
+    config = replace(CONFIG, crop=crop, batch=1, steps=100)
+    steps = TrainingFeatures(MeanColour(), Numbered(4, 0), config, **HERE).batches()
+    shares = [len(labels.unique()) / 225 for _, labels in steps]
+    assert min(shares) == pytest.approx(crop, abs=0.05)
+    assert max(shares) > 0.9
 
 
 def test_blind_features_score_no_better_than_one_class():

@@ -139,6 +139,33 @@ def test_votes_do_not_come_from_beyond_the_radius():
     assert np.array_equal(found[4] > 0, found[1] > 0)
 
 
+@pytest.mark.parametrize(("last_frames", "votes"), [(0, [1, 1, 1, 1]), (2, [1, 2, 3, 3])])
+def test_the_first_frame_and_the_last_ones_vote_softly(
+    last_frames: int, votes: list[int], monkeypatch: pytest.MonkeyPatch
+):
+    calls = []
+
+    def watched(features, sources, near, config):
+        soft = propagate(features, sources, near, config)
+        calls.append((sources, (features, soft)))
+        return soft
+
+    monkeypatch.setattr("croc.evals.video.propagate", watched)
+    video = Video("sliding", Sliding())
+    mixing = replace(CONFIG, last_frames=last_frames, best=30, temperature=1.0)
+    segment_video(Brightness(), video, mixing, CPU)
+    assert [len(sources) for sources, _ in calls] == votes
+    (first,) = calls[0][0]
+    assert np.array_equal(first[1][1].numpy(), video.read_mask(0)[4::8, 4::8])
+    made = [own for _, own in calls]
+    for t, (sources, _) in enumerate(calls):
+        expected = [first, *made[max(0, t - last_frames) : t]]
+        for source, other in zip(sources, expected, strict=True):
+            assert torch.equal(source[0], other[0])
+            assert torch.equal(source[1], other[1])
+    assert all(((soft > 0.01) & (soft < 0.99)).any() for _, soft in made)
+
+
 def test_hardening_scales_each_object_by_itself():
     soft = torch.tensor([[[0.9, 0.6]], [[0.1, 0.4]]])
     assert harden(soft, 4, (4, 8))[:, [0, 7]].tolist() == [[0, 1]] * 4
@@ -267,7 +294,9 @@ def test_overlays_need_av_before_any_work(tmp_path, monkeypatch):
 
 
 def test_patches_must_fill_the_frames():
-    with pytest.raises(UserError, match="patches of 8 px do not fill frames of 100 px"):
+    with pytest.raises(
+        UserError, match="frames of 100 px do not consist of untouched's patches of 8 px: 96 or 104"
+    ):
         evaluate_video(Untouched(), open_videos("scenes:1"), VideoConfig(short_px=100), CPU)
 
 
