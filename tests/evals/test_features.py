@@ -1,6 +1,5 @@
 """Backbones for evaluation: from a run, from timm, by name; features against timm's own."""
 
-import os
 import pkgutil
 import shutil
 import subprocess
@@ -140,7 +139,7 @@ def test_files_that_do_not_fit(tmp_path: Path):
         "other.pth": ({"encoder.weight": torch.zeros(3)}, "lacks 150 of .* it has encoder.weight"),
         "wide.pth": (timm.create_model("vit_small_patch16_224").state_dict(), "does not fit"),
         "list.pth": ([1, 2], "holds no named tensors"),
-        "hostile.pth": (Hostile(), "cannot be read as weights"),
+        "hostile.pth": (Hostile(tmp_path / "ran"), "cannot be read as weights"),
     }
     for name, (content, said) in cases.items():
         torch.save(content, tmp_path / name)
@@ -152,14 +151,17 @@ def test_files_that_do_not_fit(tmp_path: Path):
             open_backbone(f"timm:vit_tiny_patch16_224@{tmp_path / name}")
     with pytest.raises(UserError, match="there is no file"):
         open_backbone(f"timm:vit_tiny_patch16_224@{tmp_path / 'nowhere.pth'}")
-    assert not Path("/tmp/croc-was-here").exists()
+    assert not (tmp_path / "ran").exists()
 
 
 class Hostile:
-    """Unpickled without care it would run a command."""
+    """Unpickled without care it would make a file."""
 
-    def __reduce__(self) -> tuple[object, tuple[str]]:
-        return os.system, ("touch /tmp/croc-was-here",)
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[object, tuple[Path]]:
+        return Path.touch, (self.path,)
 
 
 def test_a_vit_made_for_pooled_tokens_norms_its_patches_too():
