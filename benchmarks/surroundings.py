@@ -2,13 +2,12 @@
 
 import os
 import platform
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import torch
 
-PACKAGES = ("croc", "torch", "torchvision", "timm", "numpy", "pillow", "faiss-cpu")
+from croc.evals import results
 
 
 def hardware(device: torch.device) -> dict[str, Any]:
@@ -17,19 +16,10 @@ def hardware(device: torch.device) -> dict[str, Any]:
 
 
 def versions() -> dict[str, str | None]:
-    python = {"python": platform.python_version(), "cuda": torch.version.cuda}
-    return python | {name: found(name) for name in PACKAGES}
+    return {"cuda": torch.version.cuda} | results.versions()
 
 
 def processor() -> str:
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.machine()
-
-
-def found(package: str) -> str | None:
-    """Its version; None where it is used from a folder, without having been installed."""
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None

@@ -12,31 +12,33 @@ from typing import Any, Literal
 from croc.errors import UserError
 
 
-def _require(condition: bool, message: str) -> None:
+def require(condition: bool, message: str) -> None:
     if not condition:
         raise UserError(message)
 
 
-def _require_share(name: str, *values: float) -> None:
-    _require(all(0.0 <= value <= 1.0 for value in values), f"{name} must lie in 0 … 1: {values}")
+def require_share(name: str, *values: float) -> None:
+    require(all(0.0 <= value <= 1.0 for value in values), f"{name} must lie in 0 … 1: {values}")
 
 
-def _require_least(config: Any, section: str, least: int, *names: str) -> None:
-    """Numbers of at least so much; None and words pass."""
+def require_least(config: Any, section: str, least: float | int, *names: str) -> None:
+    """Numbers, or tuples of them, of at least so much; None and words pass."""
     for name in names:
         value, flag = getattr(config, name), f"--{section}.{name}".replace("_", "-")
-        number = isinstance(value, int | float)
-        _require(not number or value >= least, f"{flag} must be at least {least}: {value}")
+        values = value if isinstance(value, tuple) else (value,)
+        numbers = [number for number in values if isinstance(number, int | float)]
+        right = all(number >= least for number in numbers) and values != ()
+        require(right, f"{flag} must be at least {least}: {value}")
 
 
-def _require_finite(section: str, config: Any) -> None:
+def require_finite(section: str, config: Any) -> None:
     for field_ in dataclasses.fields(config):
         value = getattr(config, field_.name)
         values = value if isinstance(value, tuple) else (value,)
         numbers = [number for number in values if isinstance(number, float)]
         flag = f"--{section}.{field_.name}".replace("_", "-")
         endless = flag == "--cluster.position-weight" and value == math.inf
-        _require(endless or all(map(math.isfinite, numbers)), f"{flag} must be finite: {value}")
+        require(endless or all(map(math.isfinite, numbers)), f"{flag} must be finite: {value}")
 
 
 @dataclass(frozen=True)
@@ -58,10 +60,10 @@ class DataConfig:
     """A run stops when a larger share of the files cannot be decoded."""
 
     def __post_init__(self) -> None:
-        _require_least(self, "data", 16, "canvas_px")
-        _require_least(self, "data", 1, "scenes")
-        _require_least(self, "data", 0, "workers")
-        _require_share("--data.max-failed-share", self.max_failed_share)
+        require_least(self, "data", 16, "canvas_px")
+        require_least(self, "data", 1, "scenes")
+        require_least(self, "data", 0, "workers")
+        require_share("--data.max-failed-share", self.max_failed_share)
 
 
 @dataclass(frozen=True)
@@ -96,21 +98,21 @@ class ViewsConfig:
     """Probability of solarisation."""
 
     def __post_init__(self) -> None:
-        _require_least(self, "views", 1, "size_px")
-        _require(
+        require_least(self, "views", 1, "size_px")
+        require(
             0 < self.scale[0] <= self.scale[1] <= 1,
             f"--views.scale must rise within 0 … 1: {self.scale}",
         )
-        _require(0 < self.ratio[0] <= self.ratio[1], f"--views.ratio must rise: {self.ratio}")
-        _require(
+        require(0 < self.ratio[0] <= self.ratio[1], f"--views.ratio must rise: {self.ratio}")
+        require(
             0 < self.blur_sigma[0] <= self.blur_sigma[1],
             f"--views.blur-sigma must rise and be positive: {self.blur_sigma}",
         )
-        _require(0 <= self.hue <= 0.5, f"--views.hue must lie in 0 … 0.5: {self.hue}")
+        require(0 <= self.hue <= 0.5, f"--views.hue must lie in 0 … 0.5: {self.hue}")
         for name in ("flip", "jitter", "brightness", "contrast", "saturation", "grayscale"):
-            _require_share(f"--views.{name}", getattr(self, name))
-        _require_share("--views.blur", *self.blur)
-        _require_share("--views.solarise", *self.solarise)
+            require_share(f"--views.{name}", getattr(self, name))
+        require_share("--views.blur", *self.blur)
+        require_share("--views.solarise", *self.solarise)
 
 
 @dataclass(frozen=True)
@@ -127,8 +129,8 @@ class ModelConfig:
     """Stochastic depth of the student, rising linearly to this in the last block."""
 
     def __post_init__(self) -> None:
-        _require(0 <= self.drop_path < 1, f"--model.drop-path must lie in 0 … 1: {self.drop_path}")
-        _require_least(self, "model", 1, "depth", "patch_px")
+        require(0 <= self.drop_path < 1, f"--model.drop-path must lie in 0 … 1: {self.drop_path}")
+        require_least(self, "model", 1, "depth", "patch_px")
 
 
 @dataclass(frozen=True)
@@ -149,8 +151,8 @@ class HeadConfig:
     """Keep the prototypes at unit length (DINO's norm_last_layer)."""
 
     def __post_init__(self) -> None:
-        _require_least(self, "head", 1, "layers", "hidden", "bottleneck")
-        _require_least(self, "head", 2, "image_prototypes", "cluster_prototypes")
+        require_least(self, "head", 1, "layers", "hidden", "bottleneck")
+        require_least(self, "head", 2, "image_prototypes", "cluster_prototypes")
 
 
 @dataclass(frozen=True)
@@ -175,26 +177,26 @@ class ClusterConfig:
     """K by the lowest transport cost, or fixed to k_max for the ablation."""
 
     def __post_init__(self) -> None:
-        _require(
+        require(
             self.k_start >= 2,
             f"--cluster.k-start must be at least 2, since centroids merge until two are left: "
             f"{self.k_start}",
         )
-        _require(
+        require(
             self.k_max is None or 2 <= self.k_max <= self.k_start,
             f"--cluster.k-max must lie in 2 … k-start ({self.k_start}): {self.k_max}",
         )
-        _require(
+        require(
             self.k_select == "cost" or self.k_max is not None,
             "--cluster.k-select fixed needs --cluster.k-max to say which K",
         )
-        _require_least(self, "cluster", 0, "position_weight")
-        _require_least(self, "cluster", 1, "sinkhorn_iterations")
-        _require(
+        require_least(self, "cluster", 0, "position_weight")
+        require_least(self, "cluster", 1, "sinkhorn_iterations")
+        require(
             0 < self.sharpness <= 80,
             f"--cluster.sharpness must lie in 0 … 80, or exp() leaves float32: {self.sharpness}",
         )
-        _require(
+        require(
             self.variant == "paper" or math.isfinite(self.position_weight),
             "--cluster.position-weight inf needs --cluster.variant paper",
         )
@@ -227,11 +229,11 @@ class LossConfig:
     def __post_init__(self) -> None:
         for name in ("student_temperature", "teacher_temperature", "teacher_temperature_start"):
             flag = name.replace("_", "-")
-            _require(getattr(self, name) > 0, f"--loss.{flag} must be positive")
+            require(getattr(self, name) > 0, f"--loss.{flag} must be positive")
         warmups = ("temperature_warmup_epochs", "frozen_prototype_epochs")
-        _require_least(self, "loss", 0, "alpha", *warmups)
-        _require_share("--loss.center-momentum", self.center_momentum)
-        _require_share("--loss.teacher-momentum", self.teacher_momentum)
+        require_least(self, "loss", 0, "alpha", *warmups)
+        require_share("--loss.center-momentum", self.center_momentum)
+        require_share("--loss.teacher-momentum", self.teacher_momentum)
 
 
 @dataclass(frozen=True)
@@ -256,10 +258,10 @@ class OptimConfig:
     """Largest norm of the gradient; 0 for none."""
 
     def __post_init__(self) -> None:
-        _require_least(self, "optim", 1, "batch", "epochs")
-        _require_least(self, "optim", 0, "rate", "rate_end", "warmup_epochs", "clip_gradient")
-        _require_least(self, "optim", 0, "weight_decay", "weight_decay_end")
-        _require(
+        require_least(self, "optim", 1, "batch", "epochs")
+        require_least(self, "optim", 0, "rate", "rate_end", "warmup_epochs", "clip_gradient")
+        require_least(self, "optim", 0, "weight_decay", "weight_decay_end")
+        require(
             self.warmup_epochs < self.epochs,
             f"--optim.warmup-epochs ({self.warmup_epochs}) must be below --optim.epochs "
             f"({self.epochs}); lower the one or raise the other",
@@ -297,14 +299,14 @@ class RunConfig:
     same. By default 16 on the CPU; all on a GPU, in `released` and with `sinkhorn`."""
 
     def __post_init__(self) -> None:
-        _require(0 <= self.seed < 2**31, f"--run.seed must lie in 0 … 2³¹: {self.seed}")
-        _require(
+        require(0 <= self.seed < 2**31, f"--run.seed must lie in 0 … 2³¹: {self.seed}")
+        require(
             self.folder is None or ("\0" not in self.folder and self.folder != ""),
             "--run.folder is no path",
         )
         intervals = ("log_every_steps", "checkpoint_every_steps", "keep_every_steps")
-        _require_least(self, "run", 1, *intervals)
-        _require_least(self, "run", 1, "nodes", "devices", "micro_batch", "stop_after_steps")
+        require_least(self, "run", 1, *intervals)
+        require_least(self, "run", 1, "nodes", "devices", "micro_batch", "stop_after_steps")
 
 
 @dataclass(frozen=True)
@@ -321,14 +323,14 @@ class CrocConfig:
     run: RunConfig = field(default_factory=RunConfig)
 
     def __post_init__(self) -> None:
-        _require(
+        require(
             self.cluster.variant == "paper" or self.run.micro_batch is None,
             "--cluster.variant released needs --run.micro-batch None, since its costs and norms "
             "are taken over the whole batch",
         )
-        _require(
+        require(
             self.loss.centring == "mean" or self.run.micro_batch is None,
             "--loss.centring sinkhorn needs --run.micro-batch None, since it balances the batch",
         )
         for section in dataclasses.fields(self):
-            _require_finite(section.name, getattr(self, section.name))
+            require_finite(section.name, getattr(self, section.name))

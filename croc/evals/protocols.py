@@ -4,10 +4,10 @@ Nothing here imports torch, so that `croc evaluate --help` answers at once.
 """
 
 import dataclasses
-import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
+from croc.config import require_finite, require_least
 from croc.errors import UserError
 
 SEGMENTATION = ("linear", "kmeans", "incontext")
@@ -23,17 +23,6 @@ def protocols_of(data: str) -> tuple[str, ...]:
     if kind in IMAGES:
         return SEGMENTATION
     return ("video",) if kind in VIDEOS else PROTOCOLS
-
-
-def _check(config: Any, section: str, least: dict[str, float | int]) -> None:
-    for name, bound in least.items():
-        value = getattr(config, name)
-        values = value if isinstance(value, tuple) else (value,)
-        flag = f"--{section}.{name}".replace("_", "-")
-        if not values or any(
-            each is not None and not (math.isfinite(each) and each >= bound) for each in values
-        ):
-            raise UserError(f"{flag} must be {bound} or more: {value}")
 
 
 @dataclass(frozen=True)
@@ -70,8 +59,11 @@ class LinearConfig:
     """Of the layer, the order of the images and the crops."""
 
     def __post_init__(self) -> None:
-        least = {"image_px": 1, "blocks": 1, "batch": 1, "epochs": 1, "train_px": 1, "seed": 0}
-        _check(self, "linear", {**least, "steps": 1, "score_px": 1, "poly": 0, "rates": 1e-12})
+        require_finite("linear", self)
+        require_least(self, "linear", 1, "image_px", "blocks", "batch", "epochs", "steps")
+        require_least(self, "linear", 1, "train_px", "score_px")
+        require_least(self, "linear", 0, "poly", "seed")
+        require_least(self, "linear", 1e-12, "rates")
         if (self.epochs is None) == (self.steps is None):
             raise UserError(
                 "training ends after --linear.epochs or --linear.steps: give one of them, and "
@@ -105,8 +97,9 @@ class KmeansConfig:
     """Starts of a run, of which the best is taken."""
 
     def __post_init__(self) -> None:
-        _check(self, "kmeans", dict.fromkeys(("image_px", "label_px", "blocks", "pca"), 1))
-        _check(self, "kmeans", {"clusters": 2, "seeds": 1, "restarts": 1})
+        require_least(self, "kmeans", 1, "image_px", "label_px", "blocks", "pca")
+        require_least(self, "kmeans", 1, "seeds", "restarts")
+        require_least(self, "kmeans", 2, "clusters")
 
 
 @dataclass(frozen=True)
@@ -130,9 +123,11 @@ class InContextConfig:
     """Of the choice of the patches remembered."""
 
     def __post_init__(self) -> None:
-        names = ("image_px", "label_px", "blocks", "memory", "neighbours")
-        _check(self, "incontext", dict.fromkeys(names, 1))
-        _check(self, "incontext", {"temperature": 1e-12, "seed": 0})
+        require_finite("incontext", self)
+        require_least(self, "incontext", 1, "image_px", "label_px", "blocks")
+        require_least(self, "incontext", 1, "memory", "neighbours")
+        require_least(self, "incontext", 1e-12, "temperature")
+        require_least(self, "incontext", 0, "seed")
 
 
 @dataclass(frozen=True)
@@ -151,8 +146,10 @@ class VideoConfig:
     """Votes weigh exp(cosine / this)."""
 
     def __post_init__(self) -> None:
-        _check(self, "video", {"short_px": 1, "last_frames": 0, "radius": 0, "best": 1})
-        _check(self, "video", {"temperature": 1e-12})
+        require_finite("video", self)
+        require_least(self, "video", 1, "short_px", "best")
+        require_least(self, "video", 0, "last_frames", "radius")
+        require_least(self, "video", 1e-12, "temperature")
 
 
 def linear_protocol(kind: str) -> LinearConfig:

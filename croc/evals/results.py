@@ -19,7 +19,7 @@ from croc import __version__
 from croc.errors import UserError
 
 FILE = "results.jsonl"
-LIBRARIES = ("torch", "timm", "numpy", "scipy", "faiss-cpu")
+LIBRARIES = ("torch", "torchvision", "timm", "numpy", "scipy", "pillow", "faiss-cpu")
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import matplotlib.colors
 import numpy as np
-from jaxtyping import Float, Integer, UInt8
+from jaxtyping import Float, Integer
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
@@ -14,10 +14,10 @@ from croc.evals.metrics import IGNORED
 from croc.evals.scoring import Example
 from croc.evals.video import VideoExample
 from croc.show.figures import PALETTE
+from croc.show.overlays import paint_objects
 
 UNLABELLED = (0.5, 0.5, 0.5)
 LEGEND_ENTRIES = 24
-VEIL = 0.55
 
 
 def class_colours(count: int) -> Float[np.ndarray, "count 3"]:
@@ -83,21 +83,12 @@ def video_figure(examples: Sequence[VideoExample], path: Path, title: str) -> No
     for index, example in enumerate(examples):
         for row, masks in enumerate((example.truth, example.predicted)):
             for axis, frame, mask in zip(axes[2 * index + row], example.frames, masks):
-                axis.imshow(overlay(frame, mask))
+                axis.imshow(paint_objects(frame, mask))
             said = example.name if row == 0 else "prediction"
             heading = {"fontsize": 8, "loc": "left", "pad": 3, "parse_math": False}
             axes[2 * index + row, 0].set_title(said, **heading)
     _finish(figure, title)
     _save(figure, path)
-
-
-def overlay(
-    frame: UInt8[np.ndarray, "h w 3"], mask: UInt8[np.ndarray, "h w"]
-) -> Float[np.ndarray, "h w 3"]:
-    """The objects' colours over the frame."""
-    colours = np.vstack([np.zeros((1, 3)), class_colours(int(mask.max()))])
-    share = VEIL * (mask > 0)[..., None]
-    return (1 - share) * frame / 255 + share * colours[mask]
 
 
 def _finish(figure: Figure, title: str) -> None:

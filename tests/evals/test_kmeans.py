@@ -177,7 +177,7 @@ def test_predictions_are_kept_to_be_looked_at():
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        ({"clusters": 2, "seeds": 0}, "--kmeans.seeds must be 1 or more"),
+        ({"clusters": 2, "seeds": 0}, "--kmeans.seeds must be at least 1"),
         ({"pca": 7, "reading": "tokens"}, "more than the backbone's width of 6"),
         ({"clusters": 400, "reading": "tokens"}, "320 features do not fill 400 clusters"),
     ],

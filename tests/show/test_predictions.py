@@ -8,9 +8,9 @@ from PIL import Image
 
 from croc.evals.scoring import Example
 from croc.evals.video import VideoExample
+from croc.show.overlays import paint_objects
 from croc.show.predictions import (
     class_colours,
-    overlay,
     paint_classes,
     segmentation_figure,
     video_figure,
@@ -55,7 +55,7 @@ def test_videos_show_truth_above_prediction(tmp_path: Path):
     video_figure([VideoExample("one", frames, masks, 2 * masks)], path, "title")
     with Image.open(path) as picture:
         pixels = np.asarray(picture.convert("RGB"))
-    colours = [np.round(255 * overlay(frames[0], k * masks[0])[-1, -1]) for k in (1, 2)]
+    colours = [paint_objects(frames[0], k * masks[0])[-1, -1].astype(int) for k in (1, 2)]
     rows = [np.flatnonzero((np.abs(pixels - c).max(axis=2) <= 1).any(axis=1)) for c in colours]
     assert len(rows[0]) > 50
     assert len(rows[1]) > 50
