@@ -84,7 +84,7 @@ def video_figure(examples: Sequence[VideoExample], path: Path, title: str) -> No
         for row, masks in enumerate((example.truth, example.predicted)):
             for axis, frame, mask in zip(axes[2 * index + row], example.frames, masks):
                 axis.imshow(paint_objects(frame, mask))
-            said = example.name if row == 0 else "prediction"
+            said = f"{example.name}, truth" if row == 0 else "prediction"
             heading = {"fontsize": 8, "loc": "left", "pad": 3, "parse_math": False}
             axes[2 * index + row, 0].set_title(said, **heading)
     _finish(figure, title)
