@@ -122,7 +122,7 @@ def steps(batch: Batch, options: argparse.Namespace) -> Iterator[tuple[str, Call
     print(f"{'':13}the definition in float32: {distance(plain, exact)}")
     draw = torch.compile(draw_seeds)
     yield "seeds, compiled", lambda: draw(joined[2], config.k_start, batch.keys)
-    found = on_chip.cluster_views(*inputs, seeds, config, scale=0.5)
+    found = on_chip.cluster_views(*inputs, seeds, config)
     pooled = torch.compile(pool)
     yield "pooling, compiled", lambda: pooled(batch.patches, found.assignments, batch.cls, config)
 
@@ -141,7 +141,7 @@ def kernel_variant(
     inputs: tuple[Tensor, Tensor, Tensor], seeds: Tensor, config: ClusterConfig, variant: str
 ) -> Callable[[], tuple[Tensor, ...]]:
     warps, registers = (int(number) for number in variant.split(":"))
-    given = on_chip.settings(config, scale=0.5)
+    given = on_chip.settings(config)
     return lambda: on_chip.launch(*inputs, seeds, *given, num_warps=warps, maxnreg=registers)
 
 

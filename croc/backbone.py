@@ -33,12 +33,17 @@ class KeyedDropPath(nn.Module):
 class Backbone(nn.Module):
     """A ViT on views: `forward` for the student, `describe` for what the clustering needs."""
 
+    _keep: Tensor
+
     def __init__(self, config: ModelConfig, view_px: int, drop_path: float = 0.0) -> None:
         super().__init__()
         self.vit = _create_vit(config, view_px, drop_path)
         self.patch_px: int = self.vit.patch_embed.patch_size[0]
         self.width: int = self.vit.embed_dim
         self._drop_paths = _key_drop_paths(self.vit)
+        keep = torch.tensor([1 - drop_path.rate for drop_path in self._drop_paths])
+        self.register_buffer("_keep", keep, persistent=False)
+        _see_last_qkv(self.vit)
         if view_px % self.patch_px:
             raise UserError(
                 f"views of {view_px} px are not a whole number of {self.patch_px} px patches; "
@@ -49,32 +54,48 @@ class Backbone(nn.Module):
         self, pixels: Float[Tensor, "M B 3 h w"], keys: Int64[Tensor, "B"] | None = None
     ) -> tuple[Float[Tensor, "M B D"], Float[Tensor, "M B N D"]]:
         """CLS and patch tokens, after the final norm; with `keys`, stochastic depth is on."""
-        self._draw_drop_paths(len(pixels), keys)
-        x = self.vit.norm(self.vit.blocks(self._embed(pixels.flatten(0, 1))))
-        return self._split(x, len(pixels))
+        self._set_drop_paths(len(pixels), keys)
+        return self._finish(self.vit.blocks(self._embed(pixels.flatten(0, 1))), len(pixels))
 
     def describe(self, pixels: Float[Tensor, "M B 3 h w"], kind: str) -> Tokens:
         """The tokens, with the keys, queries or values of the last block, or its output (last)."""
-        self._draw_drop_paths(len(pixels), None)
+        self._set_drop_paths(len(pixels), None)
         before = self.vit.blocks[:-1](self._embed(pixels.flatten(0, 1)))
+        return self._describe_last(before, len(pixels), kind)
+
+    def compile_parts(self) -> None:
+        """Blocks one by one: they are alike, so one is compiled for all of them."""
+        for block in self.vit.blocks:
+            block.compile()
+        self._embed, self._finish = torch.compile(self._embed), torch.compile(self._finish)
+        self._describe_last = torch.compile(self._describe_last)
+        self._draw_drop_paths = torch.compile(self._draw_drop_paths)
+
+    def _describe_last(self, before: Float[Tensor, "b n D"], views: int, kind: str) -> Tokens:
         last: Any = self.vit.blocks[-1]
-        cls, patches = self._split(self.vit.norm(last(before)), len(pixels))
-        queries, keys, values = _project(last.attn, last.norm1(before))
-        attention = self._attention(queries, keys, last.attn.scale, len(pixels))
+        last.attn.qkv.seen = []
+        cls, patches = self._finish(last(before), views)
+        (seen,), last.attn.qkv.seen = last.attn.qkv.seen, None
+        qkv = rearrange(seen, "b n (s h d) -> s b h n d", s=3, h=last.attn.num_heads)
+        queries, keys, values = last.attn.q_norm(qkv[0]), last.attn.k_norm(qkv[1]), qkv[2]
+        attention = self._attention(queries, keys, last.attn.scale, views)
         if kind == "last":
             attention = attention.mean(dim=2, keepdim=True)
             return Tokens(cls, patches, patches[:, :, None], cls[:, :, None], attention)
         chosen = {"queries": queries, "keys": keys, "values": values}[kind]
-        chosen = rearrange(chosen, "(m b) h n d -> m b h n d", m=len(pixels))
+        chosen = rearrange(chosen, "(m b) h n d -> m b h n d", m=views)
         prefix = self.vit.num_prefix_tokens
         return Tokens(cls, patches, chosen[..., prefix:, :], chosen[..., 0, :], attention)
 
     def _embed(self, pixels: Float[Tensor, "b 3 h w"]) -> Float[Tensor, "b n D"]:
         vit = self.vit
-        return vit.norm_pre(vit.patch_drop(vit._pos_embed(vit.patch_embed(pixels))))
+        x = vit.norm_pre(vit.patch_drop(vit._pos_embed(vit.patch_embed(pixels))))
+        kind = x.device.type
+        # All blocks add to this: in autocast's type it takes half of the memory and its traffic.
+        return x.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x
 
-    def _split(self, x: Float[Tensor, "b n D"], views: int) -> tuple[Tensor, Tensor]:
-        x = rearrange(x, "(m b) n d -> m b n d", m=views)
+    def _finish(self, x: Float[Tensor, "b n D"], views: int) -> tuple[Tensor, Tensor]:
+        x = rearrange(self.vit.norm(x), "(m b) n d -> m b n d", m=views)
         return x[:, :, 0], x[:, :, self.vit.num_prefix_tokens :]
 
     def _attention(
@@ -89,15 +110,20 @@ class Backbone(nn.Module):
         logits = torch.einsum("bhd,bhnd->bhn", queries[:, :, 0].float() * scale, patches)
         return rearrange(logits.softmax(dim=-1), "(m b) h n -> m b h n", m=views)
 
-    def _draw_drop_paths(self, views: int, keys: Int64[Tensor, "B"] | None) -> None:
+    def _set_drop_paths(self, views: int, keys: Int64[Tensor, "B"] | None) -> None:
         if keys is None or not self.training or not self._drop_paths:
             for drop_path in self._drop_paths:
                 drop_path.scale = None
             return
+        for drop_path, scale in zip(self._drop_paths, self._draw_drop_paths(views, keys).unbind()):
+            drop_path.scale = scale
+
+    def _draw_drop_paths(self, views: int, keys: Int64[Tensor, "B"]) -> Float[Tensor, "L b"]:
+        """For each of the L places, what multiplies each view: 0, or more than 1."""
         draws = uniform(keys, "drop path", len(self._drop_paths), views)
-        for drop_path, draw in zip(self._drop_paths, draws.unbind(dim=1)):
-            keep = 1 - drop_path.rate
-            drop_path.scale = (draw < keep).float().mT.flatten() / keep
+        keep = self._keep[:, None]
+        scales = (draws < keep).float() / keep
+        return rearrange(scales, "b l m -> l (m b)")
 
 
 def _create_vit(config: ModelConfig, view_px: int, drop_path: float) -> VisionTransformer:
@@ -141,7 +167,21 @@ def _key_drop_paths(vit: nn.Module) -> list[KeyedDropPath]:
     return keyed
 
 
-def _project(attention: Any, x: Float[Tensor, "b n D"]) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries, keys and values, each "b H n d", as the attention itself computes them."""
-    qkv = rearrange(attention.qkv(x), "b n (s h d) -> s b h n d", s=3, h=attention.num_heads)
-    return attention.q_norm(qkv[0]), attention.k_norm(qkv[1]), qkv[2]
+class SeenLinear(nn.Linear):
+    """A linear layer that shows its outputs to whoever hangs up a list for them."""
+
+    seen: list[Tensor] | None = None
+
+    def forward(self, input: Tensor) -> Tensor:
+        output = super().forward(input)
+        if self.seen is not None:
+            self.seen.append(output)
+        return output
+
+
+def _see_last_qkv(vit: VisionTransformer) -> None:
+    """So that the clustering's tokens need not be computed a second time."""
+    attention: Any = vit.blocks[-1].attn
+    plain = attention.qkv
+    attention.qkv = SeenLinear(plain.in_features, plain.out_features, device="meta")
+    attention.qkv.weight, attention.qkv.bias = plain.weight, plain.bias

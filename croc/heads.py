@@ -2,9 +2,10 @@
 
 from itertools import pairwise
 
+import torch
 import torch.nn.functional as F
 from jaxtyping import Float
-from torch import Tensor, nn, ones
+from torch import Tensor, nn
 
 from croc.config import HeadConfig
 
@@ -15,7 +16,7 @@ class Prototypes(nn.Module):
     def __init__(self, width: int, count: int, unit: bool) -> None:
         super().__init__()
         self.directions = nn.Parameter(nn.Linear(width, count, bias=False).weight.detach().clone())
-        self.lengths = nn.Parameter(ones(count, 1), requires_grad=not unit)
+        self.lengths = nn.Parameter(torch.ones(count, 1), requires_grad=not unit)
 
     def forward(self, x: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch P"]:
         return F.linear(x, self.lengths * F.normalize(self.directions, dim=-1))
@@ -44,3 +45,6 @@ class ProjectionHead(nn.Module):
 
     def clusters(self, centroids: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch P"]:
         return self.cluster(F.normalize(self.trunk(centroids), dim=-1))
+
+    def compile_parts(self) -> None:
+        self.images, self.clusters = torch.compile(self.images), torch.compile(self.clusters)

@@ -25,6 +25,13 @@ class Center(nn.Module):
         self.value.lerp_(torch.where(count > 0, mean, self.value), 1 - self.momentum)
 
 
+def weighted_total(
+    logits: Float[Tensor, "*batch P"], weights: Float[Tensor, "*batch"]
+) -> Float[Tensor, "P"]:
+    """What a centre moves by: the weighted sum of the outputs, in float32."""
+    return (logits.float() * weights[..., None]).flatten(0, -2).sum(dim=0)
+
+
 def sinkhorn_center(
     logits: Float[Tensor, "*batch P"],
     weights: Float[Tensor, "*batch"],
@@ -53,6 +60,22 @@ def teacher_probabilities(
     logits: Float[Tensor, "*batch P"], center: Float[Tensor, "P"], temperature: Float[Tensor, ""]
 ) -> Float[Tensor, "*batch P"]:
     return ((logits.float() - center) / temperature).softmax(dim=-1)
+
+
+def distil(
+    teacher: Float[Tensor, "M *batch P"],
+    center: Float[Tensor, "P"],
+    teacher_temperature: Float[Tensor, ""],
+    student: Float[Tensor, "M *batch P"],
+    student_temperature: float,
+) -> tuple[Float[Tensor, "*batch"], Float[Tensor, "*batch"]]:
+    """From the outputs of both: the cross-entropy, and of it the teacher's own entropy.
+
+    One function, so that compiled it never writes the probabilities down.
+    """
+    probabilities = teacher_probabilities(teacher, center, teacher_temperature)
+    loss = cross_view_entropy(probabilities, student, student_temperature)
+    return loss, entropy(probabilities).mean(dim=0)
 
 
 def cross_view_entropy(

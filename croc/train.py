@@ -4,9 +4,11 @@ import contextlib
 import math
 import os
 from pathlib import Path
+from typing import Any
 
 import torch
 from lightning.fabric import Fabric
+from lightning.fabric.plugins import MixedPrecision
 from lightning.fabric.wrappers import _FabricModule
 from torch import Tensor
 
@@ -27,6 +29,7 @@ from croc.notices import notice_of_end
 from croc.optim import clip_gradient, make_optimizer, set_rates
 from croc.run_folder import open_run_folder, write_config
 from croc.schedules import Settings, settings_at
+from croc.stages import stage
 from croc.types import Canvases
 
 
@@ -137,12 +140,21 @@ def train_step(
     set_rates(optimizer, settings)
     metrics = method.accumulate(fabric, student, canvases, settings)
     method.before_update(settings)
-    norm = clip_gradient(method.student.parameters(), optim.clip_gradient)
-    metrics["gradient_norm"] = norm / fabric.world_size  # the same everywhere, where shares add up
-    optimizer.step()
-    optimizer.zero_grad()
+    with stage("update"):
+        norm = clip_gradient(method.student.parameters(), optim.clip_gradient)
+        # It is the same everywhere, where shares add up.
+        metrics["gradient_norm"] = norm / fabric.world_size
+        optimizer.step()
+        optimizer.zero_grad()
     method.after_update(settings)
     return metrics
+
+
+class BFloat16AsGiven(MixedPrecision):
+    """Autocast to bfloat16; what is bfloat16 already stays so, where Lightning would widen it."""
+
+    def convert_input(self, data: Any) -> Any:
+        return data
 
 
 def make_fabric(run: RunConfig) -> Fabric:
@@ -164,7 +176,7 @@ def make_fabric(run: RunConfig) -> Fabric:
             accelerator=accelerator,
             devices=devices,
             num_nodes=nodes,
-            precision="bf16-mixed" if half else "32-true",
+            plugins=BFloat16AsGiven("bf16-mixed", accelerator) if half else None,
         )
     except (RuntimeError, ValueError) as error:  # Lightning's misconfigurations are such
         raise UserError(

@@ -96,7 +96,7 @@ def test_drop_path_follows_the_sample():
 def test_drop_path_keeps_the_mean():
     backbone = make(drop_path=0.5).train()
     keys = torch.tensor([sample_key(0, 0, index) for index in range(4000)])
-    backbone._draw_drop_paths(2, keys)
+    backbone._set_drop_paths(2, keys)
     scales = torch.stack([d.scale for d in backbone._drop_paths if d.scale is not None])
     rates = torch.tensor([d.rate for d in backbone._drop_paths])
     assert rates.tolist() == [0.5, 0.5]  # timm gives the first of the two blocks none

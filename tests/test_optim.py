@@ -5,7 +5,7 @@ import copy
 import torch
 from torch import nn
 
-from croc.methods.croc import Network
+from croc.methods.network import Network
 from croc.optim import clip_gradient, make_optimizer, set_rates, update_teacher
 from croc.schedules import Settings
 from tests.tiny import tiny_config

@@ -1,6 +1,7 @@
 """Join the tokens of the views, locate the clusters in them, split the result into the views."""
 
 from collections.abc import Iterator
+from importlib.util import find_spec
 
 import torch
 import torch.nn.functional as F
@@ -16,14 +17,10 @@ from croc.errors import UserError
 from croc.randomness import uniform
 from croc.types import Clusters
 
-# Off until the kernel has passed its tests on a GPU as it now is. On an H200 all were right except
-# k_start 32, which chose wrong pairs; that is mended, but has only run in Triton's interpreter.
-# Then: find_spec("triton") is not None and torch.version.cuda is not None. The import stays where
-# it is needed, since Triton is not everywhere, and slow to import.
-KERNEL = False
+# Looked up, not imported: Triton is not everywhere, and slow to import.
+KERNEL = find_spec("triton") is not None and torch.version.cuda is not None
 
 
-@torch.no_grad()
 def cluster(
     tokens: Float[Tensor, "B H T d"],
     positions: Float[Tensor, "B T 2"],
@@ -40,19 +37,36 @@ def cluster(
     (so it sums to 1) and the cosine with the CLS token of the token's own view in `released`.
     The starting tokens are `seeds`, or are drawn from the samples' `keys`.
     """
+    parts = split_views(tokens, positions, saliency, views)
+    return cluster_views(*parts, config, seeds=seeds, keys=keys)
+
+
+@torch.no_grad()
+def cluster_views(
+    tokens: Float[Tensor, "M B H N d"],
+    positions: Float[Tensor, "M B N 2"],
+    saliency: Float[Tensor, "M B H N"],
+    config: ClusterConfig,
+    *,
+    seeds: Int[Tensor, "B H K"] | None = None,
+    keys: Int64[Tensor, "B"] | None = None,
+) -> Clusters:
+    """`cluster` of tokens that are still apart: the kernel joins them without a copy."""
+    views = len(tokens)
+    check_k_start(config.k_start, views * tokens.shape[3])
     with torch.autocast(tokens.device.type, enabled=False):
         positions, saliency = _at_least_float32(positions), _at_least_float32(saliency)
-        check_k_start(config.k_start, tokens.shape[2])
+        weights = rearrange(saliency, "m b h n -> b h (m n)")
         if seeds is None:
-            seeds = _draw(saliency, keys, config)
+            seeds = _draw(weights, keys, config)
         if KERNEL and tokens.is_cuda:
-            from croc.clustering.kernel import cluster_views, kernel_fits
+            from croc.clustering import kernel
 
-            if kernel_fits(tokens, config):
-                parts = split_views(tokens, positions, saliency, views)
-                return cluster_views(*parts, seeds, config)
-        tokens = _at_least_float32(tokens)
-        steps = _steps(F.normalize(tokens, dim=-1), positions, saliency, seeds, config, views)
+            if kernel.fits(tokens, config):
+                return kernel.cluster_views(tokens, positions, saliency, seeds, config)
+        joined = rearrange(_at_least_float32(tokens), "m b h n d -> b h (m n) d")
+        places = rearrange(positions, "m b n c -> b (m n) c")
+        steps = _steps(F.normalize(joined, dim=-1), places, weights, seeds, config, views)
         return split(*choose(steps, config), config, views)
 
 

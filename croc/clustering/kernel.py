@@ -33,11 +33,11 @@ LOG2_E = tl.constexpr(math.log2(math.e))
 GAUGE = tl.constexpr(2.0**-32)
 
 
-def kernel_fits(tokens: Float[Tensor, "*batch T d"], config: ClusterConfig) -> bool:
-    """Whether the kernel can take these joined tokens; others are left to the definition."""
+def fits(tokens: Float[Tensor, "M B H N d"], config: ClusterConfig) -> bool:
+    """Whether the kernel can take these tokens; others are left to the definition."""
     if config.variant != "paper" or tokens.dtype == torch.float64 or not tokens.is_cuda:
         return False
-    T, d = tokens.shape[-2:]
+    T, d = tokens.shape[0] * tokens.shape[3], tokens.shape[4]
     if T > MOST_TOKENS or config.k_start > MOST_CENTROIDS:
         return False
     return _needed(T, d, config.k_start, tokens.dtype) <= _room(tokens.device)
@@ -62,13 +62,12 @@ def cluster_views(
     saliency: Float[Tensor, "M B H N"],
     seeds: Int[Tensor, "B H K"],
     config: ClusterConfig,
-    scale: float = 1.0,
 ) -> Clusters:
-    """`cluster` of tokens that need not be joined, in any strides; saliency counts × scale."""
-    return Clusters(*_cluster(tokens, positions, saliency, seeds, *settings(config, scale)))
+    """The clusters of tokens that need not be joined, in any strides."""
+    return Clusters(*_cluster(tokens, positions, saliency, seeds, *settings(config)))
 
 
-def settings(config: ClusterConfig, scale: float) -> tuple[list[float], list[int]]:
+def settings(config: ClusterConfig) -> tuple[list[float], list[int]]:
     """What the kernel multiplies by, and which K it may choose.
 
     cost = factor · cosine + factor · distance / S + constant.
@@ -78,7 +77,7 @@ def settings(config: ClusterConfig, scale: float) -> tuple[list[float], list[int
     largest = config.k_max or config.k_start
     smallest = largest if config.k_select == "fixed" else 2
     return (
-        [scale, *([0.0, 1.0, 0.0] if math.isinf(weight) else cost), config.sharpness],
+        [*([0.0, 1.0, 0.0] if math.isinf(weight) else cost), config.sharpness],
         [config.sinkhorn_iterations, largest, smallest],
     )
 
@@ -138,7 +137,7 @@ def _kernel(
     positions_m, positions_b, positions_n, positions_c,
     saliency_m, saliency_b, saliency_h, saliency_n,
     seeds_b, seeds_h, seeds_k,
-    scale, semantic, positional, constant, sharpness,
+    semantic, positional, constant, sharpness,
     iterations, largest, SMALLEST: tl.constexpr,
     M: tl.constexpr, B, H, N: tl.constexpr, D: tl.constexpr, K: tl.constexpr,
     T_PAD: tl.constexpr, D_PAD: tl.constexpr, EXACT: tl.constexpr,
@@ -155,7 +154,7 @@ def _kernel(
     wide = tokens.to(tl.float32)
     inverse_length = tl.rsqrt(tl.maximum(tl.sum(wide * wide, axis=1), 1e-24))
     rows = tl.load(saliency_at + m * saliency_m + n * saliency_n, mask=real, other=0.0)
-    rows = tl.where(real, tl.maximum(rows.to(tl.float32) * scale, LEAST), 0.0)
+    rows = tl.where(real, tl.maximum(rows.to(tl.float32), LEAST), 0.0)
     at = positions_at + m * positions_m + n * positions_n
     x = tl.load(at, mask=real, other=float("inf")).to(tl.float32)
     y = tl.load(at + positions_c, mask=real, other=float("inf")).to(tl.float32)
@@ -179,7 +178,7 @@ def _kernel(
     cx = (tl.load(at).to(tl.float32) - left) * unit
     cy = (tl.load(at + positions_c).to(tl.float32) - top) * unit
     importance = tl.load(saliency_at + m * saliency_m + n * saliency_n).to(tl.float32)
-    state = centroids, cx, cy, tl.maximum(importance * scale, LEAST)
+    state = centroids, cx, cy, tl.maximum(importance, LEAST)
 
     best, count = float("inf"), 0
     given = points, factors, out, real, largest

@@ -9,73 +9,21 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-from einops import rearrange
 from jaxtyping import Bool, Float, Int64
 from lightning.fabric import Fabric
 from lightning.fabric.wrappers import _FabricModule
 from torch import Tensor, nn
 
-from croc.backbone import Backbone
-from croc.clustering import cluster
-from croc.clustering.centroids import pool
 from croc.clustering.cluster import check_k_start
-from croc.config import ClusterConfig, CrocConfig
+from croc.config import CrocConfig
 from croc.distributed import process_count, sum_over_processes
-from croc.heads import ProjectionHead
-from croc.losses import (
-    Center,
-    cross_view_entropy,
-    entropy,
-    sinkhorn_center,
-    teacher_probabilities,
-)
+from croc.losses import Center, sinkhorn_center, weighted_total
+from croc.methods.network import Network, Targets, locate
 from croc.optim import update_teacher
 from croc.schedules import Settings, teacher_momentum, teacher_temperature
-from croc.types import Canvases, Clusters, Tokens, Views
+from croc.stages import stage
+from croc.types import Canvases, Clusters, Views
 from croc.views import VIEWS, make_views
-
-
-class Network(nn.Module):
-    """A backbone and its projection head: the student is one, the teacher another."""
-
-    def __init__(self, config: CrocConfig, drop_path: float) -> None:
-        super().__init__()
-        self.config = config
-        self.backbone = Backbone(config.model, config.views.size_px, drop_path)
-        self.head = ProjectionHead(self.backbone.width, config.head)
-
-    def forward(
-        self,
-        pixels: Float[Tensor, "M B 3 h w"],
-        assignments: Float[Tensor, "M B H N K"],
-        image_targets: Float[Tensor, "M B P"],
-        cluster_targets: Float[Tensor, "M B H K L"],
-        keys: Int64[Tensor, "B"],
-    ) -> tuple[Float[Tensor, "B"], Float[Tensor, "B H K"]]:
-        """The student's cross-entropies, of each image and of each cluster."""
-        cls, patches = self.backbone(pixels, keys)
-        centroids = pool(patches, assignments, cls, self.config.cluster)
-        temperature = self.config.loss.student_temperature
-        return (
-            cross_view_entropy(image_targets, self.head.images(cls), temperature),
-            cross_view_entropy(cluster_targets, self.head.clusters(centroids), temperature),
-        )
-
-
-@dataclass(frozen=True)
-class Targets:
-    """What the teacher makes of a batch."""
-
-    found: Clusters
-    images: Float[Tensor, "M B P"]
-    """Probabilities of the prototypes, centred and sharpened."""
-    clusters: Float[Tensor, "M B H K L"]
-    image_entropy: Float[Tensor, "B"]
-    cluster_entropy: Float[Tensor, "B H K"]
-    image_total: Float[Tensor, "P"]
-    """Sum of the outputs over views and images, for the centre."""
-    cluster_total: Float[Tensor, "L"]
-    """Sum of the outputs over views and valid clusters."""
 
 
 class Croc:
@@ -93,10 +41,12 @@ class Croc:
         self.image_center = Center(config.head.image_prototypes, momentum).to(device)
         self.cluster_center = Center(config.head.cluster_prototypes, momentum).to(device)
         self.micro_batch = config.run.micro_batch or _default_micro_batch(config, device)
-        self._make_views = torch.compile(make_views) if compile else make_views
-        self._teach = torch.compile(self.teach) if compile else self.teach
+        self._make_views, self._locate, self._total = make_views, locate, weighted_total
         if compile:
-            self.student.compile()
+            self._make_views, self._locate = torch.compile(make_views), torch.compile(locate)
+            self._total = torch.compile(weighted_total)
+            self.student.compile_parts()
+            self.teacher.compile_parts()
 
     @property
     def modules(self) -> dict[str, nn.Module]:
@@ -120,13 +70,12 @@ class Croc:
         metrics: dict[str, Tensor] = {}
         for index, (views, keys, targets) in enumerate(parts):
             with fabric.no_backward_sync(student, enabled=index + 1 < len(parts)):
-                image_loss, cluster_loss = student(
-                    views.pixels, targets.found.assignments, targets.images, targets.clusters, keys
-                )
-                shares = counts.metrics(image_loss, cluster_loss, targets)
+                losses = student(views.pixels, keys, targets)
+                shares = counts.metrics(targets.found, *losses)
                 loss = shares["loss_image"] + self.config.loss.alpha * shares["loss_cluster"]
-                # DDP takes the mean over processes, where the shares are to be added up.
-                fabric.backward(loss * process_count())
+                with stage("backward"):
+                    # DDP takes the mean over processes, where the shares are to be added up.
+                    fabric.backward(loss * process_count())
             for name, value in {"loss": loss, **shares}.items():
                 metrics[name] = metrics.get(name, 0) + value.detach()
         self._recentre([targets for _, _, targets in parts])
@@ -140,7 +89,9 @@ class Croc:
                 parameter.grad = None
 
     def after_update(self, settings: Settings) -> None:
-        update_teacher(self.teacher, self.student, teacher_momentum(self.config.loss, settings))
+        with stage("EMA"):
+            momentum = teacher_momentum(self.config.loss, settings)
+            update_teacher(self.teacher, self.student, momentum)
 
     def _split(self, canvases: Canvases) -> Iterator[Canvases]:
         size = self.micro_batch or len(canvases.keys)
@@ -156,35 +107,40 @@ class Croc:
         temperature = torch.full(
             (), teacher_temperature(self.config.loss, settings.epoch), device=fabric.device
         )
-        views = self._make_views(canvases, self.config.views, self.teacher.backbone.patch_px)
+        with stage("views"):
+            views = self._make_views(canvases, self.config.views, self.teacher.backbone.patch_px)
         with fabric.autocast():
-            return views, canvases.keys, self._teach(views, canvases.keys, temperature)
+            return views, canvases.keys, self.teach(views, canvases.keys, temperature)
 
     def teach(
         self, views: Views, keys: Int64[Tensor, "B"], temperature: Float[Tensor, ""]
     ) -> Targets:
-        """The teacher's clusters, and its probabilities for every image and centroid."""
-        tokens = self.teacher.backbone.describe(views.pixels, self.config.cluster.tokens)
-        found = locate(tokens, views, keys, self.config.cluster)
-        centroids = pool(tokens.patches, found.assignments, tokens.cls, self.config.cluster)
-        images = self.teacher.head.images(tokens.cls).float()
-        clusters = self.teacher.head.clusters(centroids).float()
-        image_center, cluster_center = self.image_center.value, self.cluster_center.value
-        if self.config.loss.centring == "sinkhorn":
+        """The teacher's clusters, and its outputs for every image and centroid."""
+        config, teacher = self.config, self.teacher
+        with stage("teacher"):
+            tokens = teacher.backbone.describe(views.pixels, config.cluster.tokens)
+        with stage("clustering"):
+            found = self._locate(tokens, views, keys, config.cluster)
+            centroids = teacher.pool(tokens.patches, found.assignments, tokens.cls, config.cluster)
+        with stage("heads"):
+            images, clusters = teacher.head.images(tokens.cls), teacher.head.clusters(centroids)
+        with stage("loss"):
+            ones = torch.ones_like(images[..., 0], dtype=torch.float)
             valid = found.valid.float().expand(clusters.shape[:-1])
-            image_center = sinkhorn_center(images, torch.ones_like(images[..., 0]), temperature)
-            cluster_center = sinkhorn_center(clusters, valid, temperature)
-        image_targets = teacher_probabilities(images, image_center, temperature)
-        cluster_targets = teacher_probabilities(clusters, cluster_center, temperature)
-        return Targets(
-            found=found,
-            images=image_targets,
-            clusters=cluster_targets,
-            image_entropy=entropy(image_targets).mean(dim=0),
-            cluster_entropy=entropy(cluster_targets).mean(dim=0),
-            image_total=images.sum(dim=(0, 1)),
-            cluster_total=torch.einsum("mbhkp,bhk->p", clusters, found.valid.float()),
-        )
+            image_center, cluster_center = self.image_center.value, self.cluster_center.value
+            if config.loss.centring == "sinkhorn":
+                image_center = sinkhorn_center(images, ones, temperature)
+                cluster_center = sinkhorn_center(clusters, valid, temperature)
+            return Targets(
+                found=found,
+                images=images,
+                clusters=clusters,
+                image_center=image_center,
+                cluster_center=cluster_center,
+                temperature=temperature,
+                image_total=self._total(images, ones),
+                cluster_total=self._total(clusters, valid),
+            )
 
     def _recentre(self, parts: list[Targets]) -> None:
         views, images = parts[0].images.shape[0], sum(part.images.shape[1] for part in parts)
@@ -193,24 +149,6 @@ class Croc:
         total = torch.stack([part.cluster_total for part in parts]).sum(dim=0)
         valid = torch.stack([part.found.valid.sum() for part in parts]).sum()
         self.cluster_center.update(total, views * valid.float())
-
-
-def locate(
-    tokens: Tokens, views: Views, keys: Int64[Tensor, "B"], config: ClusterConfig
-) -> Clusters:
-    """Join the teacher's tokens of all views and cluster them."""
-    joined = rearrange(tokens.heads, "m b h n d -> b h (m n) d")
-    positions = rearrange(views.positions, "m b n c -> b (m n) c")
-    weights = rearrange(saliency(tokens, config), "m b h n -> b h (m n)")
-    return cluster(joined, positions, weights, config, views=len(tokens.heads), keys=keys)
-
-
-def saliency(tokens: Tokens, config: ClusterConfig) -> Float[Tensor, "M B H N"]:
-    """How much each token matters: the CLS attention, or `released`'s cosine with the CLS."""
-    if config.variant == "released":
-        cls = tokens.cls_heads.float()[..., None, :]
-        return torch.cosine_similarity(tokens.heads.float(), cls, dim=-1)
-    return tokens.attention / len(tokens.attention)
 
 
 def _default_micro_batch(config: CrocConfig, device: torch.device) -> int | None:
@@ -249,19 +187,20 @@ class _Counts:
 
     def metrics(
         self,
+        found: Clusters,
         image_loss: Float[Tensor, "B"],
         cluster_loss: Float[Tensor, "B H K"],
-        targets: Targets,
+        image_entropy: Float[Tensor, "B"],
+        cluster_entropy: Float[Tensor, "B H K"],
     ) -> dict[str, Tensor]:
         """Both losses, and the health of the run."""
-        found = targets.found
         weights = self.weigh(found.valid)
         losses = {
             "loss_image": image_loss.sum() / self.images,
             "loss_cluster": (weights * cluster_loss).sum(),
         }
-        entropy_image = targets.image_entropy.sum() / self.images
-        entropy_cluster = (weights * targets.cluster_entropy).sum()
+        entropy_image = image_entropy.sum() / self.images
+        entropy_cluster = (weights * cluster_entropy).sum()
         return losses | {
             "entropy_image": entropy_image,
             "entropy_cluster": entropy_cluster,

@@ -12,7 +12,7 @@ from croc.checkpoint import checkpoints, load_checkpoint, load_module
 from croc.config import CrocConfig
 from croc.data import ImageSource, UndecodableImage, decode_image, open_source, place_on_canvas
 from croc.errors import UserError
-from croc.methods.croc import Network, locate
+from croc.methods.network import Network, locate
 from croc.randomness import sample_key
 from croc.run_folder import PAGE, read_config
 from croc.show.figures import cluster_figure

@@ -74,9 +74,9 @@ def kernel():
         yield kernel
 
 
-def run_kernel(kernel, case: Case, scale: float = 1.0) -> Clusters:
+def run_kernel(kernel, case: Case) -> Clusters:
     parts = split_views(*case.arguments, case.views)
-    return kernel.cluster_views(*parts, case.seeds, case.config, scale)
+    return kernel.cluster_views(*parts, case.seeds, case.config)
 
 
 def run_definition(case: Case) -> Clusters:
@@ -145,8 +145,8 @@ def test_agrees_with_the_definition(kernel, number: int) -> None:
 
 
 @interpreted
-def test_takes_any_strides_and_a_scale(kernel) -> None:
-    """As a backbone gives them: heads beside each other, and attention that sums to 1 a view."""
+def test_takes_any_strides(kernel) -> None:
+    """As a backbone gives them: heads beside each other."""
     case = make_case(0, ClusterConfig(k_start=4), B=2, H=2).to(torch.float32)
     tokens, positions, saliency = split_views(*case.arguments, case.views)
     expected = kernel.cluster_views(tokens, positions, saliency, case.seeds, case.config)
@@ -154,8 +154,8 @@ def test_takes_any_strides_and_a_scale(kernel) -> None:
     qkv[:, :, 1:, 2] = tokens.movedim(2, 3)
     apart = qkv[:, :, 1:, 2].movedim(3, 2)
     flat = positions.transpose(0, 1).contiguous().transpose(0, 1)
-    other = [apart, flat, 2 * saliency, case.seeds.mT.contiguous().mT]
-    result = kernel.cluster_views(*other, case.config, scale=0.5)
+    other = [apart, flat, saliency, case.seeds.mT.contiguous().mT]
+    result = kernel.cluster_views(*other, case.config)
     for one, two in zip(vars(result).values(), vars(expected).values()):
         assert torch.equal(one, two)
 
@@ -247,10 +247,10 @@ def differ(a: Clusters, b: Clusters) -> torch.Tensor:
 @gpu
 @pytest.mark.parametrize("name", FULL)
 def test_full_size_agrees_with_the_definition(name: str) -> None:
-    from croc.clustering.kernel import kernel_fits
+    from croc.clustering.kernel import fits
 
     case = full_case(*FULL[name])
-    assert kernel_fits(case.tokens, case.config)
+    assert fits(split_views(*case.arguments, case.views)[0], case.config)
     result = cluster(*case.arguments, case.config, seeds=case.seeds)
     expected, left_out = near_ties(case)
     plain = differ(run_definition(case), expected)

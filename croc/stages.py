@@ -1,0 +1,57 @@
+"""Where the time of a step goes: named stretches of it, timed only while somebody watches."""
+
+import time
+from collections.abc import Generator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+
+import torch
+
+_watching: "list[Stopwatch]" = []
+
+
+class Stopwatch:
+    """Adds up the time of every stage; on a GPU by events in its queue, so that nothing waits."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._spans: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []
+        self._seconds: dict[str, float] = {}
+
+    @contextmanager
+    def watch(self) -> Generator[None, None, None]:
+        """Stages that pass meanwhile are timed."""
+        _watching.append(self)
+        try:
+            yield
+        finally:
+            _watching.remove(self)
+
+    @contextmanager
+    def time(self, name: str) -> Generator[None, None, None]:
+        if self._device.type == "cuda":
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            yield
+            end.record()
+            self._spans.append((name, start, end))
+        else:
+            began = time.perf_counter()
+            yield
+            self._add(name, time.perf_counter() - began)
+
+    def seconds(self) -> dict[str, float]:
+        """By stage, in the order in which they first passed; waits for the device."""
+        if self._spans:
+            torch.cuda.synchronize(self._device)
+        for name, start, end in self._spans:
+            self._add(name, start.elapsed_time(end) / 1000)
+        self._spans.clear()
+        return dict(self._seconds)
+
+    def _add(self, name: str, seconds: float) -> None:
+        self._seconds[name] = self._seconds.get(name, 0.0) + seconds
+
+
+def stage(name: str) -> AbstractContextManager[None]:
+    """Marks a stretch of the step; belongs around compiled functions, not into them."""
+    return _watching[-1].time(name) if _watching else nullcontext()
