@@ -7,27 +7,15 @@ import timm
 import torch
 from einops import rearrange
 from jaxtyping import Float, Int64
-from timm.layers.drop import DropPath
 from timm.layers.patch_embed import PatchEmbed
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from croc.config import ModelConfig
 from croc.errors import UserError
+from croc.layers import autocast_dtype, replace_layers
 from croc.randomness import uniform
 from croc.types import Tokens
-
-
-class KeyedDropPath(nn.Module):
-    """Stochastic depth whose draw is handed in, so that it follows the sample, not the process."""
-
-    def __init__(self, rate: float) -> None:
-        super().__init__()
-        self.rate = rate
-        self.scale: Tensor | None = None
-
-    def forward(self, x: Float[Tensor, "b n D"]) -> Float[Tensor, "b n D"]:
-        return x if self.scale is None else x * self.scale.to(x.dtype)[:, None, None]
 
 
 class Backbone(nn.Module):
@@ -40,10 +28,9 @@ class Backbone(nn.Module):
         self.vit = _create_vit(config, view_px, drop_path)
         self.patch_px: int = self.vit.patch_embed.patch_size[0]
         self.width: int = self.vit.embed_dim
-        self._drop_paths = _key_drop_paths(self.vit)
+        self._drop_paths = replace_layers(self.vit)
         keep = torch.tensor([1 - drop_path.rate for drop_path in self._drop_paths])
         self.register_buffer("_keep", keep, persistent=False)
-        _see_last_qkv(self.vit)
         if view_px % self.patch_px:
             raise UserError(
                 f"views of {view_px} px are not a whole number of {self.patch_px} px patches; "
@@ -90,9 +77,8 @@ class Backbone(nn.Module):
     def _embed(self, pixels: Float[Tensor, "b 3 h w"]) -> Float[Tensor, "b n D"]:
         vit = self.vit
         x = vit.norm_pre(vit.patch_drop(vit._pos_embed(vit.patch_embed(pixels))))
-        kind = x.device.type
         # All blocks add to this: in autocast's type it takes half of the memory and its traffic.
-        return x.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x
+        return x.to(autocast_dtype(x.device, x.dtype))
 
     def _finish(self, x: Float[Tensor, "b n D"], views: int) -> tuple[Tensor, Tensor]:
         x = rearrange(self.vit.norm(x), "(m b) n d -> m b n d", m=views)
@@ -154,34 +140,3 @@ def _create_vit(config: ModelConfig, view_px: int, drop_path: float) -> VisionTr
     if not hasattr(attention, "qkv") or vit.cls_token is None:
         raise refusal
     return vit
-
-
-def _key_drop_paths(vit: nn.Module) -> list[KeyedDropPath]:
-    """Put keyed stochastic depth in the place of timm's; the list, in the order of the blocks."""
-    keyed = []
-    for module in list(vit.modules()):
-        for name, child in list(module.named_children()):
-            if isinstance(child, DropPath):
-                keyed.append(KeyedDropPath(child.drop_prob or 0.0))
-                setattr(module, name, keyed[-1])
-    return keyed
-
-
-class SeenLinear(nn.Linear):
-    """A linear layer that shows its outputs to whoever hangs up a list for them."""
-
-    seen: list[Tensor] | None = None
-
-    def forward(self, input: Tensor) -> Tensor:
-        output = super().forward(input)
-        if self.seen is not None:
-            self.seen.append(output)
-        return output
-
-
-def _see_last_qkv(vit: VisionTransformer) -> None:
-    """So that the clustering's tokens need not be computed a second time."""
-    attention: Any = vit.blocks[-1].attn
-    plain = attention.qkv
-    attention.qkv = SeenLinear(plain.in_features, plain.out_features, device="meta")
-    attention.qkv.weight, attention.qkv.bias = plain.weight, plain.bias

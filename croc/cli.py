@@ -13,6 +13,7 @@ import tyro
 
 from croc import __version__
 from croc.arguments import parse
+from croc.bench.options import BenchOptions, with_bench
 from croc.config import CrocConfig, DataConfig
 from croc.errors import UserError
 from croc.evals.protocols import PROTOCOLS
@@ -30,6 +31,7 @@ HELP = """CrOC: dense visual features from unlabelled scene photographs.
                                      the clusters found in two views of an image, head by head
   croc data pack SOURCE ... --to FOLDER
                                      decode the photographs once, for faster epochs
+  croc bench RECIPE [OPTIONS]        how fast a recipe trains here, and where its time goes
 
 Each takes --help; croc --version tells the version. Recipes: {recipes}.
 """
@@ -87,6 +89,20 @@ def pretrain_command(arguments: list[str]) -> None:
     folder = pretrain(config, recipe)
     if is_first_process():
         print(f"the run lies in {folder}: config.json, metrics.jsonl, checkpoints/, tensorboard/")
+
+
+def bench_command(arguments: list[str]) -> None:
+    """croc bench RECIPE [OPTIONS]."""
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print("usage: croc bench RECIPE [OPTIONS]\n\nThe options: croc bench RECIPE --help")
+        print(f"Recipes (or a run's config.json): {', '.join(RECIPES)}")
+        return
+    default, recipe = _recipe(arguments[0])
+    program = f"croc bench {arguments[0]}"
+    asked = parse(BenchOptions, arguments[1:], program, with_bench(default))
+    from croc.bench.run import run_bench
+
+    print(f"the figures lie in {run_bench(asked.recipe, asked.bench, recipe)}")
 
 
 def _recipe(name: str) -> tuple[CrocConfig, str]:
@@ -173,6 +189,7 @@ COMMANDS: dict[tuple[str, ...], Callable[[list[str]], None]] = {
     },
     ("show", "clusters"): show_clusters_command,
     ("data", "pack"): pack_command,
+    ("bench",): bench_command,
 }
 
 

@@ -294,6 +294,8 @@ class RunConfig:
     """auto is bfloat16 autocast on a GPU and float32 on the CPU."""
     compile: bool | Literal["auto"] = "auto"
     """torch.compile; auto is on a GPU only."""
+    kernels: bool = True
+    """Our own kernels on a GPU; without them PyTorch does the same, slower."""
     micro_batch: int | None = None
     """Images of a process that pass the networks at once, to save memory: the result is the
     same. By default 16 on the CPU; all on a GPU, in `released` and with `sinkhorn`."""

@@ -1,10 +1,11 @@
 """Self-distillation: centring of the teacher, and the cross-entropy between views."""
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from croc.distributed import sum_over_processes
+from croc.kernels import serve
 
 
 class Center(nn.Module):
@@ -26,10 +27,14 @@ class Center(nn.Module):
 
 
 def weighted_total(
-    logits: Float[Tensor, "*batch P"], weights: Float[Tensor, "*batch"]
+    outputs: Float[Tensor, "*batch P"], weights: Float[Tensor, "*batch"]
 ) -> Float[Tensor, "P"]:
     """What a centre moves by: the weighted sum of the outputs, in float32."""
-    return (logits.float() * weights[..., None]).flatten(0, -2).sum(dim=0)
+    if serve(outputs):
+        from croc.kernels import distil as kernel
+
+        return kernel.weighted_total(outputs, weights)
+    return (outputs.float() * weights[..., None]).flatten(0, -2).sum(dim=0)
 
 
 def sinkhorn_center(
@@ -68,14 +73,23 @@ def distil(
     teacher_temperature: Float[Tensor, ""],
     student: Float[Tensor, "M *batch P"],
     student_temperature: float,
+    counted: Bool[Tensor, "*batch"],
 ) -> tuple[Float[Tensor, "*batch"], Float[Tensor, "*batch"]]:
     """From the outputs of both: the cross-entropy, and of it the teacher's own entropy.
 
-    One function, so that compiled it never writes the probabilities down.
+    Both are 0 for what is not counted.
     """
+    if serve(student):
+        from croc.kernels import distil as kernel
+
+        if kernel.fits(teacher, student):
+            given = teacher, center, teacher_temperature, student, student_temperature, counted
+            loss, own, _ = kernel.distil(*given)
+            return loss, own
     probabilities = teacher_probabilities(teacher, center, teacher_temperature)
     loss = cross_view_entropy(probabilities, student, student_temperature)
-    return loss, entropy(probabilities).mean(dim=0)
+    own = entropy(probabilities).mean(dim=0)
+    return torch.where(counted, loss, 0.0), torch.where(counted, own, 0.0)
 
 
 def cross_view_entropy(

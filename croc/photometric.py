@@ -63,7 +63,7 @@ def draw_photometric(keys: Int64[Tensor, "B"], view: int, config: ViewsConfig) -
     )
 
 
-_PARAMETERS = tuple(field.name for field in fields(Photometric))
+PARAMETERS = tuple(field.name for field in fields(Photometric))
 
 
 def interleave(views: list[Photometric]) -> Photometric:
@@ -71,7 +71,7 @@ def interleave(views: list[Photometric]) -> Photometric:
     return Photometric(
         **{
             name: torch.stack([getattr(view, name) for view in views], dim=1).flatten(0, 1)
-            for name in _PARAMETERS
+            for name in PARAMETERS
         }
     )
 

@@ -23,6 +23,7 @@ from croc.distributed import (
     union_over_processes,
 )
 from croc.errors import UserError
+from croc.kernels import use_kernels
 from croc.log import RunLog
 from croc.methods import Method, build_method
 from croc.notices import notice_of_end
@@ -57,6 +58,7 @@ def train(
     found = checkpoints(folder)
     resumed = load_checkpoint(found[-1]) if found else None
     torch.manual_seed(run.seed)
+    use_kernels(run.kernels)
     compiles = fabric.device.type == "cuda" if run.compile == "auto" else run.compile
     method = build_method(config, fabric.device, compiles)
     optimizer = make_optimizer(method.student, fabric.device)
@@ -84,7 +86,7 @@ def train(
         rank=fabric.global_rank,
         processes=fabric.world_size,
         workers=worker_count(config.data, _processes_here(fabric, run)),
-        pin=fabric.device.type == "cuda",
+        device=fabric.device,
     )
 
     with (
@@ -96,8 +98,7 @@ def train(
         skipped: list[str] = []
         for canvases in loader:
             settings = settings_at(state.step, optim, per_epoch)
-            on_device = canvases.to(fabric.device)
-            metrics = train_step(fabric, method, student, optimizer, on_device, settings, optim)
+            metrics = train_step(fabric, method, student, optimizer, canvases, settings, optim)
             state.step += 1
             skipped += canvases.failed
             log.advance(state.step)

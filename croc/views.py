@@ -12,7 +12,9 @@ from jaxtyping import Bool, Float, Int64, UInt8
 from torch import Tensor
 
 from croc.config import ViewsConfig
+from croc.kernels import serve
 from croc.photometric import (
+    Photometric,
     apply_photometric,
     blur_radius_px,
     draw_photometric,
@@ -36,19 +38,38 @@ class Crops:
     """Whether the view is mirrored, left to right."""
 
 
-def make_views(canvases: Canvases, config: ViewsConfig, patch_px: int) -> Views:
+def make_views(
+    canvases: Canvases, config: ViewsConfig, patch_px: int, dtype: torch.dtype = torch.float32
+) -> Views:
     """Two augmented crops of each image, normalised, with the positions of their patches."""
     sizes, keys = canvases.sizes, canvases.keys
     with torch.autocast(canvases.pixels.device.type, enabled=False):
         crops = draw_crops(sizes, keys, config)
-        # Image by image, as `crop` lays them out: no copy.
-        images = crop(canvases.pixels, crops, config.size_px).transpose(0, 1)
         colours = interleave([draw_photometric(keys, view, config) for view in range(VIEWS)])
-        changed = apply_photometric(images.flatten(0, 1), colours, blur_radius_px(config))
         return Views(
-            pixels=normalise(changed.unflatten(0, images.shape[:2]).transpose(0, 1)),
+            pixels=_make_pixels(canvases.pixels, crops, colours, config, dtype),
             positions=patch_centres(crops.boxes, crops.flips, sizes, config.size_px, patch_px),
         )
+
+
+def _make_pixels(
+    canvases: UInt8[Tensor, "B 3 S S"],
+    crops: Crops,
+    colours: Photometric,
+    config: ViewsConfig,
+    dtype: torch.dtype,
+) -> Float[Tensor, "M B 3 h w"]:
+    """By the kernels on a GPU that can run them; below is what they are tested against."""
+    radius_px = blur_radius_px(config)
+    if serve(canvases):
+        from croc.kernels.views import augment
+
+        boxes, flips = crops.boxes, crops.flips
+        return augment(canvases, boxes, flips, colours, config.size_px, radius_px, dtype)
+    # Image by image, as `crop` lays them out: no copy.
+    images = crop(canvases, crops, config.size_px).transpose(0, 1)
+    changed = apply_photometric(images.flatten(0, 1), colours, radius_px)
+    return normalise(changed.unflatten(0, images.shape[:2]).transpose(0, 1)).to(dtype)
 
 
 def draw_crops(sizes: Int64[Tensor, "B 2"], keys: Int64[Tensor, "B"], config: ViewsConfig) -> Crops:

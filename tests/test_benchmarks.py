@@ -6,7 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import torch
+from PIL import Image
+
+from benchmarks.clustering import Sizes, measure_curves, write_scaling
 from benchmarks.made_up import write_davis, write_voc
+from croc.bench.curves import Curve, Point, draw_curves
 from croc.evals.datasets import open_segmentation
 from croc.evals.videos import open_videos
 
@@ -50,3 +55,29 @@ def test_made_up_data_can_be_opened(tmp_path):
     assert (len(video), video.objects()) == (3, (1,))
     first, last = video.read_mask(0), video.read_mask(2)
     assert last.nonzero()[1].mean() > first.nonzero()[1].mean() + 5
+
+
+def test_how_the_clustering_grows_is_drawn(tmp_path: Path):
+    base = Sizes(images=2, heads=2, grid=4, width=8, k_start=4, dtype="float32")
+    values = {"images": (1, 2, 3), "grid": (3, 4), "k_start": (3, 4, 5), "heads": (1, 2, 3)}
+    curves = measure_curves(values, base, torch.device("cpu"))
+    write_scaling(tmp_path / "x.png", curves, base, torch.device("cpu"))
+    page = json.loads((tmp_path / "x.json").read_text())
+    assert page["base"]["k_start"] == 4
+    batch, tokens, *_ = page["curves"]
+    assert [point["value"] for point in batch["points"]] == [1, 2, 3]
+    assert [point["value"] for point in tokens["points"]] == [18, 32]
+    assert all(point["by"] == "definition" for point in batch["points"])
+    assert batch["lines"]["definition"]["r2"] <= 1
+    assert tokens["lines"]["definition"] is None
+    with Image.open(tmp_path / "x.png") as picture:
+        assert min(picture.size) > 500
+
+
+def test_kernel_and_definition_in_one_picture(tmp_path: Path):
+    ways = {"kernel": (98, 200, 392), "definition": (98, 200, 392, 800)}
+    points = [Point(value, value / 9, way) for way, values in ways.items() for value in values]
+    curve = Curve("tokens", tuple(points))
+    draw_curves([curve], "title", tmp_path / "x.png")
+    assert (tmp_path / "x.png").stat().st_size > 5000
+    assert curve.describe()["lines"]["kernel"]["worst"] < 1e-9

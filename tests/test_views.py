@@ -249,6 +249,13 @@ def test_views_are_float32_under_autocast():
     assert torch.equal(views.pixels, make_views(canvases, config, patch_px=8).pixels)
 
 
+def test_pixels_come_in_the_type_asked_for():
+    config, canvases = ViewsConfig(size_px=32), random_canvases(4)
+    views = make_views(canvases, config, patch_px=8, dtype=torch.bfloat16)
+    assert torch.equal(views.pixels, make_views(canvases, config, patch_px=8).pixels.bfloat16())
+    assert views.positions.dtype == torch.float32
+
+
 @pytest.mark.compiled
 def test_compiled_views_equal_eager_ones():
     # Without the step of solarisation, in which a rounding could show.
@@ -273,5 +280,5 @@ def test_views_never_wait_for_the_gpu():
         torch.cuda.set_sync_debug_mode("default")
     expected = make_views(host, config, 8)
     torch.testing.assert_close(views.positions.cpu(), expected.positions)
-    differs = (views.pixels.cpu() - expected.pixels).abs() > 1e-3
+    differs = (views.pixels.cpu() - expected.pixels).abs() > 0.01
     assert differs.float().mean() < 1e-3, "more than a rounding at the threshold of solarisation"

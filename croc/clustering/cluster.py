@@ -1,7 +1,6 @@
 """Join the tokens of the views, locate the clusters in them, split the result into the views."""
 
 from collections.abc import Iterator
-from importlib.util import find_spec
 
 import torch
 import torch.nn.functional as F
@@ -14,11 +13,9 @@ from croc.clustering.released import SALIENCY_TEMPERATURE, released_steps
 from croc.clustering.steps import Step
 from croc.config import ClusterConfig
 from croc.errors import UserError
+from croc.kernels import serve
 from croc.randomness import uniform
 from croc.types import Clusters
-
-# Looked up, not imported: Triton is not everywhere, and slow to import.
-KERNEL = find_spec("triton") is not None and torch.version.cuda is not None
 
 
 def cluster(
@@ -59,7 +56,7 @@ def cluster_views(
         weights = rearrange(saliency, "m b h n -> b h (m n)")
         if seeds is None:
             seeds = _draw(weights, keys, config)
-        if KERNEL and tokens.is_cuda:
+        if serve(tokens):
             from croc.clustering import kernel
 
             if kernel.fits(tokens, config):

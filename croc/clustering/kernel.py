@@ -35,7 +35,7 @@ GAUGE = tl.constexpr(2.0**-32)
 
 def fits(tokens: Float[Tensor, "M B H N d"], config: ClusterConfig) -> bool:
     """Whether the kernel can take these tokens; others are left to the definition."""
-    if config.variant != "paper" or tokens.dtype == torch.float64 or not tokens.is_cuda:
+    if config.variant != "paper" or tokens.dtype == torch.float64:
         return False
     T, d = tokens.shape[0] * tokens.shape[3], tokens.shape[4]
     if T > MOST_TOKENS or config.k_start > MOST_CENTROIDS:
@@ -51,9 +51,8 @@ def _needed(T: int, d: int, k: int, dtype: torch.dtype) -> int:
 
 @torch.compiler.assume_constant_result
 def _room(device: torch.device) -> int:
-    """Bytes that a program may have on the chip; none where tensor cores lack bfloat16."""
-    chip = torch.cuda.get_device_properties(device)
-    return chip.shared_memory_per_block_optin if chip.major >= 8 else 0
+    """Bytes that a program may have on the chip."""
+    return torch.cuda.get_device_properties(device).shared_memory_per_block_optin
 
 
 def cluster_views(

@@ -16,8 +16,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from croc.data.decode import UndecodableImage, reduce_image
+from croc.data.decode import UndecodableImage
 from croc.data.packed import DESCRIPTION, FORMAT_VERSION, INDEX, NAMES, pixels_file
+from croc.data.reduce import reduce_image
 from croc.data.sources import ImageSource
 from croc.data.workers import iterate
 from croc.errors import UserError

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int64, UInt8
 
-from croc.data.decode import reduce_image
+from croc.data.reduce import reduce_image
 from croc.errors import UserError
 
 FORMAT_VERSION = 1

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from croc.clustering.cluster import check_k_start
 from croc.config import CrocConfig
 from croc.distributed import process_count, sum_over_processes
+from croc.layers import autocast_dtype
 from croc.losses import Center, sinkhorn_center, weighted_total
 from croc.methods.network import Network, Targets, locate
 from croc.optim import update_teacher
@@ -107,9 +108,11 @@ class Croc:
         temperature = torch.full(
             (), teacher_temperature(self.config.loss, settings.epoch), device=fabric.device
         )
-        with stage("views"):
-            views = self._make_views(canvases, self.config.views, self.teacher.backbone.patch_px)
+        config, patch_px = self.config.views, self.teacher.backbone.patch_px
         with fabric.autocast():
+            with stage("views"):
+                dtype = autocast_dtype(fabric.device, torch.float32)
+                views = self._make_views(canvases, config, patch_px, dtype)
             return views, canvases.keys, self.teach(views, canvases.keys, temperature)
 
     def teach(

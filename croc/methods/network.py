@@ -64,8 +64,10 @@ class Network(nn.Module):
             images, clusters = self.head.images(cls), self.head.clusters(centroids)
         with stage("loss"):
             t, s = targets.temperature, self.config.loss.student_temperature
-            image = self.distil(targets.images, targets.image_center, t, images, s)
-            dense = self.distil(targets.clusters, targets.cluster_center, t, clusters, s)
+            valid = targets.found.valid
+            every = torch.ones_like(valid[:, 0, 0])
+            image = self.distil(targets.images, targets.image_center, t, images, s, every)
+            dense = self.distil(targets.clusters, targets.cluster_center, t, clusters, s, valid)
         return image[0], dense[0], image[1], dense[1]
 
 

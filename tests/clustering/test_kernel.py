@@ -1,12 +1,4 @@
-"""The Triton kernel against the definition: small in Triton's interpreter, at full size on a GPU.
-
-The interpreter must be on before Triton is imported, so its tests run in a process of their own.
-"""
-
-import os
-import subprocess
-import sys
-from importlib import import_module
+"""The kernel against the definition: small in Triton's interpreter, at full size on a GPU."""
 
 import numpy as np
 import pytest
@@ -20,57 +12,18 @@ from croc.clustering.steps import closest_pair
 from croc.config import ClusterConfig
 from croc.types import Clusters
 from tests.clustering import Case, make_case
+from tests.kernels.interpreter import gpu, interpreted, knowing_bfloat16
 from tests.oracles.clustering import cluster_paper
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-interpreted = pytest.mark.skipif(not INTERPRETED, reason="runs in a process of its own")
-gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 TIE = 1e-5
-
-
-@pytest.fixture(autouse=True)
-def switched_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(import_module("croc.clustering.cluster"), "KERNEL", True)
-
-
-@pytest.mark.skipif(INTERPRETED, reason="this is that process")
-@pytest.mark.skipif(sys.platform != "linux", reason="Triton comes with torch on Linux")
-def test_in_the_interpreter() -> None:
-    command = [sys.executable, "-m", "pytest", __file__, "-p", "no:cacheprovider", "-p", "no:xdist"]
-    environment = os.environ | {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
-    run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
-    assert run.returncode == 0, run.stdout + run.stderr
 
 
 @pytest.fixture(scope="module")
 def kernel():
-    """The kernel's module, in an interpreter that knows bfloat16: it would multiply the bits."""
-    import triton.language as tl
-    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
-
+    """The kernel's module."""
     from croc.clustering import kernel
 
-    def widen(handle: TensorHandle) -> TensorHandle:
-        if handle.dtype.scalar != tl.bfloat16:
-            return handle
-        return TensorHandle((handle.data.astype(np.uint32) << 16).view(np.float32), tl.float32)
-
-    def round_to_nearest(self, source: TensorHandle, target: tl.dtype) -> TensorHandle:
-        if source.dtype.scalar != tl.float32 or target.scalar != tl.bfloat16:
-            return cast(self, source, target)
-        bits = np.ascontiguousarray(source.data).view(np.uint32)
-        return TensorHandle(
-            ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16), target.scalar
-        )
-
-    dot, cast = InterpreterBuilder.create_dot, InterpreterBuilder.cast_impl
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            InterpreterBuilder,
-            "create_dot",
-            lambda self, a, b, *more: dot(self, widen(a), widen(b), *more),
-        )
-        patch.setattr(InterpreterBuilder, "cast_impl", round_to_nearest)
+    with knowing_bfloat16():
         yield kernel
 
 

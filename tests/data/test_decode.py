@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from croc.data.decode import UndecodableImage, decode_image, place_on_canvas, reduce_image
+from croc.data.decode import UndecodableImage, decode_image, place_on_canvas
+from croc.data.reduce import reduce_image
 
 from .pictures import encode, noise, png_header, ramp
 
@@ -112,7 +113,9 @@ def test_wide_numbers_take_the_narrowest_range(values, expected):
 def test_cmyk_jpeg():
     pixels = ramp(24, 40)
     data = encode(Image.fromarray(pixels).convert("CMYK"), "JPEG", quality=98)
-    assert Image.open(io.BytesIO(data)).mode == "CMYK"
+    picture = Image.open(io.BytesIO(data))
+    assert picture.mode == "CMYK"
+    close(decode_image(data, 64), np.asarray(picture.convert("RGB")), 1)
     close(decode_image(data, 64), pixels, 8)
 
 

@@ -7,7 +7,7 @@ import torch
 from lightning.fabric import Fabric
 from torch import Tensor
 
-from croc.config import CrocConfig
+from croc.config import CrocConfig, RunConfig
 from croc.data.loader import make_loader
 from croc.data.sources import open_source
 from croc.losses import teacher_probabilities
@@ -15,7 +15,7 @@ from croc.methods.croc import Croc
 from croc.optim import make_optimizer
 from croc.recipes import RECIPES
 from croc.schedules import Settings, settings_at
-from croc.train import train_step
+from croc.train import make_fabric, train_step
 from croc.types import Canvases
 from croc.views import make_views
 from tests.tiny import tiny_config
@@ -230,7 +230,7 @@ def steps_on_the_gpu(name: str, compiles: bool, steps: int, checked_from: int) -
     """Train some steps; from `checked_from` on, waiting for the device is an error."""
     config = replace(tiny_config(), cluster=variant(name).cluster)
     torch.manual_seed(0)
-    fabric = Fabric(accelerator="cuda", devices=1, precision="bf16-mixed")
+    fabric = make_fabric(RunConfig(accelerator="cuda", devices=1))
     method = Croc(config, fabric.device, compiles)
     optimizer = make_optimizer(method.student, fabric.device)
     student, optimizer = fabric.setup(method.student, optimizer)

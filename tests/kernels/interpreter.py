@@ -1,0 +1,41 @@
+"""Triton's interpreter: on only where test_interpreted.py starts it, and taught bfloat16."""
+
+import os
+from collections.abc import Generator
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+import torch
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+interpreted = pytest.mark.skipif(not INTERPRETED, reason="runs in a process of its own")
+gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+@contextmanager
+def knowing_bfloat16() -> Generator[None, None, None]:
+    """Left alone, the interpreter cuts instead of rounding, and multiplies the bits."""
+    import triton.language as tl
+    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
+
+    def widen(handle: TensorHandle) -> TensorHandle:
+        if handle.dtype.scalar != tl.bfloat16:
+            return handle
+        return TensorHandle((handle.data.astype(np.uint32) << 16).view(np.float32), tl.float32)
+
+    def round_to_nearest(self, source: TensorHandle, target: tl.dtype) -> TensorHandle:
+        if source.dtype.scalar != tl.float32 or target.scalar != tl.bfloat16:
+            return cast(self, source, target)
+        bits = np.ascontiguousarray(source.data).view(np.uint32)
+        rounded = ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
+        return TensorHandle(rounded, target.scalar)
+
+    def dot_of_widened(self, a: TensorHandle, b: TensorHandle, *more: object) -> TensorHandle:
+        return dot(self, widen(a), widen(b), *more)
+
+    dot, cast = InterpreterBuilder.create_dot, InterpreterBuilder.cast_impl
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(InterpreterBuilder, "create_dot", dot_of_widened)
+        patch.setattr(InterpreterBuilder, "cast_impl", round_to_nearest)
+        yield

@@ -1,0 +1,193 @@
+"""GELU's kernels against float64: in Triton's interpreter, and within the layer on a GPU."""
+
+import copy
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from croc import layers
+from croc.layers import LinearGelu, take_over
+from tests.kernels.interpreter import gpu, interpreted, knowing_bfloat16
+
+gelu = pytest.importorskip("croc.kernels.gelu", reason="Triton is not everywhere")
+
+
+def exact(hidden: Tensor) -> tuple[Tensor, Tensor]:
+    """GELU and its derivative in float64, without the cancellation in 1 + erf."""
+    x = hidden.double()
+    below = torch.erfc(-x / math.sqrt(2)) / 2
+    return x * below, below + x * torch.exp(-x * x / 2) / math.sqrt(2 * math.pi)
+
+
+def assert_exact(device: str) -> None:
+    """In float32; bfloat16 then rounds by 4e-3 of the value."""
+    x = torch.linspace(-30, 30, 3 * 2**14, device=device).view(-1, 128)
+    value, derivative = exact(x)
+    result = gelu.launch_forward(x)
+    found, _ = gelu.launch_backward(x, torch.ones_like(x))
+    error = ((result - value).abs() / x.abs()).max()
+    print(f"value {error:.1e} · |x|, derivative {(found - derivative).abs().max():.1e}")
+    most = 5e-7 if x.is_cuda else 3e-7  # whose reciprocal roots are 2 units less exact
+    assert error < most
+    assert (found - derivative).abs().max() < most
+    for tail, numbers, references in ((x < -1, result, value), (x < -2, found, derivative)):
+        tail = tail & (x > -12)
+        torch.testing.assert_close(numbers[tail].double(), references[tail], rtol=3e-4, atol=0)
+
+
+def assert_bounded(device: str) -> None:
+    largest = torch.finfo(torch.float32).max
+    ends = [0.0, -0.0, 30.0, -30.0, 1e19, -1e19, largest, -largest]
+    x = torch.tensor([ends], device=device)
+    assert torch.equal(gelu.launch_forward(x), x.relu())
+    found, sums = gelu.launch_backward(x, torch.ones_like(x))
+    expected = torch.tensor([[0.5, 0.5] + [1.0, 0.0] * 3], device=device)
+    torch.testing.assert_close(found, expected)
+    assert torch.equal(sums, found)
+
+
+@interpreted
+def test_values_and_derivatives() -> None:
+    assert_exact("cpu")
+
+
+@interpreted
+def test_zero_and_the_largest() -> None:
+    with np.errstate(over="ignore"):
+        assert_bounded("cpu")
+
+
+@interpreted
+@pytest.mark.parametrize("shape", [(70, 40), (5, 27, 48), (1, 300), (130, 17)])
+def test_sums_over_blocks_of_rows(shape: tuple[int, ...]) -> None:
+    """Rows and columns that fill no block, of tensors that are not contiguous."""
+    hidden, grad = (torch.randn(*shape[:-1], shape[-1] * 2)[..., ::2] for _ in range(2))
+    value, derivative = exact(hidden)
+    expected = grad * derivative
+    found, sums = gelu.launch_backward(hidden, grad, ROWS=32, STEP=8, COLUMNS=64)
+    rows = found.flatten(0, -2)
+    assert sums.shape == (-(-len(rows) // 32), shape[-1])
+    result = gelu.launch_forward(hidden, BLOCK=256)
+    torch.testing.assert_close(result.double(), value, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-6)
+    for block, total in zip(rows.split(32), sums):
+        torch.testing.assert_close(total, block.sum(dim=0), rtol=1e-5, atol=1e-5)
+
+
+@interpreted
+def test_bfloat16_is_rounded_once() -> None:
+    hidden, grad = torch.randn(2, 96, 32).bfloat16()
+    value, derivative = exact(hidden)
+    expected = grad * derivative
+    with knowing_bfloat16():
+        activations = gelu.launch_forward(hidden)
+        found, sums = gelu.launch_backward(hidden, grad)
+    for result, reference in ((activations, value), (found, expected)):
+        assert result.dtype == torch.bfloat16
+        torch.testing.assert_close(result.double(), reference, rtol=1.01 * 2**-8, atol=0)
+        assert (result == reference.bfloat16()).float().mean() > 0.995
+    total = sums.sum(dim=0).double()
+    torch.testing.assert_close(total, expected.sum(dim=0), rtol=1e-5, atol=1e-5)
+
+
+def make_pair(
+    *sizes: int, bias: bool = True, device: str = "cpu"
+) -> tuple[nn.Sequential, nn.Linear]:
+    """nn.Linear and nn.GELU, and a copy of them as one layer."""
+    torch.manual_seed(0)
+    linear, fused = (nn.Linear(*sizes, bias=bias).to(device) for _ in range(2))
+    fused.load_state_dict(linear.state_dict())
+    take_over(fused, LinearGelu)
+    return nn.Sequential(linear, nn.GELU()), fused
+
+
+def gradients(layer: nn.Module, x: Tensor, grad: Tensor, autocast: bool = False) -> list[Tensor]:
+    """Activations, and the gradients of x, weight and bias."""
+    x = x.clone().requires_grad_()
+    with torch.autocast(x.device.type, torch.bfloat16, enabled=autocast):
+        activations = layer(x)
+    wanted = torch.autograd.grad(activations, [x, *layer.parameters()], grad.to(activations.dtype))
+    return [activations.detach(), *wanted]
+
+
+@interpreted
+@pytest.mark.parametrize("compiled", [False, True])
+def test_layer_by_the_kernels(monkeypatch: pytest.MonkeyPatch, compiled: bool) -> None:
+    monkeypatch.setattr(layers, "serve", lambda x: True)
+    monkeypatch.setattr(layers, "autocast_dtype", lambda *_: torch.bfloat16)
+    pair, fused = make_pair(8, 24)
+    if compiled:
+        fused.compile(backend="aot_eager", fullgraph=True)
+    x, grad = torch.randn(3, 5, 8), torch.randn(3, 5, 24)
+    for one, two in zip(gradients(fused, x, grad), gradients(pair, x, grad)):
+        torch.testing.assert_close(one, two, rtol=1e-5, atol=1e-6)
+    with torch.no_grad():
+        torch.testing.assert_close(fused(x[0, 0]), pair(x[0, 0]))
+
+
+@interpreted
+def test_operators_keep_their_word() -> None:
+    """Schema, autograd and shapes without values, as PyTorch checks them."""
+    checks = "test_schema", "test_autograd_registration", "test_faketensor"
+    hidden, bias = torch.randn(3, 70, 8, requires_grad=True), torch.randn(8, requires_grad=True)
+    torch.library.opcheck(torch.ops.croc.gelu.default, (hidden, bias), test_utils=checks)
+    given = hidden.detach(), torch.randn(3, 70, 8)
+    torch.library.opcheck(torch.ops.croc.gelu_backward.default, given, test_utils=checks)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("shape", [(6,), (4, 6), (2, 3, 4, 6)])
+def test_elsewhere_the_layer_is_the_pair(shape: tuple[int, ...], bias: bool) -> None:
+    pair, fused = make_pair(6, 16, bias=bias)
+    x, grad = torch.randn(shape), torch.randn(*shape[:-1], 16)
+    for one, two in zip(gradients(fused, x, grad), gradients(pair, x, grad)):
+        assert torch.equal(one, two)
+
+
+# --- on a GPU -------------------------------------------------------------------------------
+
+
+@pytest.mark.cuda
+@gpu
+def test_values_and_derivatives_on_a_gpu() -> None:
+    assert_exact("cuda")
+    assert_bounded("cuda")
+
+
+@pytest.mark.cuda
+@gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_other_types_are_left_to_the_pair(dtype: torch.dtype) -> None:
+    pair, fused = (layer.to(dtype) for layer in make_pair(32, 64, device="cuda"))
+    x, grad = (torch.randn(40, width, device="cuda", dtype=dtype) for width in (32, 64))
+    for one, two in zip(gradients(fused, x, grad), gradients(pair, x, grad)):
+        assert torch.equal(one, two)
+
+
+@pytest.mark.cuda
+@pytest.mark.compiled
+@gpu
+@pytest.mark.parametrize("autocast", [True, False])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_no_worse_than_the_pair(autocast: bool, compiled: bool) -> None:
+    pair, fused = make_pair(384, 1536, device="cuda")
+    x, grad = (torch.randn(16, 197, width, device="cuda").bfloat16() for width in (384, 1536))
+    if not autocast:
+        pair, fused = pair.bfloat16(), fused.bfloat16()
+    expected = gradients(copy.deepcopy(pair).double(), x.double(), grad.double())
+    if compiled:
+        pair.compile(fullgraph=True)
+        fused.compile(fullgraph=True)
+    results, usual = (gradients(layer, x, grad, autocast) for layer in (fused, pair))
+    with torch.autocast("cuda", torch.bfloat16, enabled=autocast), torch.no_grad():
+        torch.testing.assert_close(fused(x), results[0])
+    for name, one, two, reference in zip(
+        ("activations", "x", "weight", "bias"), results, usual, expected
+    ):
+        assert (one.shape, one.dtype) == (two.shape, two.dtype)
+        error, usual_error = ((y - reference).norm() / reference.norm() for y in (one, two))
+        print(f"{name}: {error:.2e}, the pair's {usual_error:.2e}")
+        assert error < 1.05 * usual_error + 1e-6

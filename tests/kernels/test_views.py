@@ -1,0 +1,248 @@
+"""The views' kernels against the definition: small in Triton's interpreter, at full size on a GPU.
+Errors are in 255ths, the steps of an image file.
+"""
+
+from dataclasses import replace
+from itertools import permutations
+
+import pytest
+import torch
+from torch import Tensor
+
+from croc.config import ViewsConfig
+from croc.photometric import (
+    IMAGENET_MEAN,
+    IMAGENET_STD,
+    SOLARISE_THRESHOLD,
+    Photometric,
+    apply_photometric,
+    blur_radius_px,
+    draw_photometric,
+    interleave,
+    solarise,
+)
+from croc.types import Canvases
+from croc.views import Crops, crop, draw_crops, make_views
+from tests.kernels.interpreter import gpu, interpreted
+from tests.test_photometric import identity, uniform_between
+from tests.test_views import random_canvases
+
+# What float16 costs: the weights, the rows and the result of the crop are rounded to 2048ths.
+CROP_BOUND = 0.4
+CHAIN_BOUND, CHAIN_MEAN_BOUND = 1.0, 0.05
+PLAIN = {"jitter": 0.0, "grayscale": 0.0, "blur": (0.0, 0.0), "solarise": (0.0, 0.0)}
+
+
+def augment(
+    pixels: Tensor, crops: Crops, colours: Photometric, view_px: int, radius_px: int = 8, **options
+) -> Tensor:
+    """By the kernels, brought back to 0 … 1."""
+    from croc.kernels import views as kernel
+
+    given = {"dtype": torch.float32} | options
+    found = kernel.augment(pixels, crops.boxes, crops.flips, colours, view_px, radius_px, **given)
+    assert found.dtype == given["dtype"]
+    assert found.is_contiguous()
+    std, mean = (
+        torch.tensor(x, device=pixels.device)[:, None, None] for x in (IMAGENET_STD, IMAGENET_MEAN)
+    )
+    return found.float() * std + mean
+
+
+def errors(
+    pixels: Tensor, crops: Crops, colours: Photometric, view_px: int, radius_px: int = 8, **options
+) -> Tensor:
+    """Without the pixels that a rounding may bring to the other side of solarisation's step."""
+    images = crop(pixels, crops, view_px).transpose(0, 1)
+    never = torch.zeros_like(colours.solarise)
+    exact = apply_photometric(images.flatten(0, 1), replace(colours, solarise=never), radius_px)
+    near = (exact - SOLARISE_THRESHOLD).abs() < CHAIN_BOUND / 255
+    near &= colours.solarise[:, None, None, None]
+    exact, near = (
+        x.unflatten(0, images.shape[:2]).transpose(0, 1)
+        for x in (solarise(exact, colours.solarise), near)
+    )
+    found = augment(pixels, crops, colours, view_px, radius_px, **options)
+    assert found.shape == exact.shape
+    return 255 * (found - exact).abs().masked_fill(near, 0)
+
+
+def whole_images(batch: int, side: int) -> Crops:
+    """Both views are all of the canvas."""
+    boxes = torch.tensor([0.0, 0.0, side, side]).expand(2, batch, 4)
+    return Crops(boxes, torch.zeros(2, batch, dtype=torch.bool))
+
+
+def yes(images: int) -> Tensor:
+    return torch.ones(images, dtype=torch.bool)
+
+
+# --- in the interpreter ---------------------------------------------------------------------
+
+
+@interpreted
+@pytest.mark.parametrize(
+    ("side", "view_px"), [(64, 16), (64, 67), (63, 40), (64, 1), (5, 33), (1, 3)]
+)
+def test_crop(side: int, view_px: int) -> None:
+    """At all borders, of one pixel, with flips; enlarged and reduced, in several tiles and one."""
+    last = side - 1
+    boxes = [
+        [[0, 0, side, side], [0, last, side, 1], [last // 2, 0, side - last // 2, side]],
+        [[last, last, 1, 1], [0, side // 3, side, side - side // 3], [0, 0, 1, side]],
+    ]
+    crops = Crops(
+        torch.tensor(boxes).float(), torch.tensor([[False, True, True], [True, False, True]])
+    )
+    off = errors(random_canvases(3, side).pixels, crops, identity(6), view_px)
+    assert off.max() < CROP_BOUND
+
+
+@interpreted
+def test_canvas_in_other_strides() -> None:
+    pixels, crops = random_canvases(2, 24).pixels, whole_images(2, 24)
+    flipped = Crops(crops.boxes, torch.tensor([[True, False], [False, True]]).mT)
+    permuted = pixels.permute(2, 3, 0, 1).contiguous().permute(2, 3, 0, 1)
+    expected = augment(pixels, flipped, identity(4), 16)
+    assert torch.equal(augment(permuted, flipped, identity(4), 16), expected)
+
+
+@interpreted
+def test_jitter_in_every_order() -> None:
+    orders = torch.tensor(list(permutations(range(4))))
+    hue = uniform_between(-0.5, 0.5, 24, seed=4)
+    colours = replace(identity(24), jitter=yes(24), order=orders, hue=hue)
+    off = errors(random_canvases(12, 24).pixels, whole_images(12, 24), colours, 20)
+    assert off.amax(dim=(2, 3, 4)).max() < CHAIN_BOUND
+    assert off.mean() < CHAIN_MEAN_BOUND
+
+
+@interpreted
+def test_mean_of_several_tiles() -> None:
+    """The contrast alone, of a view whose tiles differ in size and brightness."""
+    pixels = (random_canvases(1, 64).pixels // 4 + 2 * torch.arange(64)).byte()
+    colours = replace(identity(2), jitter=yes(2), hue=torch.zeros(2))
+    colours = replace(colours, factors=torch.tensor([[1.0, 0.2, 1.0], [1.0, 1.7, 1.0]]))
+    assert errors(pixels, whole_images(1, 64), colours, 40).max() < CHAIN_BOUND
+
+
+@interpreted
+@pytest.mark.parametrize(("view_px", "radius_px"), [(1, 8), (2, 8), (8, 8), (33, 8), (40, 12)])
+def test_blur(view_px: int, radius_px: int) -> None:
+    colours = replace(identity(2), blur=yes(2), sigma=torch.tensor([0.5, radius_px / 4]))
+    off = errors(random_canvases(1, 40).pixels, whole_images(1, 40), colours, view_px, radius_px)
+    assert off.max() < CROP_BOUND
+
+
+@interpreted
+@pytest.mark.parametrize("name", ["grayscale", "solarise"])
+def test_alone(name: str) -> None:
+    colours, dtype = replace(identity(4), **{name: yes(4)}), torch.float16
+    off = errors(random_canvases(2, 24).pixels, whole_images(2, 24), colours, 40, dtype=dtype)
+    assert off.max() < CROP_BOUND
+
+
+@interpreted
+@pytest.mark.parametrize("name", ["jitter", "grayscale", "blur", "solarise"])
+def test_other_images_pass_unchanged(name: str) -> None:
+    pixels, crops = random_canvases(2, 24).pixels, whole_images(2, 24)
+    some = torch.tensor([True, False, False, True])
+    never = replace(identity(4), sigma=torch.ones(4))
+    plain = augment(pixels, crops, never, 20).transpose(0, 1).flatten(0, 1)
+    found = augment(pixels, crops, replace(never, **{name: some}), 20)
+    same = (found.transpose(0, 1).flatten(0, 1) == plain).flatten(1).all(dim=1)
+    assert torch.equal(same, ~some)
+
+
+@interpreted
+def test_whole_chain() -> None:
+    config = ViewsConfig(size_px=24, blur=(0.6, 0.4), solarise=(0.4, 0.5), grayscale=0.3)
+    off = chain_errors(random_canvases(6, 40), config)
+    assert off.max() < CHAIN_BOUND
+    assert off.mean() < CHAIN_MEAN_BOUND
+
+
+def chain_errors(canvases: Canvases, config: ViewsConfig) -> Tensor:
+    keys = canvases.keys
+    colours = interleave([draw_photometric(keys, view, config) for view in range(2)])
+    crops = draw_crops(canvases.sizes, keys, config)
+    return errors(canvases.pixels, crops, colours, config.size_px, blur_radius_px(config))
+
+
+# --- on a GPU -------------------------------------------------------------------------------
+
+FULL = {  # images, side of a canvas, and the configuration
+    "usual": (64, 384, {}),
+    "crops alone": (64, 384, PLAIN),
+    "enlarged": (16, 100, {}),
+    "much reduced": (8, 1000, {"size_px": 96}),
+    "odd": (16, 333, {"size_px": 225}),
+    "large": (4, 640, {"size_px": 518}),
+    "a pixel": (3, 1, {"size_px": 1}),
+    "one image": (1, 40, {"size_px": 16}),
+    "wide blur": (16, 256, {"blur": (1.0, 1.0), "blur_sigma": (2.0, 7.0)}),
+    "no blur": (16, 256, {"blur": (0.0, 0.0)}),
+    "strong": (16, 256, {"brightness": 0.8, "contrast": 0.8, "saturation": 0.8, "hue": 0.5}),
+}
+
+
+def on_gpu(batch: int, side: int) -> Canvases:
+    """Smooth noise, as photographs are."""
+    made = random_canvases(batch, side)
+    coarse = torch.rand(batch, 3, side // 8 + 1, side // 8 + 1, device="cuda")
+    smooth = torch.nn.functional.interpolate(coarse, size=(side, side), mode="bilinear")
+    pixels = (smooth * 235 + made.pixels.cuda() % 20).byte()
+    return Canvases(pixels, made.sizes.cuda().clamp_min(1), made.keys.cuda())
+
+
+@pytest.mark.cuda
+@gpu
+@pytest.mark.parametrize("name", FULL)
+def test_full_size(name: str) -> None:
+    batch, side, options = FULL[name]
+    canvases, config = on_gpu(batch, side), ViewsConfig(**options)
+    off = chain_errors(canvases, config)
+    print(f"\n{name}: of 255, max {off.max():.3f} mean {off.mean():.4f}")
+    stretch = 2.5 if name == "strong" else 1.0
+    assert off.max() < stretch * (CROP_BOUND if options == PLAIN else CHAIN_BOUND)
+    assert off.mean() < stretch * CHAIN_MEAN_BOUND
+
+
+@pytest.mark.cuda
+@gpu
+def test_a_gpu_gets_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    canvases, config = on_gpu(4, 64), ViewsConfig(size_px=32)
+    found = make_views(canvases, config, 8)
+    monkeypatch.setattr("croc.kernels._wanted", False)
+    plain = make_views(canvases, config, 8)
+    assert not torch.equal(found.pixels, plain.pixels)
+    assert torch.equal(found.positions, plain.positions)
+    torch.testing.assert_close(found.pixels, plain.pixels, rtol=0, atol=0.03)
+
+
+@pytest.mark.cuda
+@gpu
+def test_bfloat16_is_rounded_once() -> None:
+    canvases, config = on_gpu(16, 256), ViewsConfig()
+    exact = make_views(canvases, config, 16).pixels
+    rounded = make_views(canvases, config, 16, torch.bfloat16).pixels
+    assert torch.equal(rounded, exact.bfloat16())
+
+
+@pytest.mark.cuda
+@pytest.mark.compiled
+@gpu
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
+def test_compiled_is_one_graph_without_a_wait() -> None:
+    config = ViewsConfig(solarise=(0.0, 0.0))
+    compiled = torch.compile(make_views, fullgraph=True)
+    canvases = on_gpu(16, 256)
+    compiled(canvases, config, 16)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        found = compiled(canvases, config, 16)
+        plain = make_views(canvases, config, 16)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    torch.testing.assert_close(found.positions, plain.positions)
+    torch.testing.assert_close(found.pixels, plain.pixels, rtol=0, atol=0.02)
