@@ -41,7 +41,7 @@ METRICS = {
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--recipe", choices=RECIPES, default="coco-vits16")
+    parser.add_argument("--recipe", choices=("coco-vits16", "demo"), default="coco-vits16")
     parser.add_argument("--data.root", dest="root", nargs="+", required=True)
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--batch", type=int, default=64)
@@ -73,6 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def shortened(options: argparse.Namespace, seed: int, changes: dict[str, Any]) -> CrocConfig:
     """The recipe with its schedules in a tenth of their epochs, but the prototypes move at once."""
     config = RECIPES[options.recipe]()
+    assert isinstance(config, CrocConfig)
     epochs = config.optim.epochs // 10
     warmup = min(config.optim.warmup_epochs, 1)
     return replace(

@@ -44,6 +44,20 @@ class Backbone(nn.Module):
         self._set_drop_paths(len(pixels), keys)
         return self._finish(self.vit.blocks(self._embed(pixels.flatten(0, 1))), len(pixels))
 
+    def encode(
+        self,
+        pixels: Float[Tensor, "B 3 h w"],
+        visible: Int64[Tensor, "B V"],
+        keys: Int64[Tensor, "B"] | None = None,
+    ) -> tuple[Float[Tensor, "B D"], Float[Tensor, "B V D"]]:
+        """CLS and the visible patches, which see nothing of the others; `keys` as in `forward`."""
+        self._set_drop_paths(1, keys)
+        tokens, prefix = self._embed(pixels), self.vit.num_prefix_tokens
+        places = visible[..., None].expand(-1, -1, tokens.shape[-1])
+        seen = torch.cat([tokens[:, :prefix], tokens[:, prefix:].gather(1, places)], dim=1)
+        cls, patches = self._finish(self.vit.blocks(seen), views=1)
+        return cls[0], patches[0]
+
     def describe(self, pixels: Float[Tensor, "M B 3 h w"], kind: str) -> Tokens:
         """The tokens, with the keys, queries or values of the last block, or its output (last)."""
         self._set_drop_paths(len(pixels), None)

@@ -14,11 +14,11 @@ import tyro
 from croc import __version__
 from croc.arguments import parse
 from croc.bench.options import BenchOptions, with_bench
-from croc.config import CrocConfig, DataConfig
+from croc.config import CrocConfig, DataConfig, PretrainConfig
 from croc.errors import UserError
 from croc.evals.protocols import PROTOCOLS
 from croc.rank import is_first_process
-from croc.recipes import RECIPES
+from croc.recipes import RECIPES, demo
 from croc.run_folder import read_config
 
 HELP = """CrOC: dense visual features from unlabelled scene photographs.
@@ -27,8 +27,11 @@ HELP = """CrOC: dense visual features from unlabelled scene photographs.
   croc pretrain RECIPE [OPTIONS]     pre-train on your photographs
   croc evaluate linear|kmeans|incontext|video|all --weights WEIGHTS --data DATA
                                      score dense features by the paper's protocols
+  croc evaluate table --weights WEIGHTS ... --data DATA ...
+                                     several weights side by side, as the paper's tables
   croc show clusters --run RUN [IMAGE ...]
                                      the clusters found in two views of an image, head by head
+  croc show weights FILE             what a checkpoint holds, a published one too
   croc data pack SOURCE ... --to FOLDER
                                      decode the photographs once, for faster epochs
   croc bench RECIPE [OPTIONS]        how fast a recipe trains here, and where its time goes
@@ -83,7 +86,7 @@ def pretrain_command(arguments: list[str]) -> None:
         print("\nTheir options: croc pretrain RECIPE --help")
         return
     default, recipe = _recipe(arguments[0])
-    config = parse(CrocConfig, arguments[1:], f"croc pretrain {arguments[0]}", default)
+    config = parse(type(default), arguments[1:], f"croc pretrain {arguments[0]}", default)
     from croc.train import pretrain
 
     folder = pretrain(config, recipe)
@@ -98,6 +101,8 @@ def bench_command(arguments: list[str]) -> None:
         print(f"Recipes (or a run's config.json): {', '.join(RECIPES)}")
         return
     default, recipe = _recipe(arguments[0])
+    if not isinstance(default, CrocConfig):
+        raise UserError(f"croc bench measures CrOC's step, and {arguments[0]} is another method's")
     program = f"croc bench {arguments[0]}"
     asked = parse(BenchOptions, arguments[1:], program, with_bench(default))
     from croc.bench.run import run_bench
@@ -105,7 +110,7 @@ def bench_command(arguments: list[str]) -> None:
     print(f"the figures lie in {run_bench(asked.recipe, asked.bench, recipe)}")
 
 
-def _recipe(name: str) -> tuple[CrocConfig, str]:
+def _recipe(name: str) -> tuple[PretrainConfig, str]:
     if name in RECIPES:
         return RECIPES[name](), name
     if name.endswith(".json"):
@@ -164,9 +169,25 @@ def show_clusters_command(arguments: list[str]) -> None:
     print(show_clusters(Path(asked.run), asked.images, asked.to, asked.seed))
 
 
+@dataclass(frozen=True)
+class ShowWeights:
+    """Tell what a file of weights holds: its layout, its network, its authors' arguments."""
+
+    file: Annotated[str, tyro.conf.Positional]
+    """A checkpoint of ours, of timm's or of a published project; nothing in it is run."""
+
+
+def show_weights_command(arguments: list[str]) -> None:
+    """croc show weights FILE."""
+    asked = parse(ShowWeights, arguments, "croc show weights")
+    from croc.weights.describe import describe_file
+
+    print(*describe_file(Path(asked.file)), sep="\n")
+
+
 def demo_command(arguments: list[str]) -> None:
     """croc demo: the demo recipe, then its picture and where all lies."""
-    config = parse(CrocConfig, arguments, "croc demo", RECIPES["demo"]())
+    config = parse(CrocConfig, arguments, "croc demo", demo())
     from croc.demo import run_demo
 
     if not run_demo(config):
@@ -180,6 +201,14 @@ def evaluate_command(protocol: str, arguments: list[str]) -> None:
     run_command(protocol, arguments)
 
 
+def table_command(arguments: list[str]) -> None:
+    """croc evaluate table --weights WEIGHTS ... --data DATA ...; 1 if a cell failed."""
+    from croc.evals.table.command import run_command
+
+    if not run_command(arguments):
+        sys.exit(1)
+
+
 COMMANDS: dict[tuple[str, ...], Callable[[list[str]], None]] = {
     ("demo",): demo_command,
     ("pretrain",): pretrain_command,
@@ -187,7 +216,9 @@ COMMANDS: dict[tuple[str, ...], Callable[[list[str]], None]] = {
         ("evaluate", protocol): partial(evaluate_command, protocol)
         for protocol in (*PROTOCOLS, "all")
     },
+    ("evaluate", "table"): table_command,
     ("show", "clusters"): show_clusters_command,
+    ("show", "weights"): show_weights_command,
     ("data", "pack"): pack_command,
     ("bench",): bench_command,
 }

@@ -1,5 +1,6 @@
-"""The projection head: a trunk that images and clusters share, and prototypes of their own."""
+"""Projection heads: a trunk that images and clusters share, and prototypes of their own."""
 
+from collections.abc import Iterator
 from itertools import pairwise
 
 import torch
@@ -7,7 +8,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from croc.config import HeadConfig
+from croc.config import HeadConfig, ImageHeadConfig
 
 
 class Prototypes(nn.Module):
@@ -22,10 +23,10 @@ class Prototypes(nn.Module):
         return F.linear(x, self.lengths * F.normalize(self.directions, dim=-1))
 
 
-class ProjectionHead(nn.Module):
-    """DINO's head, with two outputs."""
+class ImageHead(nn.Module):
+    """DINO's head."""
 
-    def __init__(self, width: int, config: HeadConfig) -> None:
+    def __init__(self, width: int, config: ImageHeadConfig) -> None:
         super().__init__()
         widths = [width, *[config.hidden] * (config.layers - 1), config.bottleneck]
         layers: list[nn.Module] = []
@@ -38,13 +39,31 @@ class ProjectionHead(nn.Module):
                 nn.init.zeros_(layer.bias)
         unit = config.unit_prototypes
         self.image = Prototypes(config.bottleneck, config.image_prototypes, unit)
-        self.cluster = Prototypes(config.bottleneck, config.cluster_prototypes, unit)
 
     def images(self, cls: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch P"]:
         return self.image(F.normalize(self.trunk(cls), dim=-1))
+
+    def prototypes(self) -> Iterator[nn.Parameter]:
+        """Of all outputs."""
+        for child in self.children():
+            if isinstance(child, Prototypes):
+                yield from child.parameters()
+
+    def compile_parts(self) -> None:
+        self.images = torch.compile(self.images)
+
+
+class ProjectionHead(ImageHead):
+    """DINO's head, with a second output."""
+
+    def __init__(self, width: int, config: HeadConfig) -> None:
+        super().__init__(width, config)
+        unit = config.unit_prototypes
+        self.cluster = Prototypes(config.bottleneck, config.cluster_prototypes, unit)
 
     def clusters(self, centroids: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch P"]:
         return self.cluster(F.normalize(self.trunk(centroids), dim=-1))
 
     def compile_parts(self) -> None:
-        self.images, self.clusters = torch.compile(self.images), torch.compile(self.clusters)
+        super().compile_parts()
+        self.clusters = torch.compile(self.clusters)

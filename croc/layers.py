@@ -89,18 +89,24 @@ def replace_layers(vit: VisionTransformer) -> list[KeyedDropPath]:
     """All that we do otherwise in a ViT of timm's; its stochastic depths, in order."""
     take_over(vit.patch_embed.proj, PatchConv2d)
     take_over(vit.blocks[-1].get_submodule("attn.qkv"), SeenLinear)
+    replace_in_blocks(vit)
     keyed = []
     for module in list(vit.modules()):
-        if type(module) is Attention and _is_plain(module):
-            take_over(module, PackedAttention)
-        if type(module) is Mlp and _is_exact_gelu(module.act):
-            take_over(module.fc1, LinearGelu)
-            module.act = nn.Identity()
         for name, child in list(module.named_children()):
             if isinstance(child, DropPath):
                 keyed.append(KeyedDropPath(child.drop_prob or 0.0))
                 setattr(module, name, keyed[-1])
     return keyed
+
+
+def replace_in_blocks(network: nn.Module) -> None:
+    """Attention and MLP by those that know our kernels."""
+    for module in network.modules():
+        if type(module) is Attention and _is_plain(module):
+            take_over(module, PackedAttention)
+        if type(module) is Mlp and _is_exact_gelu(module.act):
+            take_over(module.fc1, LinearGelu)
+            module.act = nn.Identity()
 
 
 def _is_plain(attention: Attention) -> bool:

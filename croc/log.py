@@ -105,9 +105,8 @@ class _Screen:
             self._progress.start()
 
     def show(self, step: int, metrics: dict[str, float], speed: float) -> None:
-        said = (
-            f"loss {metrics['loss']:.3f}  K {metrics.get('k_mean', 0):.1f}  {speed:,.0f} images/s"
-        )
+        k = f"  K {metrics['k_mean']:.1f}" if "k_mean" in metrics else ""
+        said = f"loss {metrics['loss']:.3f}{k}  {speed:,.0f} images/s"
         if self._progress:
             self._progress.update(self._task, completed=step, description=said)
         else:

@@ -8,14 +8,17 @@ from torch import Tensor, nn
 from croc.schedules import Settings
 
 
-def make_optimizer(student: nn.Module, device: torch.device) -> torch.optim.AdamW:
+def make_optimizer(
+    student: nn.Module, device: torch.device, betas: tuple[float, float] = (0.9, 0.999)
+) -> torch.optim.AdamW:
     """Biases and one-dimensional parameters are not decayed; rates come with each step."""
     parameters = [p for p in student.parameters() if p.requires_grad]
     groups = [
         {"params": [p for p in parameters if p.ndim > 1], "decayed": True},
         {"params": [p for p in parameters if p.ndim <= 1], "decayed": False},
     ]
-    return torch.optim.AdamW(groups, lr=0.0, weight_decay=0.0, fused=device.type == "cuda")
+    fused = device.type == "cuda"
+    return torch.optim.AdamW(groups, lr=0.0, betas=betas, weight_decay=0.0, fused=fused)
 
 
 def set_rates(optimizer: torch.optim.Optimizer, settings: Settings) -> None:
@@ -27,7 +30,10 @@ def set_rates(optimizer: torch.optim.Optimizer, settings: Settings) -> None:
 def clip_gradient(parameters: Iterable[nn.Parameter], largest: float) -> Tensor:
     """The gradient's norm before it was clipped; 0 clips nothing. Never waits for the device."""
     parameters = [p for p in parameters if p.grad is not None]
-    norm = torch.nn.utils.get_total_norm(p.grad for p in parameters if p.grad is not None)
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    norms = torch._foreach_norm(gradients)  # pyright: ignore[reportPrivateImportUsage]
+    # In float64, so that parameters without a gradient (CrOC's with α = 0) change no digit.
+    norm = torch.stack(norms).double().norm().float()
     if largest > 0:
         torch.nn.utils.clip_grads_with_norm_(parameters, largest, norm)
     return norm

@@ -8,7 +8,7 @@ from typing import Any
 
 import typeguard
 
-from croc.config import CrocConfig
+from croc.config import METHODS, PretrainConfig, RunConfig
 from croc.errors import UserError
 
 PAGE = "config.json"
@@ -19,29 +19,30 @@ FREE = {
     ("data", "root"),  # the data may move; a checkpoint knows how many images there were
     ("data", "workers"),
     ("data", "max_failed_share"),
-    *(
-        ("run", field.name)
-        for field in dataclasses.fields(CrocConfig().run)
-        if field.name != "seed"
-    ),
+    *(("run", field.name) for field in dataclasses.fields(RunConfig) if field.name != "seed"),
 }
 
 
-def write_config(folder: Path, config: CrocConfig, recipe: str) -> None:
+def write_config(folder: Path, config: PretrainConfig, recipe: str) -> None:
     """A page that is enough to start the run again, from its beginning to its end."""
     whole = dataclasses.replace(config, run=dataclasses.replace(config.run, stop_after_steps=None))
     folder.mkdir(parents=True, exist_ok=True)
     partial = folder / PARTIAL
-    partial.write_text(json.dumps({"recipe": recipe, **dataclasses.asdict(whole)}, indent=2) + "\n")
+    page = {"recipe": recipe, "method": _method(config), **dataclasses.asdict(whole)}
+    partial.write_text(json.dumps(page, indent=2) + "\n")
     partial.replace(folder / PAGE)
 
 
-def read_config(path: Path) -> tuple[CrocConfig, str]:
+def _method(config: PretrainConfig) -> str:
+    return next(name for name, kind in METHODS.items() if type(config) is kind)
+
+
+def read_config(path: Path) -> tuple[PretrainConfig, str]:
     """A run's configuration and its recipe's name."""
     try:
         page = json.loads(path.read_text())
-        recipe = page.pop("recipe")
-        return _build(CrocConfig, page, ""), str(recipe)
+        recipe, method = page.pop("recipe"), page.pop("method")
+        return _build(METHODS[method], page, ""), str(recipe)
     except FileNotFoundError:
         raise UserError(f"there is no configuration {path}; a run's folder has {PAGE}") from None
     except (ValueError, KeyError, TypeError, AttributeError, typeguard.TypeCheckError) as error:
@@ -64,10 +65,15 @@ def _build(kind: Any, page: Any, name: str) -> Any:
     return typing.cast(Any, kind)(**fields)
 
 
-def open_run_folder(folder: Path, config: CrocConfig) -> None:
+def open_run_folder(folder: Path, config: PretrainConfig) -> None:
     """Make sure the folder is this run's own, or free."""
     if (folder / PAGE).exists():
         found, _ = read_config(folder / PAGE)
+        if type(found) is not type(config):
+            raise UserError(
+                f"{folder} holds a run of {_method(found)}, not of {_method(config)}: choose "
+                "another --run.folder"
+            )
         changes = _differences(found, config)
         if changes:
             raise UserError(
@@ -80,7 +86,7 @@ def open_run_folder(folder: Path, config: CrocConfig) -> None:
         raise UserError(f"{folder} exists and holds no run: choose another --run.folder")
 
 
-def _differences(found: CrocConfig, asked: CrocConfig) -> list[str]:
+def _differences(found: PretrainConfig, asked: PretrainConfig) -> list[str]:
     changes = []
     for section in dataclasses.fields(asked):
         old, new = getattr(found, section.name), getattr(asked, section.name)
@@ -88,5 +94,6 @@ def _differences(found: CrocConfig, asked: CrocConfig) -> list[str]:
             before, after = getattr(old, field.name), getattr(new, field.name)
             if before != after and (section.name, field.name) not in FREE:
                 flag = f"--{section.name}.{field.name}".replace("_", "-")
+                flag = flag.replace("--model.init", "--init")
                 changes.append(f"{flag} was {before}, now {after}")
     return changes

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from croc.config import LossConfig, OptimConfig
+from croc.config import DistillationConfig, OptimConfig
 
 
 @dataclass(frozen=True)
@@ -30,12 +30,12 @@ def settings_at(step: int, optim: OptimConfig, steps_per_epoch: int) -> Settings
     return Settings(step, total, step // steps_per_epoch, rate, decay)
 
 
-def teacher_momentum(loss: LossConfig, settings: Settings) -> float:
+def teacher_momentum(loss: DistillationConfig, settings: Settings) -> float:
     """From its start to 1."""
     return cosine(loss.teacher_momentum, 1.0, settings.step, settings.total_steps)
 
 
-def teacher_temperature(loss: LossConfig, epoch: int) -> float:
+def teacher_temperature(loss: DistillationConfig, epoch: int) -> float:
     """In equal moves over the warm-up's epochs, by whole epochs."""
     if epoch >= loss.temperature_warmup_epochs - 1:
         return loss.teacher_temperature

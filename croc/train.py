@@ -13,7 +13,7 @@ from lightning.fabric.wrappers import _FabricModule
 from torch import Tensor
 
 from croc.checkpoint import TrainState, checkpoints, load_checkpoint, save_checkpoint
-from croc.config import CrocConfig, OptimConfig, RunConfig
+from croc.config import OptimConfig, PretrainConfig, RunConfig
 from croc.data.loader import batch_indices, make_loader, steps_per_epoch, worker_count
 from croc.data.sources import ImageSource, open_source
 from croc.distributed import (
@@ -34,7 +34,7 @@ from croc.stages import stage
 from croc.types import Canvases
 
 
-def pretrain(config: CrocConfig, recipe: str) -> Path:
+def pretrain(config: PretrainConfig, recipe: str) -> Path:
     """Train, or go on with a run found in the folder; returns the folder."""
     run = config.run
     folder = Path(run.folder or f"runs/{recipe}")
@@ -51,7 +51,7 @@ def pretrain(config: CrocConfig, recipe: str) -> Path:
 
 
 def train(
-    fabric: Fabric, config: CrocConfig, recipe: str, source: ImageSource, folder: Path
+    fabric: Fabric, config: PretrainConfig, recipe: str, source: ImageSource, folder: Path
 ) -> None:
     """One process's part in a run."""
     run, optim = config.run, config.optim
@@ -61,7 +61,8 @@ def train(
     use_kernels(run.kernels)
     compiles = fabric.device.type == "cuda" if run.compile == "auto" else run.compile
     method = build_method(config, fabric.device, compiles)
-    optimizer = make_optimizer(method.student, fabric.device)
+    origin = None if resumed else _start_from(config.model.init, method)
+    optimizer = make_optimizer(method.student, fabric.device, optim.betas)
     student, optimizer = fabric.setup(method.student, optimizer)
     student.train()
     state = TrainState(method.modules, optimizer, len(source))
@@ -95,6 +96,8 @@ def train(
         notice_of_end() as ending,
     ):
         log.say(_opening(source, state.step, last_step, fabric, folder))
+        if origin:
+            log.say(f"starts from {origin}; heads are fresh")
         skipped: list[str] = []
         for canvases in loader:
             settings = settings_at(state.step, optim, per_epoch)
@@ -126,6 +129,15 @@ def train(
             if ends:
                 log.say(f"asked to end: saved step {state.step}; the same command goes on from it")
                 break
+
+
+def _start_from(init: str | None, method: Method) -> str | None:
+    """Fill the backbones, and tell with what."""
+    if init is None:
+        return None
+    from croc.weights.start import load_into
+
+    return [load_into(backbone, init) for backbone in method.backbones][-1]
 
 
 def train_step(

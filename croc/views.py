@@ -39,13 +39,17 @@ class Crops:
 
 
 def make_views(
-    canvases: Canvases, config: ViewsConfig, patch_px: int, dtype: torch.dtype = torch.float32
+    canvases: Canvases,
+    config: ViewsConfig,
+    patch_px: int,
+    dtype: torch.dtype = torch.float32,
+    views: int = VIEWS,
 ) -> Views:
-    """Two augmented crops of each image, normalised, with the positions of their patches."""
+    """Augmented crops of each image, normalised, with the positions of their patches."""
     sizes, keys = canvases.sizes, canvases.keys
     with torch.autocast(canvases.pixels.device.type, enabled=False):
-        crops = draw_crops(sizes, keys, config)
-        colours = interleave([draw_photometric(keys, view, config) for view in range(VIEWS)])
+        crops = draw_crops(sizes, keys, config, views)
+        colours = interleave([draw_photometric(keys, view, config) for view in range(views)])
         return Views(
             pixels=_make_pixels(canvases.pixels, crops, colours, config, dtype),
             positions=patch_centres(crops.boxes, crops.flips, sizes, config.size_px, patch_px),
@@ -72,13 +76,15 @@ def _make_pixels(
     return normalise(changed.unflatten(0, images.shape[:2]).transpose(0, 1)).to(dtype)
 
 
-def draw_crops(sizes: Int64[Tensor, "B 2"], keys: Int64[Tensor, "B"], config: ViewsConfig) -> Crops:
+def draw_crops(
+    sizes: Int64[Tensor, "B 2"], keys: Int64[Tensor, "B"], config: ViewsConfig, views: int = VIEWS
+) -> Crops:
     """The first of ten random boxes that fits its image, else the largest central one.
 
     Computed in float64, as torchvision does on the host, so that roundings agree.
     """
     size = sizes.flip(-1).double()
-    numbers = uniform(keys, "crop", VIEWS, 2 * ATTEMPTS + 3).double().transpose(0, 1)
+    numbers = uniform(keys, "crop", views, 2 * ATTEMPTS + 3).double().transpose(0, 1)
     shapes, places, flips = numbers.split([2 * ATTEMPTS, 2, 1], dim=-1)
     extents = _attempts(shapes.unflatten(-1, (ATTEMPTS, 2)), size, config)
     fits = ((extents > 0) & (extents <= size[:, None])).all(dim=-1)

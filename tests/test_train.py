@@ -1,10 +1,12 @@
 """The loop: exact resumes after every kind of end, and processes that equal one process."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,11 +16,12 @@ import torch
 from PIL import Image
 
 from croc.checkpoint import checkpoints, load_checkpoint
-from croc.config import CrocConfig
+from croc.config import CrocConfig, PretrainConfig
 from croc.errors import UserError
 from croc.log import TIMINGS, RunLog, read_metrics
+from croc.run_folder import read_config
 from croc.train import pretrain
-from tests.tiny import FLAGS, tiny_config
+from tests.tiny import FLAGS, tiny_config, tiny_dino, tiny_mae
 
 STEPS = 9
 
@@ -86,11 +89,61 @@ def test_killed_at_any_step_and_resumed_nothing_differs(
     assert same_weights(tmp_path / "run", whole)
 
 
+@pytest.mark.parametrize("tiny", [tiny_dino, tiny_mae])
+def test_other_methods_resume_as_exactly(tmp_path: Path, tiny: Callable[..., PretrainConfig]):
+    whole = pretrain(tiny(tmp_path / "whole"), "tiny")
+    for end in (1, 3, 4, None):
+        pretrain(tiny(tmp_path / "run", stop_after_steps=end), "tiny")
+    assert len(told(whole)) == STEPS
+    assert told(tmp_path / "run") == told(whole)
+    assert same_weights(tmp_path / "run", whole)
+
+
+@pytest.mark.parametrize(
+    ("tiny", "metric", "falls_to"), [(tiny_dino, "kl_image", 0.5), (tiny_mae, "loss", 0.97)]
+)
+def test_other_methods_learn(
+    tmp_path: Path, tiny: Callable[..., PretrainConfig], metric: str, falls_to: float
+):
+    """On scenes; and the page tells the method."""
+    config = tiny(tmp_path / "run")
+    config = replace(config, optim=replace(config.optim, epochs=10))
+    values = [line[metric] for line in told(pretrain(config, "tiny"))]
+    assert sum(values[-5:]) < falls_to * sum(values[:5])
+    found, _ = read_config(tmp_path / "run" / "config.json")
+    assert type(found) is type(config)
+    with pytest.raises(UserError, match="holds a run of"):
+        pretrain(tiny_config(tmp_path / "run"), "tiny")
+
+
 def test_stopped_and_continued_nothing_differs(whole: Path, tmp_path: Path):
     for end in (3, 4, None):
         pretrain(tiny_config(tmp_path / "run", stop_after_steps=end), "tiny")
     assert told(tmp_path / "run") == told(whole)
     assert same_weights(tmp_path / "run", whole)
+
+
+@pytest.mark.parametrize(("tiny", "network"), [(tiny_config, "teacher"), (tiny_mae, "student")])
+def test_starts_from_the_backbone_of_another_run(
+    tmp_path: Path, tiny: Callable[..., PretrainConfig], network: str, capsys: Any
+):
+    """Which may be gone once the run has a checkpoint of its own."""
+    first = pretrain(tiny(tmp_path / "first", stop_after_steps=2), "tiny")
+    weights = load_checkpoint(checkpoints(first)[-1])["modules"][network]
+    config = tiny_config(tmp_path / "second", seed=5, stop_after_steps=1)
+    config = replace(config, model=replace(config.model, init=str(first)))
+    config = replace(config, loss=replace(config.loss, teacher_momentum=1.0))
+    second = pretrain(config, "tiny")
+    assert "starts from first@2" in capsys.readouterr().err
+    teacher = load_checkpoint(checkpoints(second)[-1])["modules"]["teacher"]
+    for name, value in teacher.items():  # which has not moved, nor has the student at rate 0
+        if name.startswith("backbone."):
+            assert torch.equal(value, weights[name]), name
+    head = "head.image.directions"
+    assert head not in weights or not torch.equal(teacher[head], weights[head])
+    shutil.rmtree(first)
+    pretrain(replace(config, run=replace(config.run, stop_after_steps=2)), "tiny")
+    assert len(told(second)) == 2
 
 
 def test_a_finished_run_is_left_as_it_is(whole: Path, tmp_path: Path):

@@ -7,8 +7,13 @@ from croc.config import (
     ClusterConfig,
     CrocConfig,
     DataConfig,
+    DecoderConfig,
+    DinoConfig,
+    DistillationConfig,
     HeadConfig,
+    ImageHeadConfig,
     LossConfig,
+    MaeConfig,
     ModelConfig,
     OptimConfig,
     RunConfig,
@@ -34,6 +39,31 @@ def tiny_config(folder: Path | None = None, **run: object) -> CrocConfig:
         ),
     )
     return replace(config, run=replace(config.run, **run))  # pyright: ignore[reportArgumentType]
+
+
+def tiny_dino(folder: Path | None = None, **run: object) -> DinoConfig:
+    config = tiny_config(folder, **run)
+    return DinoConfig(
+        data=config.data,
+        views=config.views,
+        model=config.model,
+        optim=config.optim,
+        run=config.run,
+        head=ImageHeadConfig(hidden=48, bottleneck=16, image_prototypes=64),
+        loss=DistillationConfig(temperature_warmup_epochs=2, teacher_momentum=0.9),
+    )
+
+
+def tiny_mae(folder: Path | None = None, **run: object) -> MaeConfig:
+    config = tiny_config(folder, **run)
+    return MaeConfig(
+        data=config.data,
+        views=config.views,
+        model=config.model,
+        optim=replace(config.optim, rate=2e-3),
+        run=config.run,
+        decoder=DecoderConfig(width=32, depth=1, heads=2),
+    )
 
 
 FLAGS = [

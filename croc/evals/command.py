@@ -135,6 +135,13 @@ def run_command(protocol: str, arguments: list[str]) -> None:
 
 
 def _parse_one(protocol: str, arguments: list[str], program: str) -> Any:
+    default = DEFAULTS[protocol](given_kind(arguments))
+    if protocol == "linear":
+        default = by_epochs_or_steps(default, {word.partition("=")[0] for word in arguments})
+    return parse(with_default(KINDS[protocol], protocol, default), arguments, program)
+
+
+def given_kind(arguments: list[str]) -> str:
     """The data's kind decides the defaults, so it is looked up before the flags are read."""
     kind = ""
     for number, word in enumerate(arguments):
@@ -142,13 +149,10 @@ def _parse_one(protocol: str, arguments: list[str], program: str) -> Any:
             kind = arguments[number + 1].partition(":")[0]
         elif word.startswith("--data="):
             kind = word.removeprefix("--data=").partition(":")[0]
-    default = DEFAULTS[protocol](kind)
-    if protocol == "linear":
-        default = _by_epochs_or_steps(default, {word.partition("=")[0] for word in arguments})
-    return parse(_with_default(KINDS[protocol], protocol, default), arguments, program)
+    return kind
 
 
-def _by_epochs_or_steps(default: LinearConfig, flags: set[str]) -> LinearConfig:
+def by_epochs_or_steps(default: LinearConfig, flags: set[str]) -> LinearConfig:
     """Who asks for one of them need not take back the other; who asks for both is told."""
     if "--linear.epochs" in flags and default.epochs is None:
         return dataclasses.replace(default, epochs=1, steps=None)
@@ -157,7 +161,7 @@ def _by_epochs_or_steps(default: LinearConfig, flags: set[str]) -> LinearConfig:
     return default
 
 
-def _with_default(kind: type, protocol: str, config: Any) -> type:
+def with_default(kind: type, protocol: str, config: Any) -> type:
     """The same options with another default, which tyro's --help then shows."""
     changed = dataclasses.make_dataclass(
         kind.__name__,

@@ -29,6 +29,7 @@ from croc.evals.kmeans import evaluate_kmeans
 from croc.evals.linear import evaluate_linear
 from croc.evals.results import FILE, Result, append_result, percent, print_results
 from croc.evals.scoring import SegmentationReport
+from croc.evals.table.identity import identify_data, identify_network
 from croc.evals.tracking import Track
 from croc.evals.video import evaluate_video
 from croc.evals.videos import open_videos
@@ -58,20 +59,49 @@ class Found:
 
 
 @dataclass(frozen=True)
+class Weights:
+    """A backbone, where it came from, and hashes of its tensors and of how it uses them."""
+
+    spec: str
+    backbone: VitBackbone | ConvBackbone
+    hash: str
+    network_hash: str
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What it is computed on, and how."""
+
+    device: torch.device
+    precision: torch.dtype
+    workers: int
+
+    @property
+    def precision_name(self) -> str:
+        return str(self.precision).partition(".")[2]
+
+
+@dataclass(frozen=True)
 class Job:
     """A request with all it needs."""
 
     request: Request
-    backbone: VitBackbone | ConvBackbone
+    weights: Weights
     parts: dict[str, Any]
-    device: torch.device
-    workers: int
+    data_hash: str
+    machine: Machine
+    counter: str = ""
+    """Which of several jobs it is, for its bars."""
+
+    @property
+    def backbone(self) -> VitBackbone | ConvBackbone:
+        return self.weights.backbone
 
     @property
     def rest(self) -> tuple[Any, torch.device, int, Track]:
         """What every protocol takes after the backbone and the data."""
-        track = Bars(f"{self.request.protocol}, {self.request.data}").track
-        return self.request.config, self.device, self.workers, track
+        track = Bars(f"{self.counter}{self.request.protocol}, {self.request.data}").track
+        return self.request.config, self.machine.device, self.machine.workers, track
 
 
 def evaluate(options: EvaluateOptions, requests: list[Request], show: bool = True) -> list[Result]:
@@ -80,43 +110,58 @@ def evaluate(options: EvaluateOptions, requests: list[Request], show: bool = Tru
     What can be wrong with any of them is found before the first one starts.
     """
     folder = Path(options.to)
-    _check_folder(folder)
-    device = _device(options)
-    backbone = open_backbone(options.weights)
-    parts = [_open(request) for request in requests]
-    requests = [fit(request, backbone) for request in requests]
-    weights_hash = fingerprint(backbone)
-    precision = _precision(options, device)
-    backbone.to(device, precision)
-    workers = worker_count(DataConfig(workers=options.workers))
-    jobs = [Job(each, backbone, data, device, workers) for each, data in zip(requests, parts)]
+    check_folder(folder)
+    machine = find_machine(options)
+    weights = open_weights(options.weights)
+    parts = [open_parts(each.protocol, each.data) for each in requests]
+    hashes = {data: identify_data(data, folder) for data in {each.data for each in requests}}
+    requests = [fit(request, weights.backbone) for request in requests]
+    weights.backbone.to(machine.device, machine.precision)
+    jobs = [
+        Job(each, weights, data, hashes[each.data], machine) for each, data in zip(requests, parts)
+    ]
     results: list[Result] = []
     try:
         for job in jobs:
-            started = time.perf_counter()
-            found = RUNNERS[job.request.protocol](job)
-            if not found.scores:  # videos without truth: only masks or overlays were asked for
-                continue
-            result = Result(
-                protocol=job.request.protocol,
-                data=job.request.data,
-                weights=options.weights,
-                backbone=backbone.name,
-                weights_hash=weights_hash,
-                scores=found.scores,
-                classes=found.classes,
-                config=asdict(job.request.config),
-                count={name: len(part) for name, part in job.parts.items()},
-                machine={"device": _name(device), "precision": str(precision).partition(".")[2]},
-                seconds=round(time.perf_counter() - started, 2),
-                picture=None,
-            )
-            results.append(_write(folder, result, found))
+            result = carry_out(job, folder)
+            results += [] if result is None else [result]
     finally:
         if show and results:
             print_results(results)
             print(f"appended to {folder / FILE}; pictures in {folder / 'pictures'}")
     return results
+
+
+def open_weights(spec: str) -> Weights:
+    backbone = open_backbone(spec)
+    return Weights(spec, backbone, fingerprint(backbone), identify_network(backbone))
+
+
+def carry_out(job: Job, folder: Path) -> Result | None:
+    """Run a protocol and write what it found; None if there was nothing to score."""
+    started = time.perf_counter()
+    found = RUNNERS[job.request.protocol](job)
+    if not found.scores:  # videos without truth: only masks or overlays were asked for
+        return None
+    device = job.machine.device
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+    result = Result(
+        protocol=job.request.protocol,
+        data=job.request.data,
+        weights=job.weights.spec,
+        backbone=job.backbone.name,
+        weights_hash=job.weights.hash,
+        scores=found.scores,
+        classes=found.classes,
+        config=asdict(job.request.config),
+        count={part: len(data) for part, data in job.parts.items()},
+        machine={"device": name, "precision": job.machine.precision_name},
+        seconds=round(time.perf_counter() - started, 2),
+        picture=None,
+        data_hash=job.data_hash,
+        network_hash=job.weights.network_hash,
+    )
+    return _write(folder, result, found)
 
 
 def fit(request: Request, backbone: VitBackbone | ConvBackbone) -> Request:
@@ -132,7 +177,7 @@ def fit(request: Request, backbone: VitBackbone | ConvBackbone) -> Request:
     return request
 
 
-def _check_folder(folder: Path) -> None:
+def check_folder(folder: Path) -> None:
     """Whether it can be made and written; nothing is made yet."""
     there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
     if not there.is_dir():
@@ -141,29 +186,27 @@ def _check_folder(folder: Path) -> None:
         raise UserError(f"--to {folder}: nothing can be written to {there}, name another folder")
 
 
-def _device(options: EvaluateOptions) -> torch.device:
+def find_machine(options: EvaluateOptions) -> Machine:
     if options.device == "cuda" and not torch.cuda.is_available():
         raise UserError("--device cuda: torch sees no GPU here; pass --device cpu")
-    wanted = "cuda" if torch.cuda.is_available() else "cpu"
-    return torch.device(wanted if options.device == "auto" else options.device)
+    there = "cuda" if torch.cuda.is_available() else "cpu"
+    device = torch.device(there if options.device == "auto" else options.device)
+    precision = torch.bfloat16 if device.type == "cuda" else torch.float32
+    if options.precision != "auto":
+        precision = getattr(torch, options.precision)
+    return Machine(device, precision, worker_count(DataConfig(workers=options.workers)))
 
 
-def _precision(options: EvaluateOptions, device: torch.device) -> torch.dtype:
-    if options.precision == "auto":
-        return torch.bfloat16 if device.type == "cuda" else torch.float32
-    return getattr(torch, options.precision)
+def open_part(data: str, part: str) -> Any:
+    return open_videos(data) if part == "videos" else open_segmentation(data, part)
 
 
-def _name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
-
-
-def _open(request: Request) -> dict[str, Any]:
+def open_parts(
+    protocol: str, data: str, opener: Callable[[str, str], Any] = open_part
+) -> dict[str, Any]:
     """The parts of the data that a protocol reads."""
-    if request.protocol == "video":
-        return {"videos": open_videos(request.data)}
-    splits = ("val",) if request.protocol == "kmeans" else ("train", "val")
-    return {split: open_segmentation(request.data, split) for split in splits}
+    parts = {"kmeans": ("val",), "video": ("videos",)}.get(protocol, ("train", "val"))
+    return {part: opener(data, part) for part in parts}
 
 
 def _write(folder: Path, result: Result, found: Found) -> Result:

@@ -2,26 +2,25 @@
 
 import difflib
 import hashlib
+import json
 import logging
-import pickle
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import timm
 import torch
 from jaxtyping import Float
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from croc.backbone import Backbone
 from croc.checkpoint import checkpoints, load_checkpoint
-from croc.config import CrocConfig
+from croc.config import PretrainConfig
 from croc.errors import UserError
 from croc.run_folder import PAGE, read_config
-
-WRAPPERS = ("state_dict", "model", "teacher")
+from croc.weights.build import build_network
+from croc.weights.files import read_named_tensors, read_weights
+from croc.weights.layouts import recognise
 
 
 @runtime_checkable
@@ -41,12 +40,12 @@ class DenseBackbone(Protocol):
 class VitBackbone(nn.Module):
     """The patch tokens of a ViT's last blocks, the final norm applied to each."""
 
-    def __init__(self, vit: VisionTransformer, name: str) -> None:
+    def __init__(self, vit: VisionTransformer, name: str, origin: str = "") -> None:
         super().__init__()
         if isinstance(vit.norm, nn.Identity):  # a ViT made for pooled tokens norms them later
             vit.norm, vit.fc_norm = vit.fc_norm, vit.norm
         self.vit = vit.eval().requires_grad_(False)
-        self.name = name
+        self.name, self.origin = name, origin or name
         self.stride_px: int = vit.patch_embed.patch_size[0]
 
     @torch.no_grad()
@@ -65,10 +64,10 @@ class VitBackbone(nn.Module):
 class ConvBackbone(nn.Module):
     """The last stage of a ConvNet, dilated to an output stride of 16."""
 
-    def __init__(self, network: Any, name: str) -> None:
+    def __init__(self, network: Any, name: str, origin: str = "") -> None:
         super().__init__()
         self.network = network.eval().requires_grad_(False)
-        self.name = name
+        self.name, self.origin = name, origin or name
         self.stride_px: int = network.feature_info.reduction()[-1]
 
     @torch.no_grad()
@@ -94,7 +93,7 @@ def check_fit(backbone: DenseBackbone, side_px: int, blocks: int = 1, flag: str 
 
 
 def open_backbone(spec: str, image_px: int = 448, seed: int = 0) -> VitBackbone | ConvBackbone:
-    """A run's folder or checkpoint (its teacher), or a timm model.
+    """A run's folder or checkpoint (its teacher), a file of a known layout, or a timm model.
 
     timm:NAME has timm's own weights, timm:NAME@FILE those of a file in timm's layout, random:NAME
     none yet; random:RUN is a run's network before its first step.
@@ -119,20 +118,31 @@ def open_backbone(spec: str, image_px: int = 448, seed: int = 0) -> VitBackbone 
         return _from_run(path, found[-1])
     if path.is_file():
         pages = [folder / PAGE for folder in (path.parent, path.parent.parent)]
-        page = next((page for page in pages if page.is_file()), None)
-        if page is None:
-            raise UserError(
-                f"{spec} lies in no run's folder, whose {PAGE} tells the architecture; for weights "
-                f"in timm's layout name it: timm:NAME@{spec}"
-            )
-        return _from_run(page.parent, path)
+        page = next((page for page in pages if _tells_a_run(page)), None)
+        return open_file(path, image_px) if page is None else _from_run(page.parent, path)
     raise UserError(
-        f"--weights {spec}: no such run or file; a run's folder, timm:NAME, timm:NAME@FILE or "
-        "random:NAME will do"
+        f"--weights {spec}: no such run or file; a run's folder, a file of weights, timm:NAME, "
+        "timm:NAME@FILE or random:NAME will do"
     )
 
 
-def _untrained(config: CrocConfig) -> Backbone:
+def open_file(path: Path, image_px: int) -> VitBackbone | ConvBackbone:
+    """A published file of weights, its layout recognised by keys and shapes (docs/weights.md)."""
+    found = recognise(read_named_tensors(path), str(path))
+    network: Any = build_network(found, image_px, str(path))
+    kind = VitBackbone if found.is_vit else ConvBackbone
+    return kind(network, path.stem, f"{path.name} ({found.layout})")
+
+
+def _tells_a_run(page: Path) -> bool:
+    """Other projects, too, write a config.json beside their weights."""
+    try:
+        return "recipe" in json.loads(page.read_text())
+    except (OSError, ValueError, TypeError):
+        return False
+
+
+def _untrained(config: PretrainConfig) -> Backbone:
     """As the run itself made it: the backbone is the first to draw from the run's seed."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.run.seed)
@@ -140,43 +150,22 @@ def _untrained(config: CrocConfig) -> Backbone:
 
 
 def _from_run(run: Path, checkpoint: Path) -> VitBackbone:
-    """The teacher's backbone: it is what is evaluated, its head is left behind."""
+    """The teacher's backbone, or the student's where a method has none; heads stay behind."""
     config, _ = read_config(run / PAGE)
     state = load_checkpoint(checkpoint)
     backbone = _untrained(config)
+    network = "teacher" if "teacher" in state["modules"] else "student"
     weights = {
         name.removeprefix("backbone."): value
-        for name, value in state["modules"].get("teacher", {}).items()
+        for name, value in state["modules"].get(network, {}).items()
         if name.startswith("backbone.")
     }
     try:
         backbone.load_state_dict(weights)
     except RuntimeError as error:
         raise UserError(f"{checkpoint} does not fit {run / PAGE}: {_last_line(error)}") from None
-    return VitBackbone(backbone.vit, f"{run.name}@{state['step']}")
-
-
-def read_weights(path: Path) -> dict[str, Tensor]:
-    """A file of named tensors, .safetensors or torch's; no pickle is run."""
-    try:
-        if path.suffix == ".safetensors":
-            found: Any = load_file(path)
-        else:
-            found = torch.load(path, map_location="cpu", weights_only=True)
-    except FileNotFoundError:
-        raise UserError(f"--weights: there is no file {path}") from None
-    except IsADirectoryError:
-        raise UserError(f"--weights: {path} is a folder, name a file in it") from None
-    except pickle.UnpicklingError:
-        raise UserError(f"{path} cannot be read as weights: it holds more than tensors") from None
-    except (SafetensorError, RuntimeError, EOFError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0][:120] if str(error).strip() else "empty"
-        raise UserError(f"{path} cannot be read as weights ({reason}): get it anew") from None
-    while isinstance(found, dict) and (inner := [key for key in WRAPPERS if key in found]):
-        found = found[inner[0]]
-    if not isinstance(found, dict) or not any(isinstance(v, Tensor) for v in found.values()):
-        raise UserError(f"{path} holds no named tensors: give a state dict in timm's layout")
-    return {str(name): value for name, value in found.items() if isinstance(value, Tensor)}
+    name = f"{run.name}@{state['step']}"
+    return VitBackbone(backbone.vit, name, f"{name}, the {network}")
 
 
 def _from_timm(

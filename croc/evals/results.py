@@ -46,6 +46,10 @@ class Result:
     seconds: float
     picture: str | None
     """Beside results.jsonl."""
+    data_hash: str = ""
+    """Of the files' names, sizes and bytes, wherever they lie."""
+    network_hash: str = ""
+    """Of the architecture: the same weights may fit two."""
 
     @property
     def key(self) -> str:
@@ -79,15 +83,18 @@ def _lacks_newline(file: Any) -> bool:
     return file.read(1) != b"\n"
 
 
-def read_results(folder: Path) -> list[dict[str, Any]]:
-    """The whole lines of results.jsonl."""
+def read_results(folder: Path, pass_over_bad: bool = False) -> list[dict[str, Any]]:
+    """The lines of results.jsonl; one that a kill cut off is an error or passed over."""
     found = []
-    for number, line in enumerate((folder / FILE).read_text().splitlines(), start=1):
+    text = (folder / FILE).read_text(encoding="utf-8", errors="replace")
+    for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
             continue
         try:
-            found.append(json.loads(line))
-        except ValueError:
+            found.append(dict(json.loads(line)))
+        except (ValueError, TypeError):
+            if pass_over_bad:
+                continue
             raise UserError(f"{folder / FILE}, line {number}, is cut off: remove it") from None
     return found
 
@@ -125,7 +132,7 @@ def print_results(results: list[Result], console: Console | None = None) -> None
     console.print(table)
     for result in results:
         parts = [f"{name} {_short(value)}" for name, value in result.classes.items()]
-        console.print(f"{result.protocol}, {result.data}: " + ", ".join(parts))
+        console.print(f"{result.protocol}, {result.data}: " + ", ".join(parts), soft_wrap=True)
 
 
 def _short(value: Any) -> str:

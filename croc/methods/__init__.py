@@ -1,5 +1,6 @@
 """Ways to pre-train. The loop knows only what is written here."""
 
+from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -7,7 +8,8 @@ from lightning.fabric import Fabric
 from lightning.fabric.wrappers import _FabricModule
 from torch import Tensor, nn
 
-from croc.config import CrocConfig
+from croc.backbone import Backbone
+from croc.config import CrocConfig, DinoConfig, MaeConfig, PretrainConfig
 from croc.schedules import Settings
 from croc.types import Canvases
 
@@ -23,7 +25,13 @@ class Method(Protocol):
 
     @property
     def modules(self) -> dict[str, nn.Module]:
-        """All that a checkpoint must hold, the student included."""
+        """All that a checkpoint must hold, the student included; where there is a teacher, it is
+        what evaluations take."""
+        ...
+
+    @property
+    def backbones(self) -> Sequence[Backbone]:
+        """All that begin with the weights of --init."""
         ...
 
     def accumulate(
@@ -41,7 +49,17 @@ class Method(Protocol):
         ...
 
 
-def build_method(config: CrocConfig, device: torch.device, compile: bool) -> Method:
-    from croc.methods.croc import Croc
+def build_method(config: PretrainConfig, device: torch.device, compile: bool) -> Method:
+    """The method whose configuration this is."""
+    if isinstance(config, CrocConfig):
+        from croc.methods.croc import Croc
 
-    return Croc(config, device, compile)
+        return Croc(config, device, compile)
+    if isinstance(config, DinoConfig):
+        from croc.methods.dino import Dino
+
+        return Dino(config, device, compile)
+    assert isinstance(config, MaeConfig)
+    from croc.methods.mae import Mae
+
+    return Mae(config, device, compile)

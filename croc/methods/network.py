@@ -12,24 +12,19 @@ from croc.clustering.cluster import cluster_views
 from croc.config import ClusterConfig, CrocConfig
 from croc.heads import ProjectionHead
 from croc.losses import distil
+from croc.methods.distillation import ImageTargets
 from croc.stages import stage
 from croc.types import Clusters, Tokens, Views
 
 
 @dataclass(frozen=True)
-class Targets:
-    """What the teacher makes of a batch, and how its outputs become probabilities."""
+class Targets(ImageTargets):
+    """What the teacher makes of a batch's images and clusters."""
 
     found: Clusters
-    images: Float[Tensor, "M B P"]
-    """Outputs for the CLS tokens."""
     clusters: Float[Tensor, "M B H K L"]
     """Outputs for the centroids."""
-    image_center: Float[Tensor, "P"]
     cluster_center: Float[Tensor, "L"]
-    temperature: Float[Tensor, ""]
-    image_total: Float[Tensor, "P"]
-    """Sum of the outputs over views and images, for the moving mean."""
     cluster_total: Float[Tensor, "L"]
     """Sum of the outputs over views and valid clusters."""
 

@@ -47,7 +47,9 @@ def load_teacher(run: Path) -> tuple[CrocConfig, Network, int]:
     """A run's configuration, the teacher of its last checkpoint, and the step of that."""
     if not (run / PAGE).is_file():
         raise UserError(f"{run} holds no run: give the folder that `croc pretrain` wrote")
-    config, _ = read_config(run / PAGE)
+    config, recipe = read_config(run / PAGE)
+    if not isinstance(config, CrocConfig):
+        raise UserError(f"{run} ({recipe}) is no run of CrOC, and other methods know no clusters")
     found = checkpoints(run)
     if not found:
         raise UserError(f"{run} has no checkpoint yet: train until the first is written")

@@ -88,8 +88,19 @@ def test_folders_and_files_that_are_no_runs(tmp_path: Path):
     (tmp_path / "weights.pt").write_bytes(b"?")
     with pytest.raises(UserError, match="holds no run"):
         open_backbone(str(tmp_path))
-    with pytest.raises(UserError, match="lies in no run's folder"):
+    with pytest.raises(UserError, match="cannot be read as weights"):
         open_backbone(str(tmp_path / "weights.pt"))
+    torch.save({"fc.weight": torch.zeros(3)}, tmp_path / "weights.pt")
+    with pytest.raises(UserError, match=r"no ViT and no ResNet .* first keys: fc.weight"):
+        open_backbone(str(tmp_path / "weights.pt"))
+
+
+def test_a_config_of_others_beside_a_file_is_not_read(tmp_path: Path):
+    torch.save(timm.create_model("resnet18").state_dict(), tmp_path / "model.bin")
+    (tmp_path / "config.json").write_text('{"architecture": "resnet18"}')
+    assert open_backbone(str(tmp_path / "model.bin")).name == "model"
+    (tmp_path / "config.json").write_text("[1, ")
+    assert open_backbone(str(tmp_path / "model.bin")).name == "model"
 
 
 def test_a_run_before_its_first_step(run: Path):
@@ -103,6 +114,26 @@ def test_a_run_before_its_first_step(run: Path):
         assert torch.equal(value, untrained.state_dict()[f"vit.{name}"])
     shapes = [{k: v.shape for k, v in each.state_dict().items()} for each in (untrained, trained)]
     assert shapes[0] == shapes[1]
+
+
+def test_of_a_method_without_a_teacher_the_student_is_evaluated(run: Path, tmp_path: Path):
+    state = load_checkpoint(checkpoints(run)[-1])
+    student = state["modules"]["student"]
+    state["modules"] = {"student": student}
+    torch.save(state, tmp_path / "step-00000003.pt")
+    shutil.copy(run / "config.json", tmp_path)
+    backbone = open_backbone(str(tmp_path / "step-00000003.pt"))
+    ours = backbone.state_dict()["vit.patch_embed.proj.weight"]
+    assert torch.equal(ours, student["backbone.vit.patch_embed.proj.weight"])
+    assert backbone.origin.endswith("@3, the student")
+
+
+def test_a_checkpoint_without_its_configuration(run: Path, tmp_path: Path):
+    """The layout of ours is recognised as well."""
+    alone = shutil.copy(checkpoints(run)[-1], tmp_path)
+    images = torch.randn(1, 3, 32, 32)
+    found, expected = open_backbone(alone, image_px=32), open_backbone(str(run))
+    torch.testing.assert_close(found.features(images), expected.features(images))
 
 
 def test_a_checkpoint_beside_its_configuration(run: Path, tmp_path: Path):

@@ -1,0 +1,1 @@
+"""`croc evaluate table`: several weights on several data sets, as the paper's tables have them."""

@@ -1,0 +1,151 @@
+"""`croc evaluate table`: flags to weights and cells. Nothing here imports torch."""
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from croc.arguments import parse
+from croc.errors import UserError
+from croc.evals.command import (
+    DEFAULTS,
+    EvaluateOptions,
+    by_epochs_or_steps,
+    given_kind,
+    with_default,
+)
+from croc.evals.protocols import (
+    PROTOCOLS,
+    InContextConfig,
+    KmeansConfig,
+    LinearConfig,
+    VideoConfig,
+    protocols_of,
+)
+from croc.evals.table.layout import one_line
+
+PROGRAM = "croc evaluate table"
+SIZES = {"video": "short_px"}
+SPEC = re.compile(r"[a-z0-9]+:\S")
+
+
+@dataclass(frozen=True)
+class TableOptions(EvaluateOptions):
+    """Several weights on several data sets, one table; what is finished is not computed again."""
+
+    weights: tuple[str, ...]  # pyright: ignore[reportIncompatibleVariableOverride]
+    """LABEL=WEIGHTS, or just WEIGHTS: a run's folder or checkpoint, timm:NAME, timm:NAME@FILE,
+    random:NAME, random:RUN; a row each."""
+    data: tuple[str, ...]  # pyright: ignore[reportIncompatibleVariableOverride]
+    """KIND:PATH, a folder or a .tar, as the single protocols take it, or scenes; a column each."""
+    protocols: tuple[Literal["linear", "kmeans", "incontext", "video"], ...] = PROTOCOLS
+    """Each is scored on the data that allow it."""
+    average: bool = True
+    """A column with the mean of a protocol's data sets, if there are several."""
+    to: str = "tables"
+    """Folder of table.md, .tex, .html and .json, of results.jsonl, which grows and holds what is
+    finished, and of the pictures."""
+    linear: LinearConfig = field(default_factory=LinearConfig)
+    kmeans: KmeansConfig = field(default_factory=KmeansConfig)
+    incontext: InContextConfig = field(default_factory=InContextConfig)
+    video: VideoConfig = field(default_factory=VideoConfig)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for flag, given in (("weights", self.weights), ("data", self.data)):
+            if not given:
+                raise UserError(f"say which {flag}: --{flag} ONE TWO …")
+            twice = [each for each in given if given.count(each) > 1]
+            if twice:
+                raise UserError(f"--{flag} names {twice[0]} twice")
+        if not self.protocols:
+            raise UserError(f"say which protocols: --protocols {' '.join(PROTOCOLS)}")
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A protocol on a data set, for all weights."""
+
+    protocol: str
+    data: str
+    config: Any
+    adapts: bool
+    """Whether the images' size may be changed for patches that do not fit; not one asked for."""
+
+
+def run_command(arguments: list[str]) -> bool:
+    """Read the flags and make the table; whether every cell was filled."""
+    first_kind = given_kind(arguments)
+    options = _parse(arguments, first_kind)
+    by_kind = {first_kind: options} | _parse_others(options, arguments, first_kind)
+    weights = dict(split_label(text) for text in options.weights)
+    if len(weights) < len(options.weights):
+        labels = [split_label(text)[0] for text in options.weights]
+        twice = next(label for label in labels if labels.count(label) > 1)
+        raise UserError(f"two of the weights are called {twice!r}: give them LABEL=WEIGHTS")
+    wanted = _wanted(options, by_kind, _flags(arguments))
+    from croc.evals.table.make import make_table
+
+    return make_table(options, weights, wanted)
+
+
+def split_label(text: str) -> tuple[str, str]:
+    """LABEL=WEIGHTS in its parts; weights that hold a = themselves are known by their look."""
+    label, equals, spec = text.partition("=")
+    if not equals or SPEC.match(label) or Path(text).exists():
+        label, spec = text, text
+    label = one_line(label)
+    if not label or not spec:
+        raise UserError(f"--weights {text}: give LABEL=WEIGHTS, or just the weights")
+    return label, spec
+
+
+def _parse(arguments: list[str], data_kind: str) -> TableOptions:
+    """The options for a kind of data: what is not asked for is as its papers have it."""
+    options: type = TableOptions
+    for protocol, default in DEFAULTS.items():
+        config = default(data_kind)
+        if protocol == "linear":
+            config = by_epochs_or_steps(config, _flags(arguments))
+        options = with_default(options, protocol, config)
+    return parse(options, arguments, PROGRAM)
+
+
+def _parse_others(
+    options: TableOptions, arguments: list[str], first_kind: str
+) -> dict[str, TableOptions]:
+    """The same flags for the other kinds of data."""
+    found = {}
+    kinds = dict.fromkeys(spec.partition(":")[0] for spec in options.data)
+    for kind in (kind for kind in kinds if kind != first_kind):
+        try:
+            found[kind] = _parse(arguments, kind)
+        except UserError as error:  # what suits one kind of data may not suit another
+            raise UserError(f"{kind}: {error}") from None
+    return found
+
+
+def _flags(arguments: list[str]) -> set[str]:
+    words = (word.partition("=")[0] for word in arguments)
+    return {word.replace("_", "-") for word in words if word.startswith("--")}
+
+
+def _wanted(
+    options: TableOptions, by_kind: dict[str, TableOptions], flags: set[str]
+) -> list[Wanted]:
+    wanted = []
+    for protocol in dict.fromkeys(options.protocols):
+        size = SIZES.get(protocol, "image_px")
+        adapts = f"--{protocol}.{size}".replace("_", "-") not in flags
+        fitting = [spec for spec in options.data if protocol in protocols_of(spec)]
+        if not fitting and options.protocols != PROTOCOLS:
+            raise UserError(f"{protocol} cannot be scored on {', '.join(options.data)}")
+        wanted += [
+            Wanted(protocol, spec, getattr(by_kind[spec.partition(":")[0]], protocol), adapts)
+            for spec in fitting
+        ]
+    for spec in options.data:
+        if spec not in {each.data for each in wanted}:
+            allowed = ", ".join(protocols_of(spec))
+            raise UserError(f"--protocols: {spec} allows {allowed}, none of which was asked for")
+    return wanted

@@ -1,0 +1,1 @@
+"""Weights from elsewhere: files read without running them, recognised by their keys and shapes."""
