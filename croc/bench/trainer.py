@@ -1,0 +1,52 @@
+"""The real training step, ready to be taken again and again."""
+
+from typing import Any
+
+import torch
+from lightning.fabric import Fabric
+from torch import Tensor
+
+from croc.bench.settings import Setting
+from croc.config import RunConfig
+from croc.kernels import use_kernels
+from croc.methods import build_method
+from croc.optim import make_optimizer
+from croc.schedules import settings_at
+from croc.train import train_step
+from croc.types import Canvases
+
+STEPS_AN_EPOCH = 1000
+
+
+class Trainer:
+    """A method that is ready to train, and where its schedules stand."""
+
+    def __init__(self, fabric: Fabric, setting: Setting) -> None:
+        config = setting.config
+        self.fabric, self.config, self.sizes = fabric, config, setting.sizes
+        compiles = config.run.compile
+        if compiles == "auto":
+            compiles = fabric.device.type == "cuda"
+        self.dtype = dtype_of_products(config.run, fabric.device)
+        torch.manual_seed(config.run.seed)
+        use_kernels(config.run.kernels)
+        self.method: Any = build_method(config, fabric.device, compiles)
+        optimizer = make_optimizer(self.method.student, fabric.device)
+        self._student, self._optimizer = fabric.setup(self.method.student, optimizer)
+        self._student.train()
+        # Past the epochs in which the prototypes stand still: most steps of a run are like that.
+        frozen = min(config.loss.frozen_prototype_epochs, config.optim.epochs - 1)
+        self._number = frozen * STEPS_AN_EPOCH
+
+    def step(self, canvases: Canvases) -> dict[str, Tensor]:
+        optim = self.config.optim
+        settings = settings_at(self._number, optim, STEPS_AN_EPOCH)
+        self._number += 1
+        return train_step(
+            self.fabric, self.method, self._student, self._optimizer, canvases, settings, optim
+        )
+
+
+def dtype_of_products(run: RunConfig, device: torch.device) -> torch.dtype:
+    half = run.precision == "auto" and device.type == "cuda"
+    return torch.bfloat16 if half or run.precision == "bfloat16" else torch.float32
