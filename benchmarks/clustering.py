@@ -99,6 +99,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--compiled", action="store_true", help="the definition compiled, too")
     parser.add_argument("--scaling", metavar="FILE.png", help="draw how it grows; JSON beside it")
     options = parser.parse_args(arguments)
+    if not torch.cuda.is_available():
+        parser.error("this times kernels, and there is no GPU here")
     sizes = Sizes(**{name: getattr(options, name) for name in asdict(Sizes())})
     device = torch.device("cuda")
     print(hardware(device)["gpu"], sizes)

@@ -48,6 +48,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--to", type=Path, default=Path("fidelity.png"), help="JSON goes beside it")
     options = parser.parse_args(arguments)
+    if options.seeds < 2 or options.steps < 20:
+        parser.error("a spread needs --seeds 2 and --steps 20 at least")
+    if options.to.suffix not in (".png", ".pdf", ".svg"):
+        parser.error(f"--to {options.to}: name a picture, .png, .pdf or .svg")
     curves: dict[str, Any] = {path: [] for path in PATHS}
     for seed in range(options.seeds):
         for path, changes in PATHS.items():

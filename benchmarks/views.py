@@ -41,6 +41,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--cropping", nargs="*", default=(), metavar="SIZES")
     parser.add_argument("--blurring", nargs="*", default=(), metavar="SIZES")
     options = parser.parse_args(arguments)
+    if not torch.cuda.is_available():
+        parser.error("this times kernels, and there is no GPU here")
     canvases, config = made_up(options), ViewsConfig(size_px=options.view)
     print(hardware(canvases.pixels.device)["gpu"], f"{options.images} images")
     for what, step in steps(canvases, config, options):

@@ -6,6 +6,7 @@ A checkpoint is written beside its place and renamed; it is loaded without runni
 import os
 import pickle
 import re
+import struct
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,12 @@ from croc.errors import UserError
 
 FORMAT = 2
 KEPT = 2
+TO_GO_ON = "remove it to go on from the one before"
+BROKEN = (
+    *(RuntimeError, pickle.UnpicklingError, EOFError, OSError, ValueError, OverflowError),
+    *(KeyError, IndexError, TypeError, AttributeError, AssertionError, struct.error),
+)
+"""What torch raises for a broken file; not for want of memory, which is no reason to remove it."""
 
 
 @dataclass
@@ -88,19 +95,17 @@ def save_checkpoint(folder: Path, state: dict[str, Any], keep_every: int | None)
     return path
 
 
-def load_checkpoint(path: Path) -> dict[str, Any]:
-    """The state in a file, checked to be one of ours."""
+def load_checkpoint(path: Path, advice: str = TO_GO_ON) -> dict[str, Any]:
+    """The state in a file, checked to be one of ours; `advice` is for where it is not."""
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
         raise UserError(f"there is no checkpoint {path}") from None
-    except (RuntimeError, pickle.UnpicklingError, EOFError, OSError, ValueError) as error:
+    except BROKEN as error:
         reason = str(error).strip().splitlines()[0][:120] if str(error).strip() else "empty"
-        raise UserError(
-            f"checkpoint {path} cannot be read ({reason}); remove it to go on from the one before"
-        ) from None
+        raise UserError(f"checkpoint {path} cannot be read ({reason}); {advice}") from None
     if not isinstance(state, dict) or not isinstance(state.get("format"), int):
-        raise UserError(f"{path} is no checkpoint of a CrOC run: move it out of the folder")
+        raise UserError(f"{path} is no checkpoint of a CrOC run; {advice}")
     if state["format"] != FORMAT:
         raise UserError(
             f"{path} has format {state['format']}, this version reads {FORMAT}: go on with the "
@@ -109,7 +114,9 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     kinds = {"step": int, "images": int, "failed": list, "optimizer": dict, "modules": dict}
     wrong = [name for name, kind in kinds.items() if not isinstance(state.get(name), kind)]
     if wrong:
-        raise UserError(f"checkpoint {path} lacks {', '.join(wrong)}: move it out of the folder")
+        raise UserError(f"checkpoint {path} lacks {', '.join(wrong)}; {advice}")
+    if state["step"] < 0:
+        raise UserError(f"checkpoint {path} is of step {state['step']}; {advice}")
     return state
 
 

@@ -39,6 +39,11 @@ HELP = """CrOC: dense visual features from unlabelled scene photographs.
 Each takes --help; croc --version tells the version. Recipes: {recipes}.
 """
 
+WORKER_DIED = (
+    "one of the loader's processes was killed, often for want of memory: lower --data.workers or "
+    "--data.canvas-px; the same command goes on from the last checkpoint"
+)
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; what the user can mend is said in one line, with exit code 2."""
@@ -51,6 +56,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         where = f" ({error.filename})" if error.filename else ""
         print(f"{_speaker()}: {error.strerror or error}{where}", file=sys.stderr)
         return 2
+    except RuntimeError as error:
+        if "DataLoader worker" not in str(error):
+            raise
+        print(f"{_speaker()}: {WORKER_DIED}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         return 130
     return 0
@@ -105,6 +115,8 @@ def bench_command(arguments: list[str]) -> None:
         raise UserError(f"croc bench measures CrOC's step, and {arguments[0]} is another method's")
     program = f"croc bench {arguments[0]}"
     asked = parse(BenchOptions, arguments[1:], program, with_bench(default))
+    if asked.model.init is not None:
+        raise UserError("croc bench measures with fresh weights: leave --init out")
     from croc.bench.run import run_bench
 
     print(f"the figures lie in {run_bench(asked.recipe, asked.bench, recipe)}")

@@ -58,8 +58,8 @@ class PackedAttention(Attention):
     def forward(
         self, x: Float[Tensor, "b n D"], *args: Any, **named: Any
     ) -> Float[Tensor, "b n D"]:
-        asked = [given for given in (*args, *named.values()) if given is not None]
-        if serve(x) and not any(asked):  # neither a mask nor causal
+        plain = all(given is None or given is False for given in (*args, *named.values()))
+        if serve(x) and plain:  # neither a mask nor causal
             from croc.kernels import attention
 
             dtype = autocast_dtype(x.device, x.dtype)
@@ -75,6 +75,10 @@ class PatchConv2d(nn.Conv2d):
         height, width = self.kernel_size
         if not input.is_cuda or input.shape[2] % height or input.shape[3] % width:
             return super().forward(input)
+        return self.multiply(input)
+
+    def multiply(self, input: Float[Tensor, "b c H W"]) -> Float[Tensor, "b D y x"]:
+        height, width = self.kernel_size
         patches = rearrange(input, "b c (y h) (x w) -> b y x (c h w)", h=height, w=width)
         return F.linear(patches, self.weight.flatten(1), self.bias).permute(0, 3, 1, 2)
 
@@ -104,8 +108,7 @@ def replace_in_blocks(network: nn.Module) -> None:
     for module in network.modules():
         if type(module) is Attention and _is_plain(module):
             take_over(module, PackedAttention)
-        if type(module) is Mlp and _is_exact_gelu(module.act):
-            take_over(module.fc1, LinearGelu)
+        if type(module) is Mlp and _is_exact_gelu(module.act) and take_over(module.fc1, LinearGelu):
             module.act = nn.Identity()
 
 
@@ -121,7 +124,12 @@ def _is_exact_gelu(layer: nn.Module) -> bool:
     return isinstance(layer, nn.GELU) and layer.approximate == "none"
 
 
-def take_over(layer: nn.Module, kind: type[nn.Module]) -> None:
-    """Make another kind of it: all that it holds stays, only `forward` differs."""
-    if type(layer) is kind.__base__:
-        layer.__class__ = kind
+def take_over(layer: nn.Module, kind: type[nn.Module]) -> bool:
+    """Make another kind of it: all that it holds stays, only `forward` differs.
+
+    A layer that is not plainly of the kind's base stays what it is.
+    """
+    if type(layer) is not kind.__base__:
+        return False
+    layer.__class__ = kind
+    return True

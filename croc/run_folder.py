@@ -41,7 +41,7 @@ def read_config(path: Path) -> tuple[PretrainConfig, str]:
     """A run's configuration and its recipe's name."""
     try:
         page = json.loads(path.read_text())
-        recipe, method = page.pop("recipe"), page.pop("method")
+        recipe, method = page.pop("recipe"), page.pop("method", "croc")
         return _build(METHODS[method], page, ""), str(recipe)
     except FileNotFoundError:
         raise UserError(f"there is no configuration {path}; a run's folder has {PAGE}") from None
@@ -50,7 +50,10 @@ def read_config(path: Path) -> tuple[PretrainConfig, str]:
 
 
 def _build(kind: Any, page: Any, name: str) -> Any:
-    """A dataclass from all of its fields, types checked, lists to the tuples they were."""
+    """A dataclass from its fields, types checked, lists to the tuples they were.
+
+    What is missing was not there when the page was written: its default is what was done then.
+    """
     if not dataclasses.is_dataclass(kind):
         value = tuple(page) if isinstance(page, list) else page
         try:
@@ -58,10 +61,10 @@ def _build(kind: Any, page: Any, name: str) -> Any:
         except typeguard.TypeCheckError as error:
             raise ValueError(f"{name[1:]}: {error}") from None
     hints = typing.get_type_hints(kind)
-    if page.keys() != hints.keys():
-        wrong = ", ".join(f"{name}.{field}"[1:] for field in sorted(page.keys() ^ hints.keys()))
-        raise ValueError(f"unknown or missing: {wrong}")
-    fields = {field: _build(hints[field], page[field], f"{name}.{field}") for field in hints}
+    unknown = ", ".join(f"{name}.{field}"[1:] for field in sorted(page.keys() - hints.keys()))
+    if unknown:
+        raise ValueError(f"unknown: {unknown}")
+    fields = {field: _build(hints[field], page[field], f"{name}.{field}") for field in page}
     return typing.cast(Any, kind)(**fields)
 
 

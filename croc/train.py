@@ -3,6 +3,7 @@
 import contextlib
 import math
 import os
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -59,8 +60,7 @@ def train(
     resumed = load_checkpoint(found[-1]) if found else None
     torch.manual_seed(run.seed)
     use_kernels(run.kernels)
-    compiles = fabric.device.type == "cuda" if run.compile == "auto" else run.compile
-    method = build_method(config, fabric.device, compiles)
+    method = build_method(config, fabric.device, compiles(run, fabric.device))
     origin = None if resumed else _start_from(config.model.init, method)
     optimizer = make_optimizer(method.student, fabric.device, optim.betas)
     student, optimizer = fabric.setup(method.student, optimizer)
@@ -163,6 +163,20 @@ def train_step(
     return metrics
 
 
+def compiles(run: RunConfig, device: torch.device) -> bool:
+    """On a GPU torch.compile needs Triton, which is not everywhere."""
+    if run.compile == "auto":
+        return device.type == "cuda" and find_spec("triton") is not None
+    return run.compile
+
+
+def in_bfloat16(run: RunConfig, accelerator: str) -> bool:
+    """Older GPUs only imitate it."""
+    if run.precision == "auto":
+        return accelerator == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+    return run.precision == "bfloat16"
+
+
 class BFloat16AsGiven(MixedPrecision):
     """Autocast to bfloat16; what is bfloat16 already stays so, where Lightning would widen it."""
 
@@ -181,7 +195,7 @@ def make_fabric(run: RunConfig) -> Fabric:
         nodes = int(os.environ["WORLD_SIZE"]) // devices
     if devices == "auto" and accelerator == "cpu":
         devices = 1
-    half = run.precision == "bfloat16" or (run.precision == "auto" and accelerator == "cuda")
+    half = in_bfloat16(run, accelerator)
     if half and accelerator == "cpu":
         raise UserError("--run.precision bfloat16 is for GPUs; leave it at auto on the CPU")
     try:

@@ -12,7 +12,7 @@ from croc.kernels import use_kernels
 from croc.methods import build_method
 from croc.optim import make_optimizer
 from croc.schedules import settings_at
-from croc.train import train_step
+from croc.train import compiles, in_bfloat16, train_step
 from croc.types import Canvases
 
 STEPS_AN_EPOCH = 1000
@@ -24,14 +24,12 @@ class Trainer:
     def __init__(self, fabric: Fabric, setting: Setting) -> None:
         config = setting.config
         self.fabric, self.config, self.sizes = fabric, config, setting.sizes
-        compiles = config.run.compile
-        if compiles == "auto":
-            compiles = fabric.device.type == "cuda"
         self.dtype = dtype_of_products(config.run, fabric.device)
         torch.manual_seed(config.run.seed)
         use_kernels(config.run.kernels)
-        self.method: Any = build_method(config, fabric.device, compiles)
-        optimizer = make_optimizer(self.method.student, fabric.device)
+        compiled = compiles(config.run, fabric.device)
+        self.method: Any = build_method(config, fabric.device, compiled)
+        optimizer = make_optimizer(self.method.student, fabric.device, config.optim.betas)
         self._student, self._optimizer = fabric.setup(self.method.student, optimizer)
         self._student.train()
         # Past the epochs in which the prototypes stand still: most steps of a run are like that.
@@ -48,5 +46,4 @@ class Trainer:
 
 
 def dtype_of_products(run: RunConfig, device: torch.device) -> torch.dtype:
-    half = run.precision == "auto" and device.type == "cuda"
-    return torch.bfloat16 if half or run.precision == "bfloat16" else torch.float32
+    return torch.bfloat16 if in_bfloat16(run, device.type) else torch.float32

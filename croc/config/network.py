@@ -26,6 +26,7 @@ class ModelConfig:
     def __post_init__(self) -> None:
         require(0 <= self.drop_path < 1, f"--model.drop-path must lie in 0 … 1: {self.drop_path}")
         require_least(self, "model", 1, "depth", "patch_px")
+        require(self.init != "", "--init is empty: name weights, or leave it out")
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,10 @@
 """Batches in memory that all processes share: workers write them, the device copies them."""
 
+import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from glob import glob
 from typing import Any
 
 import torch
@@ -40,19 +43,28 @@ class Ring:
         runtime: Any = torch.cuda.cudart()
         with torch.cuda.device(device):
             outcome = runtime.cudaHostRegister(self.memory.data_ptr(), self.memory.nbytes, 0)
-        torch.cuda.check_error(int(outcome))
+        locked = int(outcome) == 0
+        if not locked:
+            print(
+                "croc: the loader's memory cannot be page-locked (ulimit -l): copies to the GPU "
+                "will be slower",
+                file=sys.stderr,
+            )
         try:
             yield
         finally:
-            runtime.cudaHostUnregister(self.memory.data_ptr())
+            if locked:
+                runtime.cudaHostUnregister(self.memory.data_ptr())
 
 
 def _share(memory: Tensor) -> None:
     try:
         memory.share_memory_()
     except RuntimeError as error:  # a container's /dev/shm is often of 64 MB
+        for left in glob(f"/dev/shm/torch_{os.getpid()}_*"):  # the name of what did not fit
+            os.unlink(left)
         raise UserError(
-            f"the loader's processes share {memory.nbytes / 2**30:.1f} GiB, which do not fit in "
+            f"the loader's processes share {memory.nbytes / 2**20:,.0f} MiB, which do not fit in "
             "/dev/shm: enlarge it (docker run --shm-size) or pass --data.workers 0"
         ) from error
 

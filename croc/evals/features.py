@@ -15,12 +15,15 @@ from torch import Tensor, nn
 
 from croc.backbone import Backbone
 from croc.checkpoint import checkpoints, load_checkpoint
-from croc.config import PretrainConfig
+from croc.config import MaeConfig, PretrainConfig
 from croc.errors import UserError
+from croc.initial import start_as_mae
 from croc.run_folder import PAGE, read_config
 from croc.weights.build import build_network
 from croc.weights.files import read_named_tensors, read_weights
 from croc.weights.layouts import recognise
+
+WEIGHTS = "--weights"
 
 
 @runtime_checkable
@@ -92,12 +95,16 @@ def check_fit(backbone: DenseBackbone, side_px: int, blocks: int = 1, flag: str 
         raise UserError(f"{backbone.name} has {len(backbone.vit.blocks)} blocks, not {blocks}")
 
 
-def open_backbone(spec: str, image_px: int = 448, seed: int = 0) -> VitBackbone | ConvBackbone:
+def open_backbone(
+    spec: str, image_px: int = 448, seed: int = 0, flag: str = WEIGHTS
+) -> VitBackbone | ConvBackbone:
     """A run's folder or checkpoint (its teacher), a file of a known layout, or a timm model.
 
     timm:NAME has timm's own weights, timm:NAME@FILE those of a file in timm's layout, random:NAME
-    none yet; random:RUN is a run's network before its first step.
+    none yet; random:RUN is a run's network before its first step. `flag` is what messages name.
     """
+    if not spec.strip():
+        raise UserError(f"{flag} names nothing; {_sources(flag)} will do")
     kind, _, name = spec.partition(":")
     if kind == "random" and (Path(name) / PAGE).is_file():
         config, _ = read_config(Path(name) / PAGE)
@@ -105,9 +112,9 @@ def open_backbone(spec: str, image_px: int = 448, seed: int = 0) -> VitBackbone 
     if kind in ("timm", "random") and name:
         name, _, file = name.partition("@")
         if file and kind == "random":
-            raise UserError(f"--weights random:{name} takes no file; timm:{name}@{file} does")
+            raise UserError(f"{flag} random:{name} takes no file; timm:{name}@{file} does")
         weights = read_weights(Path(file)) if file else None
-        return _from_timm(name, image_px, kind == "timm", weights, seed)
+        return _from_timm(name, image_px, kind == "timm", weights, seed, flag)
     path = Path(spec)
     if path.is_dir():
         found = checkpoints(path)
@@ -120,10 +127,12 @@ def open_backbone(spec: str, image_px: int = 448, seed: int = 0) -> VitBackbone 
         pages = [folder / PAGE for folder in (path.parent, path.parent.parent)]
         page = next((page for page in pages if _tells_a_run(page)), None)
         return open_file(path, image_px) if page is None else _from_run(page.parent, path)
-    raise UserError(
-        f"--weights {spec}: no such run or file; a run's folder, a file of weights, timm:NAME, "
-        "timm:NAME@FILE or random:NAME will do"
-    )
+    raise UserError(f"{flag} {spec}: no such run or file; {_sources(flag)} will do")
+
+
+def _sources(flag: str) -> str:
+    untrained = ", random:NAME" if flag == WEIGHTS else ""  # no run starts from no weights
+    return f"a run's folder, a file of weights, timm:NAME{untrained} or timm:NAME@FILE"
 
 
 def open_file(path: Path, image_px: int) -> VitBackbone | ConvBackbone:
@@ -146,18 +155,24 @@ def _untrained(config: PretrainConfig) -> Backbone:
     """As the run itself made it: the backbone is the first to draw from the run's seed."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.run.seed)
-        return Backbone(config.model, config.views.size_px)
+        backbone = Backbone(config.model, config.views.size_px)
+        if isinstance(config, MaeConfig):
+            start_as_mae(backbone)
+        return backbone
 
 
 def _from_run(run: Path, checkpoint: Path) -> VitBackbone:
     """The teacher's backbone, or the student's where a method has none; heads stay behind."""
     config, _ = read_config(run / PAGE)
-    state = load_checkpoint(checkpoint)
+    state = load_checkpoint(checkpoint, "name the run's folder or another of its checkpoints")
     backbone = _untrained(config)
     network = "teacher" if "teacher" in state["modules"] else "student"
+    held = state["modules"].get(network, {})
+    if not isinstance(held, dict) or not all(isinstance(name, str) for name in held):
+        raise UserError(f"{checkpoint} holds no named tensors for its {network}")
     weights = {
         name.removeprefix("backbone."): value
-        for name, value in state["modules"].get(network, {}).items()
+        for name, value in held.items()
         if name.startswith("backbone.")
     }
     try:
@@ -169,12 +184,17 @@ def _from_run(run: Path, checkpoint: Path) -> VitBackbone:
 
 
 def _from_timm(
-    name: str, image_px: int, pretrained: bool, weights: dict[str, Tensor] | None, seed: int
+    name: str,
+    image_px: int,
+    pretrained: bool,
+    weights: dict[str, Tensor] | None,
+    seed: int,
+    flag: str,
 ) -> VitBackbone | ConvBackbone:
     bare = name.partition(".")[0]
     if bare not in timm.list_models():
         near = ", ".join(difflib.get_close_matches(bare, timm.list_models(), n=3))
-        raise UserError(f"--weights: timm has no model {name!r}; near to it: {near or 'none'}")
+        raise UserError(f"{flag}: timm has no model {name!r}; near to it: {near or 'none'}")
     options: dict[str, Any] = {"pretrained": pretrained}
     if weights is not None:
         # timm resamples the position embedding and drops nothing but its own classifier's names.
@@ -183,7 +203,7 @@ def _from_timm(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         try:
-            backbone = _create(name, image_px, options)
+            backbone = _create(name, image_px, options, flag)
         except OSError as error:
             reason = str(error).strip().splitlines()[0]
             raise UserError(
@@ -191,11 +211,13 @@ def _from_timm(
                 "them from a file"
             ) from None
     if weights is not None:
-        _all_loaded(backbone, weights)
+        _all_loaded(backbone, weights, flag)
     return backbone
 
 
-def _create(name: str, image_px: int, options: dict[str, Any]) -> VitBackbone | ConvBackbone:
+def _create(
+    name: str, image_px: int, options: dict[str, Any], flag: str
+) -> VitBackbone | ConvBackbone:
     try:
         if "vit" in name or "deit" in name:
             vit: Any = timm.create_model(
@@ -212,17 +234,17 @@ def _create(name: str, image_px: int, options: dict[str, Any]) -> VitBackbone | 
         *(AssertionError, ValueError, IndexError),
     ) as error:
         if "pretrained_cfg_overlay" in options:
-            raise UserError(
-                f"--weights: the file does not fit {name}: {_last_line(error)}"
-            ) from None
+            raise UserError(f"{flag}: the file does not fit {name}: {_last_line(error)}") from None
         if "Invalid pretrained tag" in str(error):
-            raise UserError(f"--weights: timm has no weights {name!r} of this model") from None
+            raise UserError(f"{flag}: timm has no weights {name!r} of this model") from None
         raise UserError(
-            f"--weights: {name} gives no feature map of any size; try a plain ViT or a ResNet"
+            f"{flag}: {name} gives no feature map of any size; try a plain ViT or a ResNet"
         ) from None
 
 
-def _all_loaded(backbone: VitBackbone | ConvBackbone, weights: dict[str, Tensor]) -> None:
+def _all_loaded(
+    backbone: VitBackbone | ConvBackbone, weights: dict[str, Tensor], flag: str
+) -> None:
     """timm passes over what a file lacks; features of half a network would be worth nothing."""
     network = backbone.vit if isinstance(backbone, VitBackbone) else backbone.network
     known = {name.replace(".", "_") for name in weights}  # its feature networks rename a.0 to a_0
@@ -230,7 +252,7 @@ def _all_loaded(backbone: VitBackbone | ConvBackbone, weights: dict[str, Tensor]
     missing = [name for name in missing if not name.endswith("num_batches_tracked")]
     if missing:
         raise UserError(
-            f"--weights: the file lacks {len(missing)} of {backbone.name}'s tensors "
+            f"{flag}: the file lacks {len(missing)} of {backbone.name}'s tensors "
             f"({', '.join(missing[:3])} …); it has {', '.join(list(weights)[:3])} …"
         )
 

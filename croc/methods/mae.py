@@ -12,8 +12,9 @@ from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 
 from croc.backbone import Backbone
-from croc.config import DecoderConfig, MaeConfig
+from croc.config import DecoderConfig, MaeConfig, require
 from croc.distributed import process_count
+from croc.initial import sines_and_cosines, start_as_mae, start_linear_layers
 from croc.layers import autocast_dtype, replace_in_blocks
 from croc.methods.distillation import split
 from croc.randomness import uniform
@@ -29,7 +30,7 @@ class Decoder(nn.Module):
     def __init__(self, width: int, grid: int, patch_px: int, config: DecoderConfig) -> None:
         super().__init__()
         self.embed = nn.Linear(width, config.width)
-        self.mask_token = nn.Parameter(torch.zeros(config.width))
+        self.mask_token = nn.Parameter(torch.zeros(1, 1, config.width))
         places = sines_and_cosines(grid, config.width)
         self.register_buffer("places", places, persistent=False)
         norm: Any = partial(nn.LayerNorm, eps=1e-6)
@@ -41,6 +42,8 @@ class Decoder(nn.Module):
         )
         self.norm = norm(config.width)
         self.paint = nn.Linear(config.width, 3 * patch_px**2)
+        start_linear_layers(self)
+        nn.init.normal_(self.mask_token, std=0.02)
         replace_in_blocks(self)
 
     places: Tensor
@@ -65,30 +68,17 @@ class MaeNetwork(nn.Module):
         super().__init__()
         self.config = config.decoder
         self.backbone = Backbone(config.model, config.views.size_px, config.model.drop_path)
+        start_as_mae(self.backbone)
         patch_px, grid = self.backbone.patch_px, config.views.size_px // self.backbone.patch_px
         self.decoder = Decoder(self.backbone.width, grid, patch_px, config.decoder)
         self.patches = grid**2
+        visible = count_visible(self.patches, config.decoder.mask)
+        require(
+            0 < visible < self.patches,
+            f"--decoder.mask {config.decoder.mask} leaves {visible} of {self.patches} patches "
+            "visible",
+        )
         self.compare = compare
-        self._start(grid)
-
-    def _start(self, grid: int) -> None:
-        """MAE's own initialisation: Xavier's, and places that are not learned."""
-        vit = self.backbone.vit
-        for module in self.modules():
-            if isinstance(module, nn.Linear):
-                nn.init.xavier_uniform_(module.weight)
-                if module.bias is not None:
-                    nn.init.zeros_(module.bias)
-        projection = vit.patch_embed.proj.weight
-        nn.init.xavier_uniform_(projection.view(len(projection), -1))
-        nn.init.normal_(self.decoder.mask_token, std=0.02)
-        if vit.cls_token is not None:
-            nn.init.normal_(vit.cls_token, std=0.02)
-        places = vit.pos_embed
-        if places is not None:
-            places.data.zero_()
-            places.data[0, -(grid**2) :] = sines_and_cosines(grid, self.backbone.width)
-            places.requires_grad_(False)
 
     def compile_parts(self) -> None:
         self.backbone.compile_parts()
@@ -160,9 +150,13 @@ def draw_mask(
 ) -> tuple[Int64[Tensor, "B V"], Bool[Tensor, "B {patches}"]]:
     """Which patches of each image are visible, in a random order, and which are hidden."""
     order = uniform(keys, "mask", patches).argsort(dim=1)
-    visible = order[:, : int(patches * (1 - share))]
+    visible = order[:, : count_visible(patches, share)]
     everything = torch.ones(len(keys), patches, dtype=torch.bool, device=keys.device)
     return visible, everything.scatter(1, visible, False)
+
+
+def count_visible(patches: int, hidden: float) -> int:
+    return int(patches * (1 - hidden))
 
 
 def into_patches(pixels: Float[Tensor, "B 3 h w"], patch_px: int) -> Float[Tensor, "B N pixels"]:
@@ -182,11 +176,3 @@ def compare(
         wanted = (wanted - mean) / (variance + 1e-6).sqrt()
     errors = (painted - wanted).square().mean(dim=-1)
     return (errors * hidden).sum(dim=1) / hidden.sum(dim=1)
-
-
-def sines_and_cosines(grid: int, width: int) -> Float[Tensor, "N {width}"]:
-    """Fixed places, row by row: a quarter each of sines and cosines of x, then of y."""
-    rates = 1 / 10_000 ** (torch.arange(width // 4).double() / (width // 4))
-    y, x = torch.meshgrid(torch.arange(grid), torch.arange(grid), indexing="ij")
-    waves = [wave(c.flatten()[:, None] * rates) for c in (x, y) for wave in (torch.sin, torch.cos)]
-    return torch.cat(waves, dim=1).float()

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from croc.errors import UserError
+from croc.weights.files import check_room, first_line, repeats
 from croc.weights.resnet import RESNET_STYLES, read_resnet
 from croc.weights.vit import PATCHES, read_vit
 
@@ -80,13 +81,32 @@ def recognise(tensors: Mapping[str, Tensor], source: str = "the file") -> Recogn
         for name, value in tensors.items()
         if name.startswith(prefix)
     }
-    if found[prefix] == PATCHES:
-        architecture, options, weights, used = read_vit(own, prefix, source)
-    else:
-        architecture, options, weights, used = read_resnet(own, found[prefix], source)
+    try:
+        if found[prefix] == PATCHES:
+            architecture, options, weights, used = read_vit(own, prefix, source)
+        else:
+            architecture, options, weights, used = read_resnet(own, found[prefix], source)
+            check_room(weights)
+    except (IndexError, KeyError, ValueError, ArithmeticError, RuntimeError) as error:
+        raise UserError(
+            f"{source} holds a network of impossible shapes ({first_line(error)})"
+        ) from None
+    _check_numbers(weights, source)
     kept = {prefix + name for name in used}
     dropped = [name for name in tensors if name not in kept]
     return Recognised(architecture, options, weights, _describe(tensors, found, prefix), dropped)
+
+
+def _check_numbers(weights: Mapping[str, Tensor], source: str) -> None:
+    """The numbers are numbers."""
+    if odd := [name for name, value in weights.items() if value.is_complex()]:
+        raise UserError(f"{source} holds complex numbers ({', '.join(odd[:2])}), no weights")
+    broken = [name for name, value in weights.items() if not value.float().isfinite().all()]
+    if broken:
+        raise UserError(
+            f"{source} holds weights that are not finite, in {len(broken)} of {len(weights)} "
+            f"tensors ({', '.join(broken[:2])}): its training went astray"
+        )
 
 
 def _networks(tensors: Mapping[str, Tensor]) -> list[tuple[str, str]]:
@@ -117,11 +137,22 @@ def _choose(found: Mapping[str, str], tensors: Mapping[str, Tensor], source: str
     # OpenMMLab's "backbone." is the shortest of the names of one network.
     best = min(left, key=lambda prefix: prefix.count("."))
     ours = tensors[best + found[best]]
-    rivals = [prefix for prefix in left if not torch.equal(tensors[prefix + found[prefix]], ours)]
+    rivals = [
+        prefix
+        for prefix in left
+        if prefix != best and not _equal(tensors[prefix + found[prefix]], ours)
+    ]
     if rivals:
         names = ", ".join(prefix.rstrip(".") or "the outermost" for prefix in (best, *rivals))
         raise UserError(f"{source} holds several networks ({names}): save the one that is meant")
     return best
+
+
+def _equal(one: Tensor, other: Tensor) -> bool:
+    """NaN is no number, but it is no second network either."""
+    if one.shape != other.shape or repeats(one) or repeats(other):
+        return False
+    return torch.equal(one.nan_to_num(), other.nan_to_num())
 
 
 def _describe(tensors: Mapping[str, Tensor], found: Mapping[str, str], prefix: str) -> str:

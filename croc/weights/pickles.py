@@ -64,6 +64,8 @@ def read_pickled(path: Path) -> Any:
 def _read_zip(file: io.BufferedReader, path: Path) -> Any:
     with zipfile.ZipFile(file) as archive:
         entries = {entry.filename: entry for entry in archive.infolist()}
+        if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries.values()):
+            raise ValueError("its parts are compressed")  # torch's are not; some would fill memory
         pages = [name for name in entries if name.rpartition("/")[2] == "data.pkl"]
         if len(pages) != 1:
             raise ValueError("a zip file that torch did not write")
@@ -74,8 +76,6 @@ def _read_zip(file: io.BufferedReader, path: Path) -> Any:
         content = unpickler.load()
     for key in unpickler.storages:
         entry = entries[f"{root}data/{key}"]
-        if entry.compress_type != zipfile.ZIP_STORED:
-            raise ValueError("its tensors are compressed")
         file.seek(entry.header_offset + 26)  # two lengths stand between the header and the bytes
         name, extra = (int.from_bytes(file.read(2), "little") for _ in range(2))
         unpickler.places[key] = entry.header_offset + 30 + name + extra, entry.file_size

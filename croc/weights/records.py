@@ -20,7 +20,10 @@ from torch import Tensor
 HOSTILE = {
     *("os", "posix", "nt", "subprocess", "sys", "shutil", "socket", "importlib", "runpy"),
     *("ctypes", "pty", "webbrowser", "code", "pdb", "timeit", "multiprocessing", "asyncio"),
+    *("urllib", "http", "ftplib", "requests"),
 }
+LOADERS = {"load", "loads", "_load", "_legacy_load"}
+"""Functions of torch, pickle and others that open a file of the next one's choice."""
 HARMLESS_BUILTINS = {
     *("set", "frozenset", "bytearray", "complex", "slice", "range", "object", "bool", "int"),
     *("float", "str", "bytes", "list", "tuple", "dict"),
@@ -156,7 +159,8 @@ def stand_in(module: str, name: str) -> Any:
     root = module.partition(".")[0]
     is_method = "." in name and name.rpartition(".")[2][:1].islower()  # as pathlib's Path.touch
     is_function = root in ("builtins", "__builtin__") and name not in HARMLESS_BUILTINS
-    if root in HOSTILE or is_method or is_function:
+    is_loader = name in LOADERS or module == "torch.hub"
+    if root in HOSTILE or is_method or is_function or is_loader:
         raise HostileFile(f"{module}.{name}")
     if root == "numpy":
         module = module.replace("numpy._core", "numpy.core")

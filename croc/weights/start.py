@@ -17,10 +17,7 @@ def load_into(backbone: Backbone, spec: str) -> str:
     """
     if spec.startswith("random:"):
         raise UserError(f"--init {spec}: that has no weights to start from; leave --init out")
-    try:
-        opened = open_backbone(spec, image_px=backbone.vit.patch_embed.img_size[0])
-    except UserError as error:
-        raise UserError(str(error).replace("--weights", "--init")) from None
+    opened = open_backbone(spec, backbone.vit.patch_embed.img_size[0], flag="--init")
     if not isinstance(opened, VitBackbone):
         raise UserError(f"--init {spec}: {opened.name} is a ConvNet, the backbone is a ViT")
     ours, theirs = _measures(backbone.vit), _measures(opened.vit)
@@ -46,5 +43,7 @@ def _measures(vit: VisionTransformer) -> dict[str, object]:
         "heads": block.get_submodule("attn").num_heads,
         "patches of": f"{vit.patch_embed.patch_size[0]} px",
         "registers": vit.num_reg_tokens,
+        "class token": vit.cls_token is not None,
+        "a position for the class token": not vit.no_embed_class,
         "layer scale": hasattr(block, "ls1") and not isinstance(block.ls1, nn.Identity),
     }

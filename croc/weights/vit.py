@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from croc.errors import UserError
+from croc.weights.files import check_room
 
 PATCHES = "patch_embed.proj.weight"
 SIZES = {192: "tiny", 384: "small", 768: "base", 1024: "large", 1280: "huge"}
@@ -46,6 +47,7 @@ def read_vit(own: Mapping[str, Tensor], prefix: str, source: str) -> Found:
     if foreign:
         raise UserError(f"{source} holds a ViT that is not plain: it has {', '.join(foreign[:2])}")
     options = _measure(weights, prefix, source)
+    check_room(weights)
     if "register_tokens" in own:
         _give_position_to_class_token(weights)
         options["no_embed_class"] = True
@@ -57,6 +59,8 @@ def _measure(weights: Mapping[str, Tensor], prefix: str, source: str) -> dict[st
     """All that a VisionTransformer is made by; the number of heads leaves no trace in shapes."""
     width, _, height_px, width_px = weights[PATCHES].shape
     depth = 1 + max((int(n.split(".")[1]) for n in weights if n.startswith("blocks.")), default=-1)
+    if depth > len(weights):  # a number in a key, which costs nothing to make large
+        raise UserError(f"{source} has no {depth:,} blocks, though a key of it says so")
     missing = [
         name
         for block in range(max(depth, 1))
@@ -69,6 +73,8 @@ def _measure(weights: Mapping[str, Tensor], prefix: str, source: str) -> dict[st
     if missing or "pos_embed" not in weights or weights["pos_embed"].ndim != 3:
         lacking = ", ".join(missing[:2]) or "pos_embed"
         raise UserError(f"{source} has patches like a ViT's, but is no plain ViT: no {lacking}")
+    if not (width and height_px and width_px):
+        raise UserError(f"{source}: patches of {height_px}×{width_px} px into {width} numbers")
     if height_px != width_px:
         raise UserError(f"{source}: patches of {height_px}×{width_px} px are not square")
     if width % HEAD_WIDTH:

@@ -16,9 +16,10 @@ from croc.checkpoint import checkpoints, load_checkpoint
 from croc.errors import UserError
 from croc.evals.features import DenseBackbone, VitBackbone, fingerprint, open_backbone
 from croc.methods.croc import Croc
-from croc.run_folder import read_config
+from croc.methods.mae import Mae
+from croc.run_folder import read_config, write_config
 from croc.train import pretrain
-from tests.tiny import tiny_config
+from tests.tiny import tiny_config, tiny_mae
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +74,8 @@ def test_random_networks_of_timm(name: str, width: int, stride: int):
 @pytest.mark.parametrize(
     ("spec", "said"),
     [
-        ("nowhere", "no such run or file"),
+        ("nowhere", "--weights nowhere: no such run or file; .* random:NAME"),
+        (" ", "--weights names nothing"),
         ("random:resnet5", "near to it: resnet5"),
         ("random:mlp_mixer_b16", "timm has no model"),
         ("random:mixer_b16_224", "gives no feature map"),
@@ -116,6 +118,16 @@ def test_a_run_before_its_first_step(run: Path):
     assert shapes[0] == shapes[1]
 
 
+def test_a_run_of_mae_before_its_first_step(tmp_path: Path):
+    config = tiny_mae()
+    write_config(tmp_path, config, "tiny")
+    torch.manual_seed(config.run.seed)
+    started = Mae(config, torch.device("cpu")).student.backbone.vit.state_dict()
+    untrained = open_backbone(f"random:{tmp_path}").state_dict()
+    for name, value in started.items():
+        assert torch.equal(value, untrained[f"vit.{name}"])
+
+
 def test_of_a_method_without_a_teacher_the_student_is_evaluated(run: Path, tmp_path: Path):
     state = load_checkpoint(checkpoints(run)[-1])
     student = state["modules"]["student"]
@@ -126,6 +138,27 @@ def test_of_a_method_without_a_teacher_the_student_is_evaluated(run: Path, tmp_p
     ours = backbone.state_dict()["vit.patch_embed.proj.weight"]
     assert torch.equal(ours, student["backbone.vit.patch_embed.proj.weight"])
     assert backbone.origin.endswith("@3, the student")
+
+
+@pytest.mark.parametrize("student", [[1], {3: torch.zeros(1)}, {}, {"backbone.vit.norm": 1}])
+def test_a_checkpoint_with_wrong_insides(student: object, run: Path, tmp_path: Path):
+    state = load_checkpoint(checkpoints(run)[-1])
+    state["modules"] = {"student": student}
+    torch.save(state, tmp_path / "step-00000003.pt")
+    shutil.copy(run / "config.json", tmp_path)
+    with pytest.raises(UserError, match=r"named tensors for its student|does not fit"):
+        open_backbone(str(tmp_path / "step-00000003.pt"))
+
+
+def test_a_broken_checkpoint_is_not_to_be_removed(run: Path, tmp_path: Path):
+    shutil.copy(run / "config.json", tmp_path)
+    torch.save({"format": 2, "step": 1}, tmp_path / "part.pt")
+    (tmp_path / "broken.pt").write_bytes(b"?")
+    torch.save([1], tmp_path / "list.pt")
+    for name in ("part.pt", "broken.pt", "list.pt", "config.json"):
+        with pytest.raises(UserError, match="name the run's folder or another") as refused:
+            open_backbone(str(tmp_path / name))
+        assert "remove" not in str(refused.value)
 
 
 def test_a_checkpoint_without_its_configuration(run: Path, tmp_path: Path):

@@ -1,14 +1,14 @@
 """DINO against loops over images, and against CrOC without its clusters."""
 
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import pytest
 import torch
 from lightning.fabric import Fabric
 
-from croc.config import CrocConfig, DinoConfig, DistillationConfig, ImageHeadConfig
 from croc.methods.dino import Dino
 from croc.optim import make_optimizer
+from croc.recipes import _without_clusters
 from croc.train import pretrain
 from croc.views import make_views
 from tests.methods.test_croc import SETTINGS, make_canvases
@@ -58,26 +58,13 @@ def test_a_step_equals_the_loops():
         torch.testing.assert_close(parameters[name].grad, gradient, rtol=1e-3, atol=1e-6)
 
 
-def without_clusters(config: CrocConfig) -> DinoConfig:
-    def section(kind, given):
-        return kind(**{each.name: getattr(given, each.name) for each in fields(kind)})
-
-    return DinoConfig(
-        data=config.data,
-        views=config.views,
-        model=config.model,
-        optim=config.optim,
-        run=config.run,
-        head=section(ImageHeadConfig, config.head),
-        loss=section(DistillationConfig, config.loss),
-    )
-
-
 @pytest.mark.parametrize("centring", ["mean", "sinkhorn"])
 def test_croc_with_alpha_zero_is_dino_to_the_last_digit(tmp_path, centring: str):
     config = tiny_config(tmp_path / "croc")
     config = replace(config, loss=replace(config.loss, alpha=0.0, centring=centring))
-    dino = without_clusters(replace(config, run=replace(config.run, folder=str(tmp_path / "dino"))))
+    dino = _without_clusters(
+        replace(config, run=replace(config.run, folder=str(tmp_path / "dino")))
+    )
     runs = [told(pretrain(each, "tiny")) for each in (config, dino)]
     assert len(runs[1]) == 9
     for croc_line, dino_line in zip(*runs, strict=True):

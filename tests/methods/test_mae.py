@@ -1,12 +1,17 @@
 """MAE against loops over images and patches."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
+import pytest
 import torch
 from lightning.fabric import Fabric
 
-from croc.methods.mae import Mae, MaeNetwork, compare, draw_mask, into_patches, sines_and_cosines
+from croc.errors import UserError
+from croc.initial import sines_and_cosines
+from croc.methods.mae import Mae, MaeNetwork, compare, draw_mask, into_patches
+from croc.optim import make_optimizer
 from croc.randomness import sample_key
 from croc.views import make_views
 from tests.methods.test_croc import SETTINGS, make_canvases
@@ -96,6 +101,59 @@ def test_the_order_of_the_visible_patches_does_not_matter():
         for order in (visible, visible.flip(1))
     ]
     torch.testing.assert_close(*painted)
+
+
+def test_the_network_equals_mae_as_its_paper_shuffles():
+    """Visible patches first, mask tokens appended, then everything put back into its place."""
+    torch.manual_seed(0)
+    config = tiny_mae()
+    network = MaeNetwork(config).eval()
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.add_(0.02 * torch.randn_like(parameter))
+    pixels, keys = torch.randn(4, 3, 32, 32), keys_of(4)
+    visible, _ = draw_mask(keys, 16, 0.75)
+    order = [[*row, *(n for n in range(16) if n not in row)] for row in visible.tolist()]
+    back = torch.tensor(order).argsort(dim=1)
+    vit, decoder, every = network.backbone.vit, network.decoder, torch.arange(4)[:, None]
+
+    x = vit.patch_embed(pixels).flatten(1, 2) + vit.pos_embed[:, 1:]
+    first = (vit.cls_token + vit.pos_embed[:, :1]).expand(4, -1, -1)
+    x = decoder.embed(vit.norm(vit.blocks(torch.cat([first, x[every, visible]], dim=1))))
+    masked = torch.cat([x[:, 1:], decoder.mask_token.expand(4, 12, -1)], dim=1)[every, back]
+    places = torch.cat([torch.zeros(1, 32), sines_and_cosines(4, 32)])
+    x = torch.cat([x[:, :1], masked], dim=1) + places
+    painted = decoder.paint(decoder.norm(decoder.blocks(x)))[:, 1:]
+    wanted = torch.einsum("bchpwq->bhwpqc", pixels.reshape(4, 3, 4, 8, 4, 8)).reshape(4, 16, 192)
+    wanted = (wanted - wanted.mean(-1, keepdim=True)) / (wanted.var(-1, keepdim=True) + 1e-6) ** 0.5
+    hidden = torch.cat([torch.zeros(4, 4), torch.ones(4, 12)], dim=1)[every, back]
+    expected = ((painted - wanted).square().mean(dim=-1) * hidden).sum(dim=1) / 12
+    torch.testing.assert_close(network(pixels, keys), expected)
+
+
+def test_it_starts_as_mae_does():
+    torch.manual_seed(0)
+    network = MaeNetwork(tiny_mae())
+    vit, decoder = network.backbone.vit, network.decoder
+    assert torch.equal(vit.pos_embed[0, 1:], sines_and_cosines(4, 192))
+    assert not vit.pos_embed[0, 0].any()
+    assert not vit.pos_embed.requires_grad
+    for layer in (vit.blocks[0].mlp.fc1, decoder.blocks[0].attn.qkv, decoder.paint):
+        bound = math.sqrt(6 / (layer.in_features + layer.out_features))
+        assert 0.97 * bound < layer.weight.abs().max() <= bound
+        assert not layer.bias.any()
+    bound = math.sqrt(6 / (192 + 3 * 8 * 8))
+    assert 0.97 * bound < vit.patch_embed.proj.weight.abs().max() <= bound
+    assert 0.01 < decoder.mask_token.std() < 0.03
+    decayed = make_optimizer(network, torch.device("cpu")).param_groups[0]["params"]
+    assert any(parameter is decoder.mask_token for parameter in decayed)
+
+
+@pytest.mark.parametrize("mask", [0.95, 1e-18])
+def test_a_mask_must_leave_some_and_hide_some(mask: float):
+    config = tiny_mae()
+    with pytest.raises(UserError, match=r"--decoder\.mask"):
+        MaeNetwork(replace(config, decoder=replace(config.decoder, mask=mask)))
 
 
 def test_a_step_is_the_mean_of_the_images_errors():

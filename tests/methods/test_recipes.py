@@ -72,3 +72,7 @@ def test_the_baselines_have_the_papers_settings():
     assert (mae.optim.rate, mae.optim.rate_end, mae.optim.warmup_epochs) == (1.5e-4, 0.0, 40)
     assert (mae.optim.weight_decay, mae.optim.weight_decay_end) == (0.05, 0.05)
     assert (mae.optim.batch, mae.optim.epochs) == (256, 300)
+    assert mae.optim.betas == (0.9, 0.95)
+    views = mae.views
+    assert (views.scale, views.flip, views.jitter, views.grayscale) == ((0.2, 1.0), 0.5, 0.0, 0.0)
+    assert views.blur == views.solarise == (0.0, 0.0)

@@ -3,6 +3,7 @@
 import io
 import os
 import pickle
+import urllib.request
 import zipfile
 from argparse import Namespace
 from collections import OrderedDict
@@ -56,12 +57,27 @@ def save_pickle(content: Any, path: Path) -> None:
     path.write_bytes(pickle.dumps(content))
 
 
+class Load(Command):
+    def __reduce__(self) -> tuple[Any, tuple[str]]:
+        return torch.load, (str(self.left),)
+
+
+class Hub(Command):
+    def __reduce__(self) -> tuple[Any, tuple[str]]:
+        return torch.hub.load_state_dict_from_url, (str(self.left),)
+
+
+class Download(Command):
+    def __reduce__(self) -> tuple[Any, tuple[str]]:
+        return urllib.request.urlopen, (self.left.as_uri(),)
+
+
 Save = Callable[[Any, Path], None]
 SAVES = pytest.mark.parametrize("save", [save_zip, save_old, save_pickle])
 
 
 @SAVES
-@pytest.mark.parametrize("kind", [Command, Evaluation, Attribute])
+@pytest.mark.parametrize("kind", [Command, Evaluation, Attribute, Load, Hub, Download])
 @pytest.mark.parametrize("place", ["alone", "arguments", "tensor", "wrapper", "key"])
 def test_hostile_files_are_refused_and_not_run(
     save: Save, kind: type[Command], place: str, tmp_path: Path
@@ -281,3 +297,54 @@ def test_a_command_describes_a_file(tmp_path: Path, capsys: pytest.CaptureFixtur
     said = capsys.readouterr().err
     assert said.startswith("croc: ")
     assert said.count("\n") == 1
+
+
+def test_a_command_names_no_flag_that_it_has_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    for path in (tmp_path, tmp_path / "nowhere.pth"):
+        assert main(["show", "weights", str(path)]) == 2
+        assert "--weights" not in capsys.readouterr().err
+
+
+def test_numbers_too_long_to_print(tmp_path: Path):
+    vit = timm.create_model("vit_tiny_patch16_224", depth=1, img_size=32)
+    long = 10**6000
+    content = {**vit.state_dict(), long: torch.zeros(1), "args": {"n": long, "in": {long: 1}}}
+    torch.save(content, tmp_path / "w.pth")
+    said = describe_file(tmp_path / "w.pth")
+    assert "n: a number of 19,932 bits" in said
+    assert "in: a dict too long to print" in said
+    assert "a int too long to print" in read_weights(tmp_path / "w.pth")
+
+
+def test_compressed_files(tmp_path: Path):
+    """A megabyte of them can be a gigabyte."""
+    with zipfile.ZipFile(tmp_path / "w.pth", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("archive/data.pkl", pickle.dumps({"a": 1}))
+    with pytest.raises(UserError, match="its parts are compressed"):
+        read_content(tmp_path / "w.pth")
+
+
+def test_containers_that_hold_one_another(tmp_path: Path):
+    """A few hundred bytes, but without end when they are written out."""
+    turning: dict[str, Any] = {}
+    for number in range(12):
+        turning[f"k{number}"] = turning
+    save_pickle(turning, tmp_path / "w.pkl")
+    with pytest.raises(UserError, match="its parts hold one another"):
+        read_named_tensors(tmp_path / "w.pkl")
+    doubled: list[Any] = ["x"]
+    for _ in range(40):
+        doubled = [doubled, doubled]
+    save_pickle({"args": {"l": doubled}}, tmp_path / "w.pkl")
+    with pytest.raises(UserError, match="its arguments hold one another"):
+        read_arguments(tmp_path / "w.pkl")
+
+
+def test_a_wrapper_of_itself(tmp_path: Path):
+    wrapper: dict[str, Any] = {}
+    wrapper["model"] = wrapper
+    save_pickle(wrapper, tmp_path / "w.pkl")
+    with pytest.raises(UserError, match="holds no named tensors"):
+        read_weights(tmp_path / "w.pkl")

@@ -16,6 +16,7 @@ from croc.evals.features import ConvBackbone, VitBackbone, open_backbone
 from croc.weights.files import read_named_tensors
 from croc.weights.layouts import recognise
 from croc.weights.start import load_into
+from croc.weights.vit import _measure
 from tests.weights.projects import VITS, State, Write, dinov2, other, prefixed, zeros
 from tests.weights.resnet_projects import RESNETS, moco
 
@@ -215,7 +216,7 @@ def test_heads_are_those_of_timms_vits_of_that_width(size: str):
     name = next(each for each in timm.list_models(f"vit_{size}_patch*") if "clip" not in each)
     with torch.device("meta"):
         vit: Any = timm.create_model(name, depth=1, img_size=56, class_token=True)
-    options = recognise(other(vit.state_dict())).options
+    options = _measure(other(vit.state_dict()), "", "w.pth")
     assert options["num_heads"] == vit.blocks[0].attn.num_heads
     hidden = int(options["embed_dim"] * options["mlp_ratio"])
     assert hidden == vit.blocks[0].mlp.fc1.out_features
@@ -286,3 +287,48 @@ def test_a_layer_of_another_width_is_said(resnet_weights: State, tmp_path: Path)
     moco(without(resnet_weights, "bn1.running_mean"), tmp_path / "w")
     with pytest.raises(UserError, match=r"lacks bn1.running_mean"):
         open_backbone(str(tmp_path / "w"))
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "said"),
+    [
+        ("blocks.0.mlp.fc1.weight", (), "a network of impossible shapes"),
+        ("register_tokens", (4,), "a network of impossible shapes"),
+        ("reg_token", (4,), "a network of impossible shapes"),
+        ("patch_embed.proj.weight", (0, 3, 16, 16), "16×16 px into 0 numbers"),
+        ("patch_embed.proj.weight", (384, 3, 0, 0), "0×0 px into 384 numbers"),
+        (f"blocks.{'9' * 5000}.norm1.weight", (1,), "a network of impossible shapes"),
+        ("blocks.30000000.norm1.weight", (1,), "no 30,000,001 blocks"),
+    ],
+    ids=lambda value: str(value)[:24],
+)
+def test_impossible_shapes(name: str, shape: tuple[int, ...], said: str, vit: Any):
+    assert said in refusal(vit.state_dict() | {name: torch.zeros(shape)})
+
+
+def test_a_network_takes_no_more_room_than_its_file(vit: Any, tmp_path: Path):
+    """A few bytes, expanded, would be a network that fills the memory."""
+    weights = dict(vit.state_dict())
+    wide = torch.zeros(()).expand(64 * 10**7, 3, 16, 16)
+    assert "larger than what the file holds" in refusal(weights | {"patch_embed.proj.weight": wide})
+    qkv = weights["blocks.0.attn.qkv.weight"]
+    tied = {name: qkv[:384] for name in weights if name.endswith("attn.proj.weight")}
+    several = {name: qkv for name in weights if name.endswith("attn.qkv.weight")}
+    assert "larger than what the file holds" in refusal(weights | tied | several)
+    torch.save(weights | {"patch_embed.proj.weight": wide}, tmp_path / "w.pth")
+    with pytest.raises(UserError, match="larger than what the file holds"):
+        open_backbone(f"timm:vit_small_patch16_224@{tmp_path / 'w.pth'}", image_px=64)
+
+
+def test_weights_that_are_not_finite(vit: Any):
+    broken = {name: value * torch.nan for name, value in vit.state_dict().items()}
+    assert "weights that are not finite" in refusal(broken)
+    both = prefixed("backbone.", broken) | prefixed("net.backbone.", broken)
+    assert "weights that are not finite" in refusal(both)
+    infinite = dict(vit.state_dict()) | {"cls_token": torch.full((1, 1, 384), torch.inf)}
+    assert "not finite, in 1 of" in refusal(infinite)
+
+
+def test_complex_numbers_are_no_weights(vit: Any):
+    odd = {name: value.to(torch.complex64) for name, value in vit.state_dict().items()}
+    assert "holds complex numbers" in refusal(odd)

@@ -100,6 +100,17 @@ def test_what_does_not_fit(run: Path, tmp_path: Path):
     large: Any = timm.create_model(TINY.name, patch_size=64, depth=2, img_size=64)
     torch.save(large.state_dict(), tmp_path / "large.pth")
     assert "patches of 64 px, images of 32 px" in refusal(str(tmp_path / "large.pth"))
+    bare: Any = timm.create_model(
+        TINY.name, patch_size=8, depth=2, img_size=32, class_token=False, global_pool="avg"
+    )
+    torch.save(bare.state_dict(), tmp_path / "bare.pth")
+    assert "class token False, not True" in refusal(str(tmp_path / "bare.pth"))
+    apart: Any = timm.create_model(
+        TINY.name, patch_size=8, depth=2, img_size=32, no_embed_class=True
+    )
+    torch.save(apart.state_dict(), tmp_path / "apart.pth")
+    said = refusal(str(tmp_path / "apart.pth"))
+    assert "a position for the class token False, not True" in said
 
 
 def test_what_is_no_start(tmp_path: Path):
@@ -107,5 +118,13 @@ def test_what_is_no_start(tmp_path: Path):
     assert "r18 is a ConvNet" in refusal(str(tmp_path / "r18.pth"))
     assert "leave --init out" in refusal("random:vit_tiny_patch16_224")
     assert "--init nowhere: no such run or file" in refusal("nowhere")
+    assert "random:" not in refusal("nowhere")
+    assert refusal("").startswith("--init names nothing; a run's folder")
     assert "timm has no model 'vit_tin'" in refusal("timm:vit_tin")
     assert "there is no file" in refusal("timm:vit_tiny_patch16_224@nowhere.pth")
+
+
+def test_a_runs_other_files_are_not_to_be_removed(run: Path):
+    said = refusal(str(run / "config.json"))
+    assert "remove" not in said
+    assert "name the run's folder" in said
