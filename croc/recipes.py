@@ -97,7 +97,7 @@ def dino_demo() -> DinoConfig:
 
     croc pretrain dino-demo
     """
-    return _without_clusters(demo())
+    return without_clusters(demo())
 
 
 def dino_coco_vits16() -> DinoConfig:
@@ -108,7 +108,7 @@ def dino_coco_vits16() -> DinoConfig:
     CrOC's setting without clusters (the paper's appendix): two views and no local crops. The
     paper's figures, linear segmentation: 47.2, 47.1, 46.2 mIoU.
     """
-    return _without_clusters(coco_vits16())
+    return without_clusters(coco_vits16())
 
 
 def mae_coco_vits16() -> MaeConfig:
@@ -137,7 +137,7 @@ def mae_coco_vits16() -> MaeConfig:
     )
 
 
-def _without_clusters(config: CrocConfig) -> DinoConfig:
+def without_clusters(config: CrocConfig) -> DinoConfig:
     """The same run but for what CrOC adds to DINO."""
     return DinoConfig(
         data=config.data,

@@ -33,12 +33,9 @@ class Canvases:
         )
         return Canvases(pixels, sizes, keys, self.failed)
 
-    def copied(self, pin: bool = False) -> "Canvases":
-        """In memory of its own, page-locked if asked for."""
-        pixels, sizes, keys = (
-            x.pin_memory() if pin else x.clone() for x in (self.pixels, self.sizes, self.keys)
-        )
-        return Canvases(pixels, sizes, keys, self.failed)
+    def copied(self) -> "Canvases":
+        """In memory of its own."""
+        return Canvases(self.pixels.clone(), self.sizes.clone(), self.keys.clone(), self.failed)
 
 
 @dataclass(frozen=True)

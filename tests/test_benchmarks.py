@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 from PIL import Image
@@ -18,11 +19,10 @@ from croc.evals.videos import open_videos
 ROOT = Path(__file__).parent.parent
 
 
-def test_the_evaluations_are_measured(tmp_path):
-    """In a process of its own: memory is the process's, and it must run without the hook."""
-    command = [sys.executable, "-m", "benchmarks.evaluation", "--device", "cpu", "--quick"]
+def measured_by(benchmark: str, folder: Path, *options: str) -> tuple[dict[str, Any], str]:
+    """The page that it writes, and what it prints."""
     done = subprocess.run(
-        [*command, "--to", str(tmp_path / "x.json")],
+        [sys.executable, "-m", benchmark, *options, "--to", str(folder / "x.json")],
         cwd=ROOT,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
@@ -30,7 +30,12 @@ def test_the_evaluations_are_measured(tmp_path):
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    page = json.loads((tmp_path / "x.json").read_text())
+    return json.loads((folder / "x.json").read_text()), done.stdout
+
+
+def test_the_evaluations_are_measured(tmp_path):
+    """In a process of its own: memory is the process's, and it must run without the hook."""
+    page, said = measured_by("benchmarks.evaluation", tmp_path, "--device", "cpu", "--quick")
     assert set(page) == {"date", "hardware", "versions", "figures"}
     assert page["hardware"]["cores"] >= 1
     assert page["versions"]["torch"]
@@ -39,7 +44,7 @@ def test_the_evaluations_are_measured(tmp_path):
     for what, figure in measured.items():
         assert figure["value"] > 0
         assert figure["setting"]["dtype"] == "float32"
-        assert what in done.stdout
+        assert what in said
     assert measured["video"]["setting"]["frames"] == 4
     assert measured["K-means"]["setting"]["images"] == 24
 

@@ -1,10 +1,7 @@
 """Bad input: one line that says what to do, exit code 2, nothing overwritten."""
 
-import contextlib
 import json
-import math
 import tarfile
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -14,9 +11,6 @@ from PIL import Image
 
 from croc.checkpoint import load_checkpoint
 from croc.cli import main
-from croc.demo import judge
-from croc.evals.protocols import linear_protocol
-from croc.evals.results import read_results
 from croc.recipes import RECIPES
 from croc.run_folder import PAGE, read_config, write_config
 from tests.tiny import FLAGS, tiny_config
@@ -175,51 +169,6 @@ def test_a_diverging_run_stops_and_keeps_its_checkpoints(
     for path in (tmp_path / "run" / "checkpoints").iterdir():
         weights = load_checkpoint(path)["modules"]["teacher"]
         assert all(value.isfinite().all() for value in weights.values())
-
-
-@pytest.mark.parametrize("expected", [-100.0, 100.0])
-def test_the_demo_draws_scores_and_says_where_all_lies(
-    expected: float,
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-):
-    """Nine steps teach nothing; whether the gain is enough decides how the demo ends."""
-    few = replace(linear_protocol("scenes"), image_px=32, steps=3)
-    monkeypatch.setattr("croc.demo.linear_protocol", lambda _: few)
-    monkeypatch.setattr("croc.demo.LEAST_GAIN", expected)
-    monkeypatch.setattr("croc.demo.judge", lambda *_: True)
-    with pytest.raises(SystemExit) if expected > 0 else contextlib.nullcontext() as end:
-        main(["demo", *FLAGS, "--run.folder", str(tmp_path / "run")])
-    said = capsys.readouterr().out
-    assert ("100.0 were expected" in said) == (expected > 0)
-    assert end is None or end.value.code == 1
-    assert "mIoU" in said
-    trained, untrained = read_results(tmp_path / "run" / "evaluation")
-    assert (trained["backbone"], untrained["backbone"]) == ("run@9", "run@0")
-    for name in ("clusters.png", "evaluation", "metrics.jsonl", "checkpoints", "tensorboard"):
-        assert str(tmp_path / "run" / name) in said
-        assert (tmp_path / "run" / name).exists()
-    with Image.open(tmp_path / "run" / "clusters.png") as picture:
-        assert min(picture.size) > 100
-
-
-@pytest.mark.parametrize(
-    ("losses", "shares", "learned"),
-    [
-        ([5.0, 4.0, 3.0], [0.5, 0.4, 0.3], True),
-        ([5.0, 4.0, 5.1], [0.5, 0.4, 0.3], False),
-        ([5.0, 4.0, 3.0], [0.5, 0.04, 0.3], False),
-        ([5.0, 4.0, 3.0], [0.5, 0.6, 0.96], False),
-    ],
-)
-def test_the_demo_judges_itself(losses: list[float], shares: list[float], learned: bool):
-    most = math.log(64)
-    lines = [
-        {"loss_image": loss, "entropy_image": share * most}
-        for loss, share in zip(losses, shares, strict=True)
-    ]
-    assert judge(lines, "image", 64) == learned
 
 
 def test_no_pickle_is_run(capsys: pytest.CaptureFixture[str], tmp_path: Path):

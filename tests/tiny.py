@@ -9,9 +9,7 @@ from croc.config import (
     DataConfig,
     DecoderConfig,
     DinoConfig,
-    DistillationConfig,
     HeadConfig,
-    ImageHeadConfig,
     LossConfig,
     MaeConfig,
     ModelConfig,
@@ -19,6 +17,7 @@ from croc.config import (
     RunConfig,
     ViewsConfig,
 )
+from croc.recipes import without_clusters
 
 
 def tiny_config(folder: Path | None = None, **run: object) -> CrocConfig:
@@ -42,16 +41,7 @@ def tiny_config(folder: Path | None = None, **run: object) -> CrocConfig:
 
 
 def tiny_dino(folder: Path | None = None, **run: object) -> DinoConfig:
-    config = tiny_config(folder, **run)
-    return DinoConfig(
-        data=config.data,
-        views=config.views,
-        model=config.model,
-        optim=config.optim,
-        run=config.run,
-        head=ImageHeadConfig(hidden=48, bottleneck=16, image_prototypes=64),
-        loss=DistillationConfig(temperature_warmup_epochs=2, teacher_momentum=0.9),
-    )
+    return without_clusters(tiny_config(folder, **run))
 
 
 def tiny_mae(folder: Path | None = None, **run: object) -> MaeConfig:

@@ -95,13 +95,12 @@ def make_loader(
     rank: int = 0,
     processes: int = 1,
     workers: int = 0,
-    pin: bool = False,
     device: torch.device = _CPU,
 ) -> Generator[Canvases, None, None]:
     """One batch for each step from `first_step` to before `last_step`, across epochs.
 
-    They come on the device, or in page-locked memory for who copies them himself (`pin`). The
-    workers start here, not when the first batch is asked for; each makes a part of every batch.
+    They come on the device. The workers start here, not when the first batch is asked for; each
+    makes a part of every batch.
     """
     _check_batch(len(source), batch, processes)
     parts = max(1, min(workers, batch // processes))
@@ -110,11 +109,11 @@ def make_loader(
     making = _Parts(source, ring, parts, batch, seed, rank, processes)
     order = range(first_step * parts, last_step * parts)
     made = iterate(making, order, workers=workers, ahead=_PARTS_AHEAD)
-    return _delivered(_whole(made, ring, parts, range(first_step, last_step)), ring, device, pin)
+    return _delivered(_whole(made, ring, parts, range(first_step, last_step)), ring, device)
 
 
 def _delivered(
-    batches: Generator[Canvases, None, None], ring: Ring, device: torch.device, pin: bool
+    batches: Generator[Canvases, None, None], ring: Ring, device: torch.device
 ) -> Generator[Canvases, None, None]:
     with closing(batches):
         if device.type == "cuda":
@@ -122,7 +121,7 @@ def _delivered(
                 yield from arriving
         else:
             for canvases in batches:
-                yield canvases.copied(pin)
+                yield canvases.copied()
 
 
 def _whole(

@@ -1,35 +1,19 @@
 """The benchmark of the input runs, at a tiny size, and its figures are of what they say."""
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 from PIL import Image
 
 from benchmarks.input import write_photographs
+from tests.test_benchmarks import measured_by
 
 from .pictures import encode, noise, write
-
-ROOT = Path(__file__).parent.parent.parent
 
 
 def test_what_is_measured(tmp_path):
     """In a process of its own: it must run without the hook."""
     sizes = "--images 12 --size-px 64 48 --canvas-px 40 --batch 4 --steps 6 --step-ms 0 20"
-    command = [sys.executable, "-m", "benchmarks.input", "--device", "cpu", "--workers", "1"]
-    done = subprocess.run(
-        [*command, *sizes.split(), "--to", str(tmp_path / "x.json")],
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    page = json.loads((tmp_path / "x.json").read_text())
+    options = ["--device", "cpu", "--workers", "1", *sizes.split()]
+    page, said = measured_by("benchmarks.input", tmp_path, *options)
     assert page["hardware"]["cores"] >= 1
     measured = {(f["what"], f["setting"]["step_ms"]): f["value"] for f in page["figures"]}
     for source in ("pack", "JPEG files"):
@@ -37,7 +21,7 @@ def test_what_is_measured(tmp_path):
         assert measured[source, 0] > 0
         share = 100 * measured[source, 20] / measured["ready tensors", 20]
         assert measured[f"{source}: of ready tensors", 20] == pytest.approx(share)
-        assert source in done.stdout
+        assert source in said
     assert page["figures"][0]["setting"]["images"] == 12
     assert 0 < page["figures"][0]["setting"]["file_kb"] < 20
 

@@ -171,15 +171,6 @@ class TestLoader:
         )
         assert ended.stderr.endswith("ValueError: the loss is not finite\n")
 
-    @pytest.mark.cuda
-    @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-    @pytest.mark.parametrize("workers", [0, 1])
-    def test_pins(self, workers):
-        for canvases in load(0, 2, pin=True, workers=workers):
-            assert canvases.pixels.is_pinned()
-            assert canvases.sizes.is_pinned()
-            assert canvases.keys.is_pinned()
-
     def test_bad_batch_is_told_before_the_first_step(self):
         with pytest.raises(UserError, match=r"--optim\.batch"):
             make_loader(MemorySource(3), canvas_px=8, batch=4, seed=0, first_step=0, last_step=1)

@@ -81,7 +81,7 @@ class TestRing:
     def test_a_batch_stays_until_the_next_but_one(self, ahead, monkeypatch):
         """Workers that run ahead do not write into what is still being copied."""
         owned = list(loader())
-        monkeypatch.setattr(Canvases, "copied", lambda self, pin: self)
+        monkeypatch.setattr(Canvases, "copied", lambda self: self)
         monkeypatch.setattr("croc.data.loader._PARTS_AHEAD", ahead)
         before = None
         for step, borrowed in enumerate(loader(workers=2)):

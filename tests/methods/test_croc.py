@@ -210,7 +210,13 @@ def steps_on_the_gpu(name: str, compiles: bool, steps: int, checked_from: int) -
     student.train()
     source = open_source(config.data, 0)
     loader = make_loader(
-        source, canvas_px=40, batch=8, seed=0, first_step=0, last_step=steps, pin=True
+        source,
+        canvas_px=40,
+        batch=8,
+        seed=0,
+        first_step=0,
+        last_step=steps,
+        device=fabric.device,
     )
     metrics: dict[str, Tensor] = {}
     for step, canvases in enumerate(list(loader)):
@@ -218,10 +224,9 @@ def steps_on_the_gpu(name: str, compiles: bool, steps: int, checked_from: int) -
             torch.cuda.synchronize()
             torch.cuda.set_sync_debug_mode("error")
         try:
-            on_device = canvases.to(fabric.device)
             settings = settings_at(step, config.optim, 3)
             metrics = train_step(
-                fabric, method, student, optimizer, on_device, settings, config.optim
+                fabric, method, student, optimizer, canvases, settings, config.optim
             )
         finally:
             torch.cuda.set_sync_debug_mode("default")

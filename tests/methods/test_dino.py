@@ -8,7 +8,7 @@ from lightning.fabric import Fabric
 
 from croc.methods.dino import Dino
 from croc.optim import make_optimizer
-from croc.recipes import _without_clusters
+from croc.recipes import without_clusters
 from croc.train import pretrain
 from croc.views import make_views
 from tests.methods.test_croc import SETTINGS, make_canvases
@@ -62,9 +62,7 @@ def test_a_step_equals_the_loops():
 def test_croc_with_alpha_zero_is_dino_to_the_last_digit(tmp_path, centring: str):
     config = tiny_config(tmp_path / "croc")
     config = replace(config, loss=replace(config.loss, alpha=0.0, centring=centring))
-    dino = _without_clusters(
-        replace(config, run=replace(config.run, folder=str(tmp_path / "dino")))
-    )
+    dino = without_clusters(replace(config, run=replace(config.run, folder=str(tmp_path / "dino"))))
     runs = [told(pretrain(each, "tiny")) for each in (config, dino)]
     assert len(runs[1]) == 9
     for croc_line, dino_line in zip(*runs, strict=True):
