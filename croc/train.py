@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from lightning.fabric import Fabric
 from lightning.fabric.plugins import MixedPrecision
-from lightning.fabric.wrappers import _FabricModule
 from torch import Tensor
 
 from croc.checkpoint import TrainState, checkpoints, load_checkpoint, save_checkpoint
@@ -29,6 +28,7 @@ from croc.log import RunLog
 from croc.methods import Method, build_method
 from croc.notices import notice_of_end
 from croc.optim import clip_gradient, make_optimizer, set_rates
+from croc.recorded import Gradients, make_gradients, records
 from croc.run_folder import open_run_folder, write_config
 from croc.schedules import Settings, settings_at
 from croc.stages import stage
@@ -65,6 +65,9 @@ def train(
     optimizer = make_optimizer(method.student, fabric.device, optim.betas)
     student, optimizer = fabric.setup(method.student, optimizer)
     student.train()
+    gradients = make_gradients(
+        fabric, method, student, records(run, fabric, compiles(run, fabric.device))
+    )
     state = TrainState(method.modules, optimizer, len(source))
     if resumed:
         state.load_state_dict(resumed)
@@ -101,7 +104,7 @@ def train(
         skipped: list[str] = []
         for canvases in loader:
             settings = settings_at(state.step, optim, per_epoch)
-            metrics = train_step(fabric, method, student, optimizer, canvases, settings, optim)
+            metrics = train_step(gradients, optimizer, canvases, settings, optim)
             state.step += 1
             skipped += canvases.failed
             log.advance(state.step)
@@ -141,17 +144,17 @@ def _start_from(init: str | None, method: Method) -> str | None:
 
 
 def train_step(
-    fabric: Fabric,
-    method: Method,
-    student: _FabricModule,
+    gradients: Gradients,
     optimizer: torch.optim.Optimizer,
     canvases: Canvases,
     settings: Settings,
     optim: OptimConfig,
 ) -> dict[str, Tensor]:
     """One update of student and teacher. Nothing in it waits for the device."""
+    fabric, method = gradients.fabric, gradients.method
     set_rates(optimizer, settings)
-    metrics = method.accumulate(fabric, student, canvases, settings)
+    method.before_gradients(settings)
+    metrics = gradients(canvases)
     method.before_update(settings)
     with stage("update"):
         norm = clip_gradient(method.student.parameters(), optim.clip_gradient)

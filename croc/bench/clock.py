@@ -37,6 +37,14 @@ class Marks:
         return [1e3 * (end - start) for start, end in zip(self._moments, self._moments[1:])]
 
 
+def keep_busy(device: torch.device) -> None:
+    """Some 30 ms of work for the GPU: what is launched meanwhile then runs without a pause."""
+    if device.type == "cuda":
+        square = torch.ones(4096, 4096, device=device, dtype=torch.bfloat16)
+        for _ in range(150):
+            square @ square  # pyright: ignore[reportUnusedExpression]
+
+
 def wait(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)

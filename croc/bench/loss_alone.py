@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from croc.bench.clock import Marks
+from croc.bench.clock import Marks, keep_busy
 from croc.bench.trainer import Trainer
 from croc.types import Canvases
 
@@ -41,7 +41,7 @@ def _loss_calls(trainer: Trainer, canvases: Canvases) -> tuple[list[tuple[Any, .
 
     network.distil = listen
     try:
-        trainer.step(canvases)
+        trainer.launch(canvases)
     finally:
         network.distil = plain
     return calls, asked // LOSSES
@@ -57,6 +57,7 @@ def _apart(given: Any) -> Any:
 def _loss_call_ms(trainer: Trainer, given: tuple[Any, ...]) -> float:
     learning = [each for each in given if isinstance(each, Tensor) and each.requires_grad]
     marks = Marks(trainer.fabric.device)
+    keep_busy(trainer.fabric.device)
     for _ in range(2 * LONE_STEPS):
         marks.set()
         loss, *_ = trainer.method.student.distil(*given)

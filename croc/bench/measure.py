@@ -20,6 +20,7 @@ from croc.bench.settings import Setting
 from croc.bench.trainer import Trainer
 from croc.data.loader import make_loader, worker_count
 from croc.data.sources import ImageSource
+from croc.recorded import WARM_UPS
 from croc.stages import Stopwatch
 from croc.train import fetch
 from croc.types import Canvases
@@ -76,7 +77,8 @@ class Figures:
     reserved_gib: float | None
     """What the process took of the GPU's memory for them."""
     split_ms: dict[str, float]
-    """By stage, in steps of their own, with what lies between the stages as the rest."""
+    """By stage, in steps of their own whose kernels were launched one by one; what lies between
+    the stages is the rest."""
     watched_ms: float
     """Of those steps; the sum of the split."""
     clustering_by: str
@@ -88,6 +90,8 @@ class Figures:
     tflops: float
     of_ceiling: float
     """Its share of what the device reached in one large product of matrices."""
+    recorded: bool
+    """Whether the kernels of the timed steps were launched as one."""
     loss: float | None
     """Of the last step; None if it is not finite, and then no figure here is to be trusted."""
     loaded: Loaded | None
@@ -104,19 +108,22 @@ def measure(
     begun = time.perf_counter()
     trainer = Trainer(fabric, setting)
     ready = made_up_canvases(config, BATCHES, device)
-    trainer.step(next(ready))
+    trainer.launch(next(ready))
     wait(device)
     first_step_s = time.perf_counter() - begun
     for _ in range(bench.warmup - 1):
-        trainer.step(next(ready))
+        trainer.launch(next(ready))
     wait(device)
     ready_s = time.perf_counter() - begun
+    # Before steps are recorded, which sets memory aside for good.
+    split_ms, watched_ms = _split(trainer, ready, min(WATCHED_STEPS, bench.steps))
+    alone_ms = loss_alone_ms(trainer, ready)
 
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
+    ready_s += _record(trainer, ready)
     step_ms, waits = _time_steps(trainer, ready, bench.steps)
     peaks = _peaks_gib(device)
-    split_ms, watched_ms = _split(trainer, ready, min(WATCHED_STEPS, bench.steps))
     host_ms = _host_ms(trainer, ready) if device.type == "cuda" else None
     loss = fetch(trainer.step(next(ready)))["loss"]
     rate = 1e3 * setting.sizes.batch / statistics.fmean(step_ms)
@@ -140,8 +147,18 @@ def measure(
         of_ceiling=tflops / ceiling.tflops,
         loss=loss if math.isfinite(loss) else None,
         loaded=_loaded(trainer, bench.steps, source, rate) if source else None,
-        loss_alone_ms=loss_alone_ms(trainer, ready),
+        recorded=trainer.recorded,
+        loss_alone_ms=alone_ms,
     )
+
+
+def _record(trainer: Trainer, batches: Iterator[Canvases]) -> float:
+    """Steps until the usual ones are recorded, if they are to be; the seconds that it took."""
+    begun = time.perf_counter()
+    for _ in range(WARM_UPS + 2 if trainer.recorded else 0):
+        trainer.step(next(batches))
+    wait(trainer.fabric.device)
+    return time.perf_counter() - begun
 
 
 def _time_steps(
@@ -165,7 +182,7 @@ def _split(
     with stopwatch.watch():
         marks.set()
         for _ in range(steps):
-            trainer.step(next(batches))
+            trainer.launch(next(batches))
         marks.set()
     whole = marks.apart_ms()[0] / steps
     split = {name: 1e3 * seconds / steps for name, seconds in stopwatch.seconds().items()}

@@ -11,6 +11,7 @@ from croc.config import RunConfig
 from croc.kernels import use_kernels
 from croc.methods import build_method
 from croc.optim import make_optimizer
+from croc.recorded import Gradients, make_gradients, records
 from croc.schedules import settings_at
 from croc.train import compiles, in_bfloat16, train_step
 from croc.types import Canvases
@@ -32,17 +33,26 @@ class Trainer:
         optimizer = make_optimizer(self.method.student, fabric.device, config.optim.betas)
         self._student, self._optimizer = fabric.setup(self.method.student, optimizer)
         self._student.train()
+        given = fabric, self.method, self._student
+        self.recorded = records(config.run, fabric, compiled)
+        self._launched, self._usual = Gradients(*given), make_gradients(*given, self.recorded)
         # Past the epochs in which the prototypes stand still: most steps of a run are like that.
         frozen = min(config.loss.frozen_prototype_epochs, config.optim.epochs - 1)
         self._number = frozen * STEPS_AN_EPOCH
 
     def step(self, canvases: Canvases) -> dict[str, Tensor]:
+        """As the training takes it; the first ones are launched, the next one is recorded."""
+        return self._step(self._usual, canvases)
+
+    def launch(self, canvases: Canvases) -> dict[str, Tensor]:
+        """Kernel by kernel, so that one can watch."""
+        return self._step(self._launched, canvases)
+
+    def _step(self, gradients: Gradients, canvases: Canvases) -> dict[str, Tensor]:
         optim = self.config.optim
         settings = settings_at(self._number, optim, STEPS_AN_EPOCH)
         self._number += 1
-        return train_step(
-            self.fabric, self.method, self._student, self._optimizer, canvases, settings, optim
-        )
+        return train_step(gradients, self._optimizer, canvases, settings, optim)
 
 
 def dtype_of_products(run: RunConfig, device: torch.device) -> torch.dtype:

@@ -32,6 +32,8 @@ class RunConfig:
     """auto is bfloat16 autocast on a GPU and float32 on the CPU."""
     compile: bool | Literal["auto"] = "auto"
     """torch.compile; auto is on a GPU only."""
+    record: bool | Literal["auto"] = "auto"
+    """Launch a step's kernels as one (a CUDA graph); auto is on one GPU, where compiled."""
     kernels: bool = True
     """Our own kernels on a GPU; without them PyTorch does the same, slower."""
     micro_batch: int | None = None

@@ -34,10 +34,17 @@ class Method(Protocol):
         """All that begin with the weights of --init."""
         ...
 
+    def before_gradients(self, settings: Settings) -> None:
+        """What the step's gradients take from the schedules is put where the device finds it."""
+        ...
+
     def accumulate(
-        self, fabric: Fabric, student: _FabricModule, canvases: Canvases, settings: Settings
+        self, fabric: Fabric, student: _FabricModule, canvases: Canvases
     ) -> dict[str, Tensor]:
-        """Leave the step's gradients in the student; metrics as shares whose sum is the metric."""
+        """Leave the step's gradients in the student; metrics as shares whose sum is the metric.
+
+        The same kernels in the same order for every batch, since they may be recorded.
+        """
         ...
 
     def before_update(self, settings: Settings) -> None:

@@ -61,6 +61,7 @@ class Distillation(ABC, Generic[Targets]):
         self.teacher.load_state_dict(self.student.state_dict())
         self.teacher.eval().requires_grad_(False).to(device)
         self.image_center = self._make_center(config.head.image_prototypes, device)
+        self.temperature = torch.zeros((), device=device)
         self.micro_batch = config.run.micro_batch or self._usual_micro_batch(device)
         self._make_views, self._total = make_views, weighted_total
         if compile:
@@ -99,15 +100,19 @@ class Distillation(ABC, Generic[Targets]):
     def count(self, parts: list[Targets]) -> Metrics:
         """What makes metrics of a part's targets and the student's answer, "loss" among them."""
 
+    def before_gradients(self, settings: Settings) -> None:
+        # Into a tensor that stays, so that neither a new graph nor a copy to the device is made.
+        self.temperature.fill_(teacher_temperature(self.config.loss, settings.epoch))
+
     def accumulate(
-        self, fabric: Fabric, student: _FabricModule, canvases: Canvases, settings: Settings
+        self, fabric: Fabric, student: _FabricModule, canvases: Canvases
     ) -> dict[str, Tensor]:
         """Gradients of one step; `student` is self.student as the fabric wrapped it.
 
         Each metric is this process's share of a mean over all: their sum is the metric.
         """
         pieces = split(canvases, self.micro_batch)
-        parts = [self._prepare(fabric, piece, settings) for piece in pieces]
+        parts = [self._prepare(fabric, piece) for piece in pieces]
         measure = self.count([targets for _, _, targets in parts])
         metrics: dict[str, Tensor] = {}
         for index, (views, keys, targets) in enumerate(parts):
@@ -122,19 +127,13 @@ class Distillation(ABC, Generic[Targets]):
         return metrics
 
     @torch.no_grad()
-    def _prepare(
-        self, fabric: Fabric, canvases: Canvases, settings: Settings
-    ) -> tuple[Views, Tensor, Targets]:
-        # A filled tensor, so that neither a new graph nor a copy to the device is made of it.
-        temperature = torch.full(
-            (), teacher_temperature(self.config.loss, settings.epoch), device=fabric.device
-        )
+    def _prepare(self, fabric: Fabric, canvases: Canvases) -> tuple[Views, Tensor, Targets]:
         config, patch_px = self.config.views, self.teacher.backbone.patch_px
         with fabric.autocast():
             with stage("views"):
                 dtype = autocast_dtype(fabric.device, torch.float32)
                 views = self._make_views(canvases, config, patch_px, dtype)
-            return views, canvases.keys, self.teach(views, canvases.keys, temperature)
+            return views, canvases.keys, self.teach(views, canvases.keys, self.temperature)
 
     def image_targets(
         self, images: Float[Tensor, "M B P"], temperature: Float[Tensor, ""]

@@ -119,8 +119,11 @@ class Mae:
     def backbones(self) -> list[Backbone]:
         return [self.student.backbone]
 
+    def before_gradients(self, settings: Settings) -> None:
+        """Nothing in the loss changes with the step."""
+
     def accumulate(
-        self, fabric: Fabric, student: _FabricModule, canvases: Canvases, settings: Settings
+        self, fabric: Fabric, student: _FabricModule, canvases: Canvases
     ) -> dict[str, Tensor]:
         images = len(canvases.keys) * process_count()
         pieces = list(split(canvases, self.micro_batch))

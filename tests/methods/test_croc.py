@@ -13,6 +13,7 @@ from croc.data.sources import open_source
 from croc.losses import teacher_probabilities
 from croc.methods.croc import Croc
 from croc.optim import make_optimizer
+from croc.recorded import Gradients
 from croc.schedules import Settings, settings_at
 from croc.train import make_fabric, train_step
 from croc.types import Canvases
@@ -117,7 +118,8 @@ def test_a_step_equals_the_loops(name: str):
     }
     method.student.zero_grad()
 
-    metrics = method.accumulate(fabric, student, canvases, SETTINGS)
+    method.before_gradients(SETTINGS)
+    metrics = method.accumulate(fabric, student, canvases)
     torch.testing.assert_close(metrics["loss_image"], image.detach(), rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(metrics["loss_cluster"], cluster.detach(), rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(method.image_center.value, image_center)
@@ -130,7 +132,8 @@ def test_alpha_zero_leaves_the_image_loss_alone():
     config = variant("paper")
     config = replace(config, loss=replace(config.loss, alpha=0.0))
     fabric, method, student, _ = prepared(config)
-    metrics = method.accumulate(fabric, student, make_canvases(config), SETTINGS)
+    method.before_gradients(SETTINGS)
+    metrics = method.accumulate(fabric, student, make_canvases(config))
     assert metrics["loss"] == metrics["loss_image"]
     assert not method.student.head.cluster.directions.grad.any()
 
@@ -168,9 +171,8 @@ def without_clusters(config: CrocConfig, kept: int, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(module, "cluster_views", pruned)
     fabric, method, student, optimizer = prepared(config)
     before = method.cluster_center.value.clone()
-    metrics = train_step(
-        fabric, method, student, optimizer, make_canvases(config), SETTINGS, config.optim
-    )
+    gradients = Gradients(fabric, method, student)
+    metrics = train_step(gradients, optimizer, make_canvases(config), SETTINGS, config.optim)
     for parameter in method.student.parameters():
         assert parameter.isfinite().all()
     assert all(value.isfinite() for value in metrics.values())
@@ -192,7 +194,8 @@ def test_one_valid_cluster_or_none_gives_no_nan(
 def test_all_tokens_can_be_clustered(tokens: str):
     config = variant("paper", tokens=tokens)
     fabric, method, student, _ = prepared(config)
-    metrics = method.accumulate(fabric, student, make_canvases(config), SETTINGS)
+    method.before_gradients(SETTINGS)
+    metrics = method.accumulate(fabric, student, make_canvases(config))
     assert metrics["loss_cluster"] > 0
 
 
@@ -208,6 +211,7 @@ def steps_on_the_gpu(name: str, compiles: bool, steps: int, checked_from: int) -
     optimizer = make_optimizer(method.student, fabric.device)
     student, optimizer = fabric.setup(method.student, optimizer)
     student.train()
+    gradients = Gradients(fabric, method, student)
     source = open_source(config.data, 0)
     loader = make_loader(
         source,
@@ -225,9 +229,7 @@ def steps_on_the_gpu(name: str, compiles: bool, steps: int, checked_from: int) -
             torch.cuda.set_sync_debug_mode("error")
         try:
             settings = settings_at(step, config.optim, 3)
-            metrics = train_step(
-                fabric, method, student, optimizer, canvases, settings, config.optim
-            )
+            metrics = train_step(gradients, optimizer, canvases, settings, config.optim)
         finally:
             torch.cuda.set_sync_debug_mode("default")
     return {name: value.cpu() for name, value in metrics.items()}

@@ -10,6 +10,7 @@ from croc.config import CrocConfig, DinoConfig, MaeConfig, PretrainConfig
 from croc.methods import Method, build_method
 from croc.optim import make_optimizer
 from croc.recipes import RECIPES
+from croc.recorded import Gradients
 from croc.schedules import settings_at
 from croc.train import train_step
 from tests.methods.test_croc import make_canvases
@@ -46,9 +47,8 @@ def test_every_recipe_does_a_step(name: str):
     projection = method.student.get_parameter("backbone.vit.patch_embed.proj.weight")
     before = projection.detach().clone()
     settings = settings_at(1, config.optim, 3)
-    metrics = train_step(
-        fabric, method, student, optimizer, make_canvases(config, 8), settings, config.optim
-    )
+    gradients = Gradients(fabric, method, student)
+    metrics = train_step(gradients, optimizer, make_canvases(config, 8), settings, config.optim)
     assert all(value.isfinite() for value in metrics.values())
     assert not torch.equal(before, projection)
 
