@@ -32,9 +32,13 @@ HELP = """CrOC: dense visual features from unlabelled scene photographs.
   croc show clusters --run RUN [IMAGE ...]
                                      the clusters found in two views of an image, head by head
   croc show weights FILE             what a checkpoint holds, a published one too
+  croc export RUN --to NAME.safetensors
+                                     a run's backbone as one file, with its model card
   croc data pack SOURCE ... --to FOLDER
                                      decode the photographs once, for faster epochs
   croc bench RECIPE [OPTIONS]        how fast a recipe trains here, and where its time goes
+  croc sweep RECIPE --sweep.vary OPTION --sweep.values A B ... [OPTIONS]
+                                     an ablation: every value trained, scored and drawn
 
 Each takes --help; croc --version tells the version. Recipes: {recipes}.
 """
@@ -52,6 +56,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UserError as error:
         print(f"{_speaker()}: {_one_line(str(error))}", file=sys.stderr)
         return 2
+    except BrokenPipeError:  # `croc … | head` has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
+        return 1
     except OSError as error:
         where = f" ({error.filename})" if error.filename else ""
         print(f"{_speaker()}: {error.strerror or error}{where}", file=sys.stderr)
@@ -122,6 +129,18 @@ def bench_command(arguments: list[str]) -> None:
     print(f"the figures lie in {run_bench(asked.recipe, asked.bench, recipe)}")
 
 
+def sweep_command(arguments: list[str]) -> None:
+    """croc sweep RECIPE [OPTIONS]; 1 if a run failed."""
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print("usage: croc sweep RECIPE [OPTIONS]\n\nThe options: croc sweep RECIPE --help")
+        print(f"Recipes (or a run's config.json): {', '.join(RECIPES)}")
+        return
+    from croc.sweep.command import run_command
+
+    if not run_command(arguments[0], arguments[1:], _recipe):
+        sys.exit(1)
+
+
 def _recipe(name: str) -> tuple[PretrainConfig, str]:
     if name in RECIPES:
         return RECIPES[name](), name
@@ -163,12 +182,14 @@ def pack_command(arguments: list[str]) -> None:
 class ShowClusters:
     """Draw the clusters that a run's teacher finds in two augmented views of an image."""
 
-    run: str
+    run: str | None = None
     """The run's folder."""
+    weights: str | None = None
+    """Instead of a run, the name of shipped weights or a file of croc export."""
     images: Annotated[tuple[str, ...], tyro.conf.Positional] = ()
     """Photographs; by default four of the run's own."""
     to: str | None = None
-    """The picture to write; by default clusters.png in the run's folder."""
+    """The picture to write; by default clusters.png in the run's folder, or NAME-clusters.png."""
     seed: int = 0
     """Of the crops, the colours and the starting centroids."""
 
@@ -176,9 +197,15 @@ class ShowClusters:
 def show_clusters_command(arguments: list[str]) -> None:
     """croc show clusters [IMAGE ...] --run RUN."""
     asked = parse(ShowClusters, arguments, "croc show clusters")
-    from croc.show.clusters import show_clusters
+    if (asked.run is None) == (asked.weights is None):
+        raise UserError("say whose clusters: --run RUN, or --weights NAME")
+    from croc.show.clusters import show_clusters, show_clusters_of_weights
 
-    print(show_clusters(Path(asked.run), asked.images, asked.to, asked.seed))
+    more = (asked.images, asked.to, asked.seed)
+    if asked.run is None:
+        print(show_clusters_of_weights(asked.weights, *more))
+    else:
+        print(show_clusters(Path(asked.run), *more))
 
 
 @dataclass(frozen=True)
@@ -195,6 +222,13 @@ def show_weights_command(arguments: list[str]) -> None:
     from croc.weights.describe import describe_file
 
     print(*describe_file(Path(asked.file)), sep="\n")
+
+
+def export_command(arguments: list[str]) -> None:
+    """croc export RUN --to NAME.safetensors."""
+    from croc.export import Export, export
+
+    print(*export(parse(Export, arguments, "croc export")), sep="\n")
 
 
 def demo_command(arguments: list[str]) -> None:
@@ -233,6 +267,8 @@ COMMANDS: dict[tuple[str, ...], Callable[[list[str]], None]] = {
     ("show", "weights"): show_weights_command,
     ("data", "pack"): pack_command,
     ("bench",): bench_command,
+    ("sweep",): sweep_command,
+    ("export",): export_command,
 }
 
 

@@ -28,9 +28,12 @@ def write_config(folder: Path, config: PretrainConfig, recipe: str) -> None:
     whole = dataclasses.replace(config, run=dataclasses.replace(config.run, stop_after_steps=None))
     folder.mkdir(parents=True, exist_ok=True)
     partial = folder / PARTIAL
-    page = {"recipe": recipe, "method": _method(config), **dataclasses.asdict(whole)}
-    partial.write_text(json.dumps(page, indent=2) + "\n")
+    partial.write_text(json.dumps(config_page(whole, recipe), indent=2) + "\n")
     partial.replace(folder / PAGE)
+
+
+def config_page(config: PretrainConfig, recipe: str) -> dict[str, Any]:
+    return {"recipe": recipe, "method": _method(config), **dataclasses.asdict(config)}
 
 
 def _method(config: PretrainConfig) -> str:
@@ -41,12 +44,21 @@ def read_config(path: Path) -> tuple[PretrainConfig, str]:
     """A run's configuration and its recipe's name."""
     try:
         page = json.loads(path.read_text())
-        recipe, method = page.pop("recipe"), page.pop("method", "croc")
-        return _build(METHODS[method], page, ""), str(recipe)
     except FileNotFoundError:
         raise UserError(f"there is no configuration {path}; a run's folder has {PAGE}") from None
-    except (ValueError, KeyError, TypeError, AttributeError, typeguard.TypeCheckError) as error:
+    except ValueError as error:
         raise UserError(f"{path} is no configuration of a CrOC run: {error}") from None
+    return parse_config(page, str(path))
+
+
+def parse_config(page: Any, source: str) -> tuple[PretrainConfig, str]:
+    """The same from a page that was read, every value checked."""
+    try:
+        sections = {**page}
+        recipe, method = sections.pop("recipe"), sections.pop("method", "croc")
+        return _build(METHODS[method], sections, ""), str(recipe)
+    except (ValueError, KeyError, TypeError, AttributeError, typeguard.TypeCheckError) as error:
+        raise UserError(f"{source} is no configuration of a CrOC run: {error}") from None
 
 
 def _build(kind: Any, page: Any, name: str) -> Any:

@@ -1,6 +1,8 @@
 """Bad input: one line that says what to do, exit code 2, nothing overwritten."""
 
 import json
+import subprocess
+import sys
 import tarfile
 from itertools import pairwise
 from pathlib import Path
@@ -299,3 +301,9 @@ def test_the_recipes_hold_the_papers_numbers():
     assert (coco.loss.teacher_momentum, coco.loss.frozen_prototype_epochs) == (0.996, 1)
     assert (coco.model.drop_path, coco.views.scale) == (0.1, (0.25, 1.0))
     assert coco.head.unit_prototypes is False
+
+
+def test_a_reader_that_has_read_enough_is_no_error():
+    command = f"set -o pipefail; {sys.executable} -m croc evaluate table --help | head -n 1"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+    assert (done.stderr, done.stdout.count("\n")) == ("", 1)

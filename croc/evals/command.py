@@ -26,8 +26,8 @@ class EvaluateOptions:
     """What is scored, and how it is carried out."""
 
     weights: str
-    """A run's folder or checkpoint, timm:NAME, timm:NAME@FILE, random:NAME, or random:RUN for a
-    run's network before its first step."""
+    """The name of shipped weights, a run's folder or checkpoint, a file of weights, timm:NAME,
+    timm:NAME@FILE, random:NAME, or random:RUN for a run's network before its first step."""
     data: str
     """KIND:PATH, a folder or a .tar: voc12, coco-things, coco-stuff, coco-stuff-panoptic, ade20k,
     davis17, davis16, folder, coco-things-mini, idd-lite; or scenes, which needs no path."""
@@ -39,8 +39,15 @@ class EvaluateOptions:
     """Of the backbone; auto is bfloat16 on a GPU and float32 on the CPU."""
     workers: int | None = None
     """Decoding processes; by default one a core, 16 at most."""
+    hold_out: float = 0.0
+    """Score this share of the training part, chosen by the images' names, train on the rest of it,
+    and leave the validation part alone: to make choices by. Not for videos."""
 
     def __post_init__(self) -> None:
+        if not 0 <= self.hold_out < 1:
+            raise UserError(
+                f"--hold-out must be a share between 0 and 1, such as 0.25: {self.hold_out:g}"
+            )
         if self.workers is not None and self.workers < 0:
             raise UserError(f"--workers must be 0 or more: {self.workers}")
 
@@ -110,12 +117,12 @@ def run_command(protocol: str, arguments: list[str]) -> None:
     program = f"croc evaluate {protocol}"
     if protocol == "all":
         asked: Any = parse(EvaluateAll, arguments, program)
-        wanted = [(name, spec) for spec in asked.data for name in protocols_of(spec)]
+        wanted = [(name, spec) for spec in asked.data for name in _allowed(asked, spec)]
         configs = [DEFAULTS[name](spec.partition(":")[0]) for name, spec in wanted]
     else:
         asked = _parse_one(protocol, arguments, program)
-        if protocol not in protocols_of(asked.data):
-            fitting = ", ".join(protocols_of(asked.data))
+        if protocol not in _allowed(asked, asked.data):
+            fitting = ", ".join(_allowed(asked, asked.data))
             raise UserError(f"{protocol} cannot be scored on {asked.data}, it allows {fitting}")
         wanted, configs = [(protocol, asked.data)], [getattr(asked, protocol)]
     from croc.evals.evaluate import Request, evaluate
@@ -128,10 +135,17 @@ def run_command(protocol: str, arguments: list[str]) -> None:
             masks=getattr(asked, "masks", None),
             overlays=getattr(asked, "overlays", None),
             adapts=protocol == "all",
+            hold_out=asked.hold_out,
         )
         for (name, spec), config in zip(wanted, configs)
     ]
     evaluate(asked, requests)
+
+
+def _allowed(asked: EvaluateOptions, spec: str) -> tuple[str, ...]:
+    if asked.hold_out and isinstance(asked, EvaluateVideo):
+        raise UserError("--hold-out: videos have no training part")
+    return protocols_of(spec, asked.hold_out)
 
 
 def _parse_one(protocol: str, arguments: list[str], program: str) -> Any:

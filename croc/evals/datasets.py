@@ -173,14 +173,19 @@ class ScenesData:
         return Labelled(scene.image, scene.labels, self.name(index))
 
 
-def open_segmentation(spec: str, split: str) -> SegmentationData:
-    """The "train" or "val" split of KIND:PATH; PATH is a folder or a .tar."""
+def open_segmentation(spec: str, split: str, alone: bool = False) -> SegmentationData:
+    """The "train" or "val" split of KIND:PATH; PATH is a folder or a .tar.
+
+    `alone` reads nothing of the other split, not even to count the classes of a `folder`.
+    """
     kind, path = split_spec(spec, (*_KINDS, "scenes"))
     if split not in SPLITS:
         raise UserError(f"no split is called {split}: pass train or val")
     if kind == "scenes":
         return ScenesData(scene_count(path, SCENE_COUNTS[split]), split)
     opener, within, probe, advice = _KINDS[kind]
+    if alone and kind == "folder":
+        opener = partial(_open_folder, (), counted=(split,))
     try:
         return opener(open_files(path, within, probe), split)
     except Missing as error:
@@ -230,19 +235,21 @@ def _coco_images(files: Files, split: str) -> str:
     return tidy if files.has(tidy) and not files.has(unpacked) else unpacked
 
 
-def _open_folder(classes: tuple[str, ...], files: Files, split: str) -> SegmentationData:
+def _open_folder(
+    classes: tuple[str, ...], files: Files, split: str, counted: tuple[str, ...] = SPLITS
+) -> SegmentationData:
     pairs = pair_listed(files, f"images/{split}", f"labels/{split}")
     if not classes and files.has("classes.txt"):
         classes = class_names(files, "classes.txt")
     if not classes:
-        classes = tuple(str(value) for value in range(_largest_label(files) + 1))
+        classes = tuple(str(value) for value in range(_largest_label(files, counted) + 1))
     table = dict(enumerate(range(len(classes))))
     return PairedData(files, pairs, classes, table)
 
 
-def _largest_label(files: Files) -> int:
+def _largest_label(files: Files, counted: tuple[str, ...]) -> int:
     """Over both splits, so that these have the same classes."""
-    folders = filter(files.has, ("labels/train", "labels/val"))
+    folders = filter(files.has, (f"labels/{split}" for split in counted))
     names = [f"{folder}/{name}" for folder in folders for name in files.children(folder)]
     maps = (decode_indices(files, name) for name in names if name.endswith(".png"))
     return max(int(values[values != IGNORED].max(initial=0)) for values in maps)

@@ -16,7 +16,7 @@ from croc.data.loader import worker_count
 from croc.errors import UserError
 from croc.evals.bars import Bars
 from croc.evals.command import EvaluateOptions
-from croc.evals.datasets import SegmentationData, open_segmentation
+from croc.evals.datasets import SegmentationData
 from croc.evals.features import (
     ConvBackbone,
     VitBackbone,
@@ -27,12 +27,12 @@ from croc.evals.features import (
 from croc.evals.incontext import evaluate_incontext
 from croc.evals.kmeans import evaluate_kmeans
 from croc.evals.linear import evaluate_linear
+from croc.evals.parts import count_parts, open_parts
 from croc.evals.results import FILE, Result, append_result, percent, print_results
 from croc.evals.scoring import SegmentationReport
 from croc.evals.table.identity import identify_data, identify_network
 from croc.evals.tracking import Track
 from croc.evals.video import evaluate_video
-from croc.evals.videos import open_videos
 from croc.show.predictions import segmentation_figure, video_figure
 
 
@@ -47,6 +47,8 @@ class Request:
     overlays: str | None = None
     adapts: bool = False
     """Whether a size that does not fit the patches may be changed."""
+    hold_out: float = 0.0
+    """The share of the training part that is scored, instead of the validation part."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +115,7 @@ def evaluate(options: EvaluateOptions, requests: list[Request], show: bool = Tru
     check_folder(folder)
     machine = find_machine(options)
     weights = open_weights(options.weights)
-    parts = [open_parts(each.protocol, each.data) for each in requests]
+    parts = [open_parts(each.protocol, each.data, hold_out=each.hold_out) for each in requests]
     hashes = {data: identify_data(data, folder) for data in {each.data for each in requests}}
     requests = [fit(request, weights.backbone) for request in requests]
     weights.backbone.to(machine.device, machine.precision)
@@ -154,12 +156,13 @@ def carry_out(job: Job, folder: Path) -> Result | None:
         scores=found.scores,
         classes=found.classes,
         config=asdict(job.request.config),
-        count={part: len(data) for part, data in job.parts.items()},
+        count=count_parts(job.parts, job.request.hold_out),
         machine={"device": name, "precision": job.machine.precision_name},
         seconds=round(time.perf_counter() - started, 2),
         picture=None,
         data_hash=job.data_hash,
         network_hash=job.weights.network_hash,
+        hold_out=job.request.hold_out,
     )
     return _write(folder, result, found)
 
@@ -197,18 +200,6 @@ def find_machine(options: EvaluateOptions) -> Machine:
     return Machine(device, precision, worker_count(DataConfig(workers=options.workers)))
 
 
-def open_part(data: str, part: str) -> Any:
-    return open_videos(data) if part == "videos" else open_segmentation(data, part)
-
-
-def open_parts(
-    protocol: str, data: str, opener: Callable[[str, str], Any] = open_part
-) -> dict[str, Any]:
-    """The parts of the data that a protocol reads."""
-    parts = {"kmeans": ("val",), "video": ("videos",)}.get(protocol, ("train", "val"))
-    return {part: opener(data, part) for part in parts}
-
-
 def _write(folder: Path, result: Result, found: Found) -> Result:
     """The picture first: a line of results.jsonl speaks only of what is there."""
     (folder / "pictures").mkdir(parents=True, exist_ok=True)
@@ -216,7 +207,7 @@ def _write(folder: Path, result: Result, found: Found) -> Result:
         kind = result.data.partition(":")[0]
         picture = f"pictures/{result.protocol}-{kind}-{result.key}.png"
         name, score = next(iter(result.scores.items()))
-        title = f"{result.protocol}, {kind}, {result.backbone}: {name} {score:.1f}"
+        title = f"{result.protocol}, {kind}{result.part}, {result.backbone}: {name} {score:.1f}"
         try:
             found.draw(folder / picture, title)
             result = replace(result, picture=picture)

@@ -2,7 +2,6 @@
 
 import difflib
 import hashlib
-import json
 import logging
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -13,17 +12,16 @@ from jaxtyping import Float
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
-from croc.backbone import Backbone
-from croc.checkpoint import checkpoints, load_checkpoint
-from croc.config import MaeConfig, PretrainConfig
 from croc.errors import UserError
-from croc.initial import start_as_mae
 from croc.run_folder import PAGE, read_config
 from croc.weights.build import build_network
-from croc.weights.files import read_named_tensors, read_weights
+from croc.weights.files import printable, read_named_tensors, read_weights
 from croc.weights.layouts import recognise
+from croc.weights.page import read_page
+from croc.weights.runs import find_checkpoint, open_run, untrained
+from croc.weights.shipped import build_exported, find_weights, say_shipped
 
-WEIGHTS = "--weights"
+WEIGHTS, INIT = "--weights", "--init"
 
 
 @runtime_checkable
@@ -98,7 +96,8 @@ def check_fit(backbone: DenseBackbone, side_px: int, blocks: int = 1, flag: str 
 def open_backbone(
     spec: str, image_px: int = 448, seed: int = 0, flag: str = WEIGHTS
 ) -> VitBackbone | ConvBackbone:
-    """A run's folder or checkpoint (its teacher), a file of a known layout, or a timm model.
+    """Shipped weights, a run's folder or checkpoint (its teacher), a file of a known layout, or a
+    timm model.
 
     timm:NAME has timm's own weights, timm:NAME@FILE those of a file in timm's layout, random:NAME
     none yet; random:RUN is a run's network before its first step. `flag` is what messages name.
@@ -108,79 +107,52 @@ def open_backbone(
     kind, _, name = spec.partition(":")
     if kind == "random" and (Path(name) / PAGE).is_file():
         config, _ = read_config(Path(name) / PAGE)
-        return VitBackbone(_untrained(config).vit, f"{Path(name).name}@0")
+        return VitBackbone(untrained(config).vit, f"{Path(name).name}@0")
     if kind in ("timm", "random") and name:
         name, _, file = name.partition("@")
         if file and kind == "random":
             raise UserError(f"{flag} random:{name} takes no file; timm:{name}@{file} does")
         weights = read_weights(Path(file)) if file else None
         return _from_timm(name, image_px, kind == "timm", weights, seed, flag)
-    path = Path(spec)
-    if path.is_dir():
-        found = checkpoints(path)
-        if not (path / PAGE).is_file() or not found:
-            raise UserError(
-                f"{spec} holds no run with a checkpoint: give a folder of croc pretrain"
-            )
-        return _from_run(path, found[-1])
-    if path.is_file():
-        pages = [folder / PAGE for folder in (path.parent, path.parent.parent)]
-        page = next((page for page in pages if _tells_a_run(page)), None)
-        return open_file(path, image_px) if page is None else _from_run(page.parent, path)
-    raise UserError(f"{flag} {spec}: no such run or file; {_sources(flag)} will do")
+    path = find_weights(spec)
+    if not path.exists():
+        raise UserError(
+            f"{flag} {spec}: no such run or file; {_sources(flag)} will do ({say_shipped()})"
+        )
+    found = find_checkpoint(path)
+    return open_file(path, image_px) if found is None else _from_run(*found)
+
+
+def load_backbone(what: str) -> VitBackbone | ConvBackbone:
+    """A backbone by the name of shipped weights, or by all that --weights takes.
+
+    In float32 and frozen; `features(images)` gives "B C rows columns" for images that are
+    normalised by ImageNet's mean and deviation.
+    """
+    return open_backbone(what, flag="load_backbone").float().eval()
 
 
 def _sources(flag: str) -> str:
-    untrained = ", random:NAME" if flag == WEIGHTS else ""  # no run starts from no weights
+    untrained = ", random:NAME" if flag != INIT else ""  # no run starts from no weights
     return f"a run's folder, a file of weights, timm:NAME{untrained} or timm:NAME@FILE"
 
 
 def open_file(path: Path, image_px: int) -> VitBackbone | ConvBackbone:
-    """A published file of weights, its layout recognised by keys and shapes (docs/weights.md)."""
+    """What `croc export` wrote, or a published file, whose layout is recognised by keys and shapes
+    (docs/weights.md)."""
+    page = read_page(path)
+    if page is not None:
+        said = f"{path.stem}, {page.recipe}, {page.images_seen:,} images seen"
+        return VitBackbone(build_exported(path, page).vit, path.stem, printable(said))
     found = recognise(read_named_tensors(path), str(path))
     network: Any = build_network(found, image_px, str(path))
     kind = VitBackbone if found.is_vit else ConvBackbone
     return kind(network, path.stem, f"{path.name} ({found.layout})")
 
 
-def _tells_a_run(page: Path) -> bool:
-    """Other projects, too, write a config.json beside their weights."""
-    try:
-        return "recipe" in json.loads(page.read_text())
-    except (OSError, ValueError, TypeError):
-        return False
-
-
-def _untrained(config: PretrainConfig) -> Backbone:
-    """As the run itself made it: the backbone is the first to draw from the run's seed."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(config.run.seed)
-        backbone = Backbone(config.model, config.views.size_px)
-        if isinstance(config, MaeConfig):
-            start_as_mae(backbone)
-        return backbone
-
-
 def _from_run(run: Path, checkpoint: Path) -> VitBackbone:
-    """The teacher's backbone, or the student's where a method has none; heads stay behind."""
-    config, _ = read_config(run / PAGE)
-    state = load_checkpoint(checkpoint, "name the run's folder or another of its checkpoints")
-    backbone = _untrained(config)
-    network = "teacher" if "teacher" in state["modules"] else "student"
-    held = state["modules"].get(network, {})
-    if not isinstance(held, dict) or not all(isinstance(name, str) for name in held):
-        raise UserError(f"{checkpoint} holds no named tensors for its {network}")
-    weights = {
-        name.removeprefix("backbone."): value
-        for name, value in held.items()
-        if name.startswith("backbone.")
-    }
-    try:
-        backbone.load_state_dict(weights)
-    except RuntimeError as error:
-        raise UserError(f"{checkpoint} does not fit {run / PAGE}: {_last_line(error)}") from None
-    name = f"{run.name}@{state['step']}"
-    return VitBackbone(backbone.vit, name, f"{name}, the {network}")
+    opened = open_run(run, checkpoint)
+    return VitBackbone(opened.backbone.vit, opened.name, f"{opened.name}, the {opened.network}")
 
 
 def _from_timm(

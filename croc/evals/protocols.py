@@ -17,10 +17,15 @@ IMAGES = (*PAPERS, "folder", "coco-things-mini", "idd-lite")
 VIDEOS = ("davis17", "davis16")
 
 
-def protocols_of(data: str) -> tuple[str, ...]:
-    """Which protocols a data set allows; for an unknown one all, and its reader complains."""
+def protocols_of(data: str, hold_out: float = 0.0) -> tuple[str, ...]:
+    """Which protocols a data set allows; for an unknown one all, and its reader complains.
+
+    With a share held out, only those that have a training part to hold it out of.
+    """
     kind = data.partition(":")[0]
-    if kind in IMAGES:
+    if hold_out and kind in VIDEOS:
+        raise UserError(f"--hold-out: {data} has no training part, as videos have none")
+    if kind in IMAGES or hold_out:
         return SEGMENTATION
     return ("video",) if kind in VIDEOS else PROTOCOLS
 

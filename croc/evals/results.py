@@ -50,11 +50,19 @@ class Result:
     """Of the files' names, sizes and bytes, wherever they lie."""
     network_hash: str = ""
     """Of the architecture: the same weights may fit two."""
+    hold_out: float = 0.0
+    """The share of the training part that was scored; 0 for the validation part."""
+
+    @property
+    def part(self) -> str:
+        """To stand after the data's name; nothing for the validation part."""
+        return f" (held out {100 * self.hold_out:g}%)" if self.hold_out else ""
 
     @property
     def key(self) -> str:
         """The same for the same weights, data and settings, whenever and wherever it was run."""
         parts = (self.protocol, self.data, self.weights_hash, self.config)
+        parts += (self.hold_out,) * bool(self.hold_out)
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:8]
 
 
@@ -84,9 +92,14 @@ def _lacks_newline(file: Any) -> bool:
 
 
 def read_results(folder: Path, pass_over_bad: bool = False) -> list[dict[str, Any]]:
-    """The lines of results.jsonl; one that a kill cut off is an error or passed over."""
+    """The lines of a folder's results.jsonl."""
+    return read_lines(folder / FILE, pass_over_bad)
+
+
+def read_lines(path: Path, pass_over_bad: bool = False) -> list[dict[str, Any]]:
+    """The lines of a file; one that a kill cut off is an error or passed over."""
     found = []
-    text = (folder / FILE).read_text(encoding="utf-8", errors="replace")
+    text = path.read_text(encoding="utf-8", errors="replace")
     for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
             continue
@@ -95,7 +108,7 @@ def read_results(folder: Path, pass_over_bad: bool = False) -> list[dict[str, An
         except (ValueError, TypeError):
             if pass_over_bad:
                 continue
-            raise UserError(f"{folder / FILE}, line {number}, is cut off: remove it") from None
+            raise UserError(f"{path}, line {number}, is cut off: remove it") from None
     return found
 
 
@@ -128,7 +141,8 @@ def print_results(results: list[Result], console: Console | None = None) -> None
         name, *others = result.scores
         details = ", ".join(f"{other} {_short(result.scores[other])}" for other in others)
         score = f"{name} {_short(result.scores[name])}"
-        table.add_row(result.protocol, result.data, score, details, f"{result.seconds:.0f}")
+        data = result.data + result.part
+        table.add_row(result.protocol, data, score, details, f"{result.seconds:.0f}")
     console.print(table)
     for result in results:
         parts = [f"{name} {_short(value)}" for name, value in result.classes.items()]

@@ -47,7 +47,7 @@ def same_classes(train: SegmentationData, val: SegmentationData) -> None:
 
 def check_labelled(counts: Int64[Tensor, "K C"]) -> None:
     if not counts.any():
-        raise UserError("no pixel of the validation part is labelled: all are 255, so none counts")
+        raise UserError("no pixel of the scored part is labelled: all are 255, so none counts")
 
 
 @torch.no_grad()

@@ -8,16 +8,19 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from croc.backbone import Backbone
 from croc.checkpoint import checkpoints, load_checkpoint, load_module
 from croc.config import CrocConfig
 from croc.data import ImageSource, UndecodableImage, decode_image, open_source, place_on_canvas
 from croc.errors import UserError
 from croc.methods.network import Network, locate
 from croc.randomness import sample_key
-from croc.run_folder import PAGE, read_config
+from croc.run_folder import PAGE, parse_config, read_config
 from croc.show.figures import cluster_figure
 from croc.types import Canvases, Clusters, Views
 from croc.views import make_views
+from croc.weights.page import LARGEST_PX, read_page
+from croc.weights.shipped import build_exported, find_weights, say_shipped
 
 SHOWN = 4
 PICTURES = (".png", ".jpg", ".pdf", ".svg")
@@ -26,16 +29,33 @@ PICTURES = (".png", ".jpg", ".pdf", ".svg")
 def show_clusters(run: Path, images: tuple[str, ...], to: str | None, seed: int) -> Path:
     """Write the picture and return where it lies."""
     config, teacher, step = load_teacher(run)
-    path = _picture_path(run, to)
+    path = _picture_path(run / "clusters.png", to)
     canvases = _canvases(_pictures(config, images), config.data.canvas_px, seed)
-    views, clusters = find_clusters(config, teacher, canvases)
-    tokens, k = config.cluster.tokens, config.cluster.k_start
-    cluster_figure(views, clusters, path, f"{run.name}, step {step}: {tokens}, K from {k}")
+    _draw(f"{run.name}, step {step}", config, teacher.backbone, canvases, path)
     return path
 
 
-def _picture_path(run: Path, to: str | None) -> Path:
-    path = Path(to) if to else run / "clusters.png"
+def show_clusters_of_weights(spec: str, images: tuple[str, ...], to: str | None, seed: int) -> Path:
+    """The same for shipped weights, or another file of `croc export`."""
+    config, backbone, name = load_exported(spec)
+    path = _picture_path(Path(f"{name}-clusters.png"), to)
+    if not images:
+        raise UserError("--weights come without photographs: name some")
+    canvases = _canvases(_pictures(config, images), config.data.canvas_px, seed)
+    _draw(name, config, backbone, canvases, path)
+    return path
+
+
+def _draw(
+    name: str, config: CrocConfig, backbone: Backbone, canvases: Canvases, path: Path
+) -> None:
+    views, clusters = find_clusters(config, backbone, canvases)
+    tokens, k = config.cluster.tokens, config.cluster.k_start
+    cluster_figure(views, clusters, path, f"{name}: {tokens}, K from {k}")
+
+
+def _picture_path(default: Path, to: str | None) -> Path:
+    path = Path(to) if to else default
     if path.suffix not in PICTURES:
         raise UserError(f"--to {path}: give it an ending out of {', '.join(PICTURES)}")
     if not path.parent.is_dir():
@@ -59,13 +79,32 @@ def load_teacher(run: Path) -> tuple[CrocConfig, Network, int]:
     return config, teacher.eval().requires_grad_(False), state["step"]
 
 
+def load_exported(spec: str) -> tuple[CrocConfig, Backbone, str]:
+    """The configuration that a file of `croc export` holds, its backbone, and its name."""
+    path = find_weights(spec)
+    page = read_page(path) if path.is_file() else None
+    if page is None:
+        raise UserError(
+            f"--weights {spec}: give a file of croc export ({say_shipped()}); a run's folder is "
+            "for --run"
+        )
+    config, recipe = parse_config(page.config, f"what {path} says of itself")
+    if not isinstance(config, CrocConfig):
+        raise UserError(f"{path} ({recipe}) is not of CrOC, and other methods know no clusters")
+    sizes = (config.views.size_px, config.data.canvas_px, config.cluster.k_start)
+    if max(*sizes, config.cluster.sinkhorn_iterations) > LARGEST_PX:
+        raise UserError(f"{path} asks for views or clusters of impossible size")
+    backbone = build_exported(path, page)
+    return config, backbone.eval().requires_grad_(False), path.stem
+
+
 @torch.no_grad()
 def find_clusters(
-    config: CrocConfig, teacher: Network, canvases: Canvases
+    config: CrocConfig, backbone: Backbone, canvases: Canvases
 ) -> tuple[Views, Clusters]:
     """What the training step sees: two augmented views and their joint clusters."""
-    views = make_views(canvases, config.views, teacher.backbone.patch_px)
-    tokens = teacher.backbone.describe(views.pixels, config.cluster.tokens)
+    views = make_views(canvases, config.views, backbone.patch_px)
+    tokens = backbone.describe(views.pixels, config.cluster.tokens)
     return views, locate(tokens, views, canvases.keys, config.cluster)
 
 

@@ -78,7 +78,6 @@ def write_overlay(
         stream = video.add_stream("libx264", rate=FRAMES_A_SECOND, options=CODING)
         stream.height, stream.width = height + height % 2, width + width % 2
         stream.pix_fmt = "yuv420p"
-        stream.thread_count = 1  # the number of threads changes the result
         for t, frame in enumerate(frames):
             painted = paint_objects(frame, predicted[t], None if truth is None else truth[t])
             even = np.pad(painted, odd, mode="edge")

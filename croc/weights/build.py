@@ -43,6 +43,12 @@ def fill(network: nn.Module, weights: dict[str, Tensor], source: str) -> None:
     """Weights of timm's layout into a network, a ViT's positions resampled to its grid."""
     if isinstance(network, VisionTransformer):
         weights = {**weights, "pos_embed": fit_positions(network, weights["pos_embed"])}
+    check_tensors(network, weights, source)
+    network.load_state_dict(weights, strict=False)
+
+
+def check_tensors(network: nn.Module, weights: dict[str, Tensor], source: str) -> None:
+    """Whether all that a network needs is there, in its shape, and nothing else."""
     needed = network.state_dict()
     missing = [name for name in needed if name not in weights and not name.endswith(COUNTERS)]
     extra = [name for name in weights if name not in needed]
@@ -57,7 +63,6 @@ def fill(network: nn.Module, weights: dict[str, Tensor], source: str) -> None:
         more = f"it has {', '.join(extra[:3])} too many" if extra else ""
         said = "; ".join(part for part in (*unlike[:1], lacks, more) if part)
         raise UserError(f"{source} does not fit: {said}")
-    network.load_state_dict(weights, strict=False)
 
 
 def fit_positions(vit: VisionTransformer, positions: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -41,6 +42,14 @@ def read_content(path: Path) -> Any:
         ) from None
     except Exception as error:  # broken files make an unpickler raise whatever there is
         raise _unreadable(path, error) from None
+
+
+def read_metadata(path: Path) -> dict[str, str]:
+    """The texts in a `.safetensors` file's head; other files have none."""
+    if path.suffix != ".safetensors":
+        return {}
+    with _refusing(path), safe_open(path, framework="pt") as file:
+        return file.metadata() or {}
 
 
 def read_named_tensors(path: Path) -> dict[str, Tensor]:

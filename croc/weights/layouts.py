@@ -91,13 +91,13 @@ def recognise(tensors: Mapping[str, Tensor], source: str = "the file") -> Recogn
         raise UserError(
             f"{source} holds a network of impossible shapes ({first_line(error)})"
         ) from None
-    _check_numbers(weights, source)
+    check_numbers(weights, source)
     kept = {prefix + name for name in used}
     dropped = [name for name in tensors if name not in kept]
     return Recognised(architecture, options, weights, _describe(tensors, found, prefix), dropped)
 
 
-def _check_numbers(weights: Mapping[str, Tensor], source: str) -> None:
+def check_numbers(weights: Mapping[str, Tensor], source: str) -> None:
     """The numbers are numbers."""
     if odd := [name for name, value in weights.items() if value.is_complex()]:
         raise UserError(f"{source} holds complex numbers ({', '.join(odd[:2])}), no weights")

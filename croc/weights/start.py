@@ -5,7 +5,7 @@ from torch import nn
 
 from croc.backbone import Backbone
 from croc.errors import UserError
-from croc.evals.features import VitBackbone, open_backbone
+from croc.evals.features import INIT, VitBackbone, open_backbone
 from croc.weights.build import fill
 
 
@@ -17,7 +17,7 @@ def load_into(backbone: Backbone, spec: str) -> str:
     """
     if spec.startswith("random:"):
         raise UserError(f"--init {spec}: that has no weights to start from; leave --init out")
-    opened = open_backbone(spec, backbone.vit.patch_embed.img_size[0], flag="--init")
+    opened = open_backbone(spec, backbone.vit.patch_embed.img_size[0], flag=INIT)
     if not isinstance(opened, VitBackbone):
         raise UserError(f"--init {spec}: {opened.name} is a ConvNet, the backbone is a ViT")
     ours, theirs = _measures(backbone.vit), _measures(opened.vit)

@@ -53,13 +53,6 @@ def test_an_overlay_plays_the_painted_frames(tmp_path, odd):
         assert frame[30, 40 + 4 * t - odd].min() > 150  # the truth's edge is white
 
 
-def test_overlays_have_the_same_bytes_each_time(tmp_path):
-    frames = np.random.default_rng(0).integers(0, 256, (FRAMES, HEIGHT, WIDTH, 3), np.uint8)
-    for name in ("one.mp4", "other.mp4"):
-        write_overlay(tmp_path / name, frames, moving_square(10))
-    assert (tmp_path / "one.mp4").read_bytes() == (tmp_path / "other.mp4").read_bytes()
-
-
 def test_objects_are_tinted_and_their_edges_opaque():
     frame = np.full((7, 9, 3), 100, np.uint8)
     predicted = np.zeros((7, 9), np.uint8)

@@ -17,9 +17,11 @@ def cell_key(
     weights_hash: str,
     network_hash: str,
     precision: str,
+    hold_out: float = 0.0,
 ) -> str:
     """What decides a score. Not the data's or the weights' path, nor the device."""
     parts = (protocol, config, data_hash, weights_hash, network_hash, precision)
+    parts += (hold_out,) * bool(hold_out)  # without one, a cell is what it was before there were
     return json.dumps(parts, sort_keys=True)
 
 
@@ -42,7 +44,8 @@ class FinishedCells:
         try:
             names = ("protocol", "config", "data_hash", "weights_hash", "network_hash")
             parts = {name: line[name] for name in names}
-            key = cell_key(**parts, precision=line["machine"]["precision"])
+            precision, hold_out = line["machine"]["precision"], line.get("hold_out", 0.0)
+            key = cell_key(**parts, precision=precision, hold_out=hold_out)
             scores = list(line["scores"].values())
         except (KeyError, TypeError, AttributeError):
             return

@@ -71,22 +71,29 @@ class Wanted:
     config: Any
     adapts: bool
     """Whether the images' size may be changed for patches that do not fit; not one asked for."""
+    hold_out: float = 0.0
+    """The share of the training part that is scored, instead of the validation part."""
 
 
 def run_command(arguments: list[str]) -> bool:
     """Read the flags and make the table; whether every cell was filled."""
-    first_kind = given_kind(arguments)
-    options = _parse(arguments, first_kind)
-    by_kind = {first_kind: options} | _parse_others(options, arguments, first_kind)
+    options, wanted = read_flags(arguments)
     weights = dict(split_label(text) for text in options.weights)
     if len(weights) < len(options.weights):
         labels = [split_label(text)[0] for text in options.weights]
         twice = next(label for label in labels if labels.count(label) > 1)
         raise UserError(f"two of the weights are called {twice!r}: give them LABEL=WEIGHTS")
-    wanted = _wanted(options, by_kind, _flags(arguments))
     from croc.evals.table.make import make_table
 
     return make_table(options, weights, wanted)
+
+
+def read_flags(arguments: list[str]) -> tuple[TableOptions, list[Wanted]]:
+    """The options, and what is scored on which data, as each kind of data has it."""
+    first_kind = given_kind(arguments)
+    options = _parse(arguments, first_kind)
+    by_kind = {first_kind: options} | _parse_others(options, arguments, first_kind)
+    return options, _wanted(options, by_kind, _flags(arguments))
 
 
 def split_label(text: str) -> tuple[str, str]:
@@ -133,19 +140,20 @@ def _flags(arguments: list[str]) -> set[str]:
 def _wanted(
     options: TableOptions, by_kind: dict[str, TableOptions], flags: set[str]
 ) -> list[Wanted]:
-    wanted = []
+    wanted, held = [], options.hold_out
     for protocol in dict.fromkeys(options.protocols):
         size = SIZES.get(protocol, "image_px")
         adapts = f"--{protocol}.{size}".replace("_", "-") not in flags
-        fitting = [spec for spec in options.data if protocol in protocols_of(spec)]
+        fitting = [spec for spec in options.data if protocol in protocols_of(spec, held)]
         if not fitting and options.protocols != PROTOCOLS:
-            raise UserError(f"{protocol} cannot be scored on {', '.join(options.data)}")
+            why = " with --hold-out" if held else ""
+            raise UserError(f"{protocol} cannot be scored on {', '.join(options.data)}{why}")
+        configs = [getattr(by_kind[spec.partition(":")[0]], protocol) for spec in fitting]
         wanted += [
-            Wanted(protocol, spec, getattr(by_kind[spec.partition(":")[0]], protocol), adapts)
-            for spec in fitting
+            Wanted(protocol, spec, config, adapts, held) for spec, config in zip(fitting, configs)
         ]
     for spec in options.data:
         if spec not in {each.data for each in wanted}:
-            allowed = ", ".join(protocols_of(spec))
+            allowed = ", ".join(protocols_of(spec, held))
             raise UserError(f"--protocols: {spec} allows {allowed}, none of which was asked for")
     return wanted

@@ -162,6 +162,8 @@ def lay_out(
     notes = [note for entry in entries for note in entry.notes]
     if len(croc_versions) > 1:
         notes.append(f"Scored with different versions of croc: {', '.join(sorted(croc_versions))}.")
+    shares = {each.hold_out for each in wanted if each.hold_out}
+    notes += [f"Scored on {100 * share:g}% of the training parts, held out." for share in shares]
     notes += [one_line(f"Could not be computed: {failure.name}.") for failure in failures]
     return with_marks(Table(columns, tuple(rows), tuple(notes)))
 
@@ -183,7 +185,12 @@ def _page(
             for row, entry in zip(table.rows, entries)
         ],
         "settings": [
-            {"protocol": each.protocol, "data": each.data, "config": config_page(each.config)}
+            {
+                "protocol": each.protocol,
+                "data": each.data,
+                "config": config_page(each.config),
+                "hold_out": each.hold_out,
+            }
             for each in wanted
         ],
         "notes": list(table.notes),

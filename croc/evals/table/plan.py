@@ -14,10 +14,9 @@ from croc.evals.evaluate import (
     Request,
     Weights,
     fit,
-    open_part,
-    open_parts,
     open_weights,
 )
+from croc.evals.parts import open_part, open_parts
 from croc.evals.protocols import KmeansConfig
 from croc.evals.scoring import same_classes
 from croc.evals.table.cells import cell_key, config_page
@@ -67,7 +66,7 @@ def plan_tasks(wanted: Sequence[Wanted], folder: Path) -> list[Task]:
     opener, identify = cache(open_part), cache(identify_data)
     tasks = []
     for each in wanted:
-        parts = open_parts(each.protocol, each.data, opener)
+        parts = open_parts(each.protocol, each.data, opener, each.hold_out)
         try:
             _check_task(each, parts)
         except UserError as error:
@@ -118,7 +117,13 @@ def plan_weights(label: str, spec: str, tasks: Sequence[Task], machine: Machine)
 
 def _plan(task: Task, weights: Weights, machine: Machine) -> Planned:
     wanted = task.wanted
-    request = Request(wanted.protocol, wanted.data, wanted.config, adapts=wanted.adapts)
+    request = Request(
+        wanted.protocol,
+        wanted.data,
+        wanted.config,
+        adapts=wanted.adapts,
+        hold_out=wanted.hold_out,
+    )
     request = fit(request, weights.backbone)
     _check_width(request.config, weights)
     key = cell_key(
@@ -128,6 +133,7 @@ def _plan(task: Task, weights: Weights, machine: Machine) -> Planned:
         weights_hash=weights.hash,
         network_hash=weights.network_hash,
         precision=machine.precision_name,
+        hold_out=wanted.hold_out,
     )
     return Planned(task, request, key)
 

@@ -26,18 +26,18 @@ def to_markdown(table: Table) -> str:
     """One line of headings, since Markdown knows no more."""
     titles = [f"{column.group}: {column.title}" for column in table.columns]
     lines = [
-        ["Weights", *table.known, *map(_plain_markdown, titles)],
+        ["Weights", *table.known, *map(plain_markdown, titles)],
         ["---"] * (1 + len(table.known)) + ["---:"] * len(table.columns),
         *(
-            [*map(_plain_markdown, table.words(row)), *map(_markdown_cell, row.cells)]
+            [*map(plain_markdown, table.words(row)), *map(_markdown_cell, row.cells)]
             for row in table.rows
         ),
     ]
-    notes = "".join(f"\n{_plain_markdown(note)}\n" for note in (LEGEND, *table.notes))
+    notes = "".join(f"\n{plain_markdown(note)}\n" for note in (LEGEND, *table.notes))
     return "".join(f"| {' | '.join(line)} |\n" for line in lines) + notes
 
 
-def _plain_markdown(text: str) -> str:
+def plain_markdown(text: str) -> str:
     return text.translate(_MARKDOWN)
 
 

@@ -12,6 +12,8 @@ from croc.checkpoint import checkpoints
 from croc.data.loader import steps_per_epoch
 from croc.evals.features import ConvBackbone, VitBackbone
 from croc.run_folder import PAGE
+from croc.weights.page import read_page
+from croc.weights.shipped import find_weights
 
 # Width and number of blocks, as the ViT papers name them.
 VIT_SIZES = {(192, 12): "Ti", (384, 12): "S", (768, 12): "B", (1024, 24): "L", (1280, 32): "H"}
@@ -43,7 +45,10 @@ def find_training(spec: str) -> Training:
 
     What cannot be read is left out: whether the weights themselves are sound is found elsewhere.
     """
-    path = Path(spec)
+    path = find_weights(spec)
+    page = read_page(path) if path.is_file() else None
+    if page is not None:
+        return Training(" + ".join(page.data), f"{round(page.epochs, 1):g}")
     folders = [path] if path.is_dir() else [path.parent, path.parent.parent]
     run = next((folder for folder in folders if (folder / PAGE).is_file()), None)
     if run is None or not path.exists():

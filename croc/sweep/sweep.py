@@ -1,0 +1,111 @@
+"""The whole of a sweep: check, train and score run by run, write after each, draw at the end."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from croc.errors import UserError
+from croc.evals.table.make import write_whole
+from croc.sweep.check import check_runs
+from croc.sweep.options import SweepConfig
+from croc.sweep.page import differences, identify, make_page, to_json
+from croc.sweep.picture import draw_page
+from croc.sweep.run import Outcome, carry_out, say, steps_done
+from croc.sweep.scoring import Scorer, open_scorer
+from croc.sweep.settings import Run, Setting
+from croc.sweep.tables import print_page, to_markdown
+
+FILE = "sweep.json"
+TABLE = "sweep.md"
+PICTURE = "sweep.png"
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """What was asked for."""
+
+    recipe: str
+    config: SweepConfig
+    options: Sequence[str]
+    """The recipe's, for all settings."""
+    evaluation: Sequence[str]
+    """Those of the evaluations."""
+    settings: Sequence[Setting]
+    runs: Sequence[Run]
+
+    @property
+    def folder(self) -> Path:
+        return Path(self.config.to)
+
+
+def run_sweep(sweep: Sweep) -> bool:
+    """Whether every run succeeded; what can be wrong is found before the first of them."""
+    scorer = open_scorer(sweep.config, sweep.evaluation, sweep.settings[0].config.run.accelerator)
+    fixed = identify(sweep.recipe, sweep.config, sweep.settings, scorer.wanted)
+    open_sweep_folder(sweep.folder, fixed)
+    steps = check_runs(sweep.runs, scorer)
+    outcomes: list[Outcome] = []
+    page = _write(sweep, fixed, scorer, outcomes)
+    try:
+        for number, run in enumerate(sweep.runs, start=1):
+            say(f"run {number} of {len(sweep.runs)}: {run.name}{_state(run, steps)}")
+            outcomes.append(carry_out(run, steps[run.setting.name], scorer))
+            page = _write(sweep, fixed, scorer, outcomes)
+    except KeyboardInterrupt:
+        say("stopped; what is finished is kept, the same command goes on from here")
+        raise
+    finally:
+        if any(outcome.scored.scores for outcome in outcomes):
+            draw_page(page, sweep.folder / PICTURE)
+    return _finish(sweep, page, outcomes)
+
+
+def open_sweep_folder(folder: Path, fixed: dict[str, Any]) -> None:
+    """Make sure the folder is this sweep's own, or free."""
+    if not (folder / FILE).exists():
+        if folder.exists() and any(each.suffix != ".partial" for each in folder.iterdir()):
+            raise UserError(f"{folder} exists and holds no sweep: choose another --sweep.to")
+        return
+    try:
+        found = dict(json.loads((folder / FILE).read_text())["configuration"])
+    except (ValueError, KeyError, TypeError):
+        raise UserError(f"{folder / FILE} is no sweep's: choose another --sweep.to") from None
+    changes = list(differences(found, fixed))
+    if changes:
+        raise UserError(
+            f"{folder} holds another sweep ({'; '.join(changes[:3])}): choose another --sweep.to, "
+            "or give the same settings to continue it"
+        )
+
+
+def _state(run: Run, steps: dict[str, int]) -> str:
+    done = steps_done(run.folder)
+    return " (trained before)" if done >= steps[run.setting.name] else ""
+
+
+def _write(
+    sweep: Sweep, fixed: dict[str, Any], scorer: Scorer, outcomes: Sequence[Outcome]
+) -> dict[str, Any]:
+    """Whole as far as it goes: a later run may end the process."""
+    command = {
+        "recipe": sweep.recipe,
+        "options": [*sweep.options, *sweep.evaluation],
+        "sweep": sweep.config,
+    }
+    page = make_page(command, fixed, sweep.runs, outcomes, scorer)
+    write_whole(sweep.folder, {FILE: to_json(page), TABLE: to_markdown(page)})
+    return page
+
+
+def _finish(sweep: Sweep, page: dict[str, Any], outcomes: Sequence[Outcome]) -> bool:
+    print_page(page)
+    drawn = f", {PICTURE}" if (sweep.folder / PICTURE).exists() else ""
+    print(f"written to {sweep.folder}: {FILE}, {TABLE}{drawn}; the runs in runs/")
+    failed = [outcome for outcome in outcomes if outcome.failed]
+    if failed:
+        names = "; ".join(f"{each.run.name} ({each.failed})" for each in failed)
+        count = f"{len(failed)} of {len(outcomes)} runs"
+        say(f"croc: {count} failed, the same command tries only these again: {names}")
+    return not failed
