@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint types unit install clean
+.PHONY: demo test lint types unit browser install clean
 
 install: $(VENV)/.installed
 
@@ -28,9 +28,15 @@ types: install
 	$(BIN)/basedpyright
 
 # Shapes are checked by jaxtyping's hook, which torch.compile cannot pass: hence two passes.
-unit: install
+unit: install browser
 	$(BIN)/pytest -n 2 -m "not compiled" --jaxtyping-packages=croc,beartype.beartype
 	$(BIN)/pytest -m compiled
+
+# The pages are tested in a real browser; where there is none and Debian's can be had, take it.
+browser:
+	@command -v chromium >/dev/null || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null && \
+		{ apt-get -qq update && apt-get -qq install -y --no-install-recommends chromium >/dev/null; }; } || \
+		echo "no chromium: the tests of the pages will be skipped"
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info
