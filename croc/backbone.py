@@ -11,6 +11,7 @@ from timm.layers.patch_embed import PatchEmbed
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
+from croc.compiling import compiled
 from croc.config import ModelConfig
 from croc.errors import UserError
 from croc.layers import autocast_dtype, replace_layers
@@ -67,10 +68,10 @@ class Backbone(nn.Module):
     def compile_parts(self) -> None:
         """Blocks one by one: they are alike, so one is compiled for all of them."""
         for block in self.vit.blocks:
-            block.compile()
-        self._embed, self._finish = torch.compile(self._embed), torch.compile(self._finish)
-        self._describe_last = torch.compile(self._describe_last)
-        self._draw_drop_paths = torch.compile(self._draw_drop_paths)
+            block.compile(dynamic=False)
+        self._embed, self._finish = compiled(self._embed), compiled(self._finish)
+        self._describe_last = compiled(self._describe_last)
+        self._draw_drop_paths = compiled(self._draw_drop_paths)
 
     def _describe_last(self, before: Float[Tensor, "b n D"], views: int, kind: str) -> Tokens:
         last: Any = self.vit.blocks[-1]

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from croc.compiling import compiled
 from croc.config import HeadConfig, ImageHeadConfig
 
 
@@ -50,7 +51,7 @@ class ImageHead(nn.Module):
                 yield from child.parameters()
 
     def compile_parts(self) -> None:
-        self.images = torch.compile(self.images)
+        self.images = compiled(self.images)
 
 
 class ProjectionHead(ImageHead):
@@ -66,4 +67,4 @@ class ProjectionHead(ImageHead):
 
     def compile_parts(self) -> None:
         super().compile_parts()
-        self.clusters = torch.compile(self.clusters)
+        self.clusters = compiled(self.clusters)

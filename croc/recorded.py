@@ -9,7 +9,7 @@ from collections import deque
 import torch
 from lightning.fabric import Fabric
 from lightning.fabric.wrappers import _FabricModule
-from torch import Tensor
+from torch import Tensor, nn
 
 from croc.config import RunConfig
 from croc.errors import UserError
@@ -33,7 +33,7 @@ class Gradients:
 
 
 class RecordedGradients(Gradients):
-    """The same, launched as one from the fourth step on.
+    """The same, launched as one from the fourth step on; again so when the views' size changes.
 
     All that changes from step to step lies in tensors whose places do not change: parameters,
     centres, the temperature, and the batch, which is copied to where the first one was. Gradients
@@ -42,11 +42,19 @@ class RecordedGradients(Gradients):
 
     def __init__(self, fabric: Fabric, method: Method, student: _FabricModule) -> None:
         super().__init__(fabric, method, student)
-        self._launched = 0
-        self._graph: torch.cuda.CUDAGraph | None = None
         self._ends: deque[torch.cuda.Event] = deque()
+        self._begin()
+
+    def _begin(self) -> None:
+        """Forget what was recorded: the memory goes back."""
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._metrics: dict[str, Tensor] = {}
+        self._gradients: list[tuple[nn.Parameter, Tensor]] = []
+        self._launched, self._view_px = 0, self.method.views.size_px
 
     def __call__(self, canvases: Canvases) -> dict[str, Tensor]:
+        if self._view_px != self.method.views.size_px:
+            self._begin()
         if self._launched < WARM_UPS:
             self._launched += 1
             return super().__call__(canvases)

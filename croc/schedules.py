@@ -1,9 +1,9 @@
 """What changes with the step, as pure functions of it: a resumed run needs no state of them."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from croc.config import DistillationConfig, OptimConfig
+from croc.config import DistillationConfig, OptimConfig, ViewsConfig
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,14 @@ def teacher_temperature(loss: DistillationConfig, epoch: int) -> float:
     share = epoch / (loss.temperature_warmup_epochs - 1)
     start, end = loss.teacher_temperature_start, loss.teacher_temperature
     return start + (end - start) * share
+
+
+def views_at(views: ViewsConfig, epoch: int) -> ViewsConfig:
+    """Smaller views in the early epochs; the rest of the schedules takes no notice."""
+    if views.early_px is None or epoch >= views.early_epochs:
+        return views
+    low, high = (sigma * views.early_px / views.size_px for sigma in views.blur_sigma)
+    return replace(views, size_px=views.early_px, blur_sigma=(low, high))
 
 
 def cosine(start: float, end: float, step: int, steps: int) -> float:

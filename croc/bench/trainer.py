@@ -1,5 +1,6 @@
 """The real training step, ready to be taken again and again."""
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -23,7 +24,9 @@ class Trainer:
     """A method that is ready to train, and where its schedules stand."""
 
     def __init__(self, fabric: Fabric, setting: Setting) -> None:
-        config = setting.config
+        # The views that most of a run has, not those of its early epochs.
+        views = replace(setting.config.views, early_px=None, early_epochs=0)
+        config = replace(setting.config, views=views)
         self.fabric, self.config, self.sizes = fabric, config, setting.sizes
         self.dtype = dtype_of_products(config.run, fabric.device)
         torch.manual_seed(config.run.seed)

@@ -36,6 +36,11 @@ class ViewsConfig:
 
     size_px: int = 224
     """Side of a view."""
+    early_px: int | None = None
+    """Side of a view in the first epochs, if another: small views train faster. Their blur is
+    narrower by as much."""
+    early_epochs: int = 0
+    """Epochs with views of early_px."""
     scale: tuple[float, float] = (0.25, 1.0)
     """Smallest and largest share of the image's area in a crop."""
     ratio: tuple[float, float] = (3 / 4, 4 / 3)
@@ -62,7 +67,12 @@ class ViewsConfig:
     """Probability of solarisation."""
 
     def __post_init__(self) -> None:
-        require_least(self, "views", 1, "size_px")
+        require_least(self, "views", 1, "size_px", "early_px")
+        require_least(self, "views", 0, "early_epochs")
+        require(
+            (self.early_px is None) == (self.early_epochs == 0),
+            "--views.early-px and --views.early-epochs belong together: give both or none",
+        )
         require(
             0 < self.scale[0] <= self.scale[1] <= 1,
             f"--views.scale must rise within 0 … 1: {self.scale}",

@@ -9,7 +9,7 @@ from lightning.fabric.wrappers import _FabricModule
 from torch import Tensor, nn
 
 from croc.backbone import Backbone
-from croc.config import CrocConfig, DinoConfig, MaeConfig, PretrainConfig
+from croc.config import CrocConfig, DinoConfig, MaeConfig, PretrainConfig, ViewsConfig
 from croc.schedules import Settings
 from croc.types import Canvases
 
@@ -32,6 +32,11 @@ class Method(Protocol):
     @property
     def backbones(self) -> Sequence[Backbone]:
         """All that begin with the weights of --init."""
+        ...
+
+    @property
+    def views(self) -> ViewsConfig:
+        """Of the step at hand; their size may change between epochs."""
         ...
 
     def before_gradients(self, settings: Settings) -> None:

@@ -8,6 +8,7 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
 from croc.clustering.cluster import check_k_start
+from croc.compiling import compiled
 from croc.config import CrocConfig
 from croc.distributed import process_count, sum_over_processes
 from croc.methods.distillation import Distillation, Metrics, image_metrics
@@ -24,10 +25,11 @@ class Croc(Distillation[Targets]):
 
     def __init__(self, config: CrocConfig, device: torch.device, compile: bool = False) -> None:
         super().__init__(config, device, compile, partial(Network, config))
-        patches = (config.views.size_px // self.student.backbone.patch_px) ** 2
+        smallest = min(config.views.size_px, config.views.early_px or config.views.size_px)
+        patches = (smallest // self.student.backbone.patch_px) ** 2
         check_k_start(config.cluster.k_start, VIEWS * patches)
         self.cluster_center = self._make_center(config.head.cluster_prototypes, device)
-        self._locate = torch.compile(locate) if compile else locate
+        self._locate = compiled(locate) if compile else locate
 
     def _usual_micro_batch(self, device: torch.device) -> int | None:
         apart = self.config.cluster.variant == "paper"

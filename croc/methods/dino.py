@@ -7,6 +7,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from croc.backbone import Backbone
+from croc.compiling import compiled
 from croc.config import DinoConfig
 from croc.distributed import process_count
 from croc.heads import ImageHead
@@ -29,7 +30,7 @@ class DinoNetwork(nn.Module):
     def compile_parts(self) -> None:
         self.backbone.compile_parts()
         self.head.compile_parts()
-        self.distil = torch.compile(distil)
+        self.distil = compiled(distil)
 
     def forward(
         self, pixels: Float[Tensor, "M B 3 h w"], keys: Int64[Tensor, "B"], targets: ImageTargets

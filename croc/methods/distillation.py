@@ -17,12 +17,13 @@ from lightning.fabric.wrappers import _FabricModule
 from torch import Tensor, nn
 
 from croc.backbone import Backbone
-from croc.config import DinoConfig
+from croc.compiling import compiled
+from croc.config import DinoConfig, require
 from croc.distributed import process_count
 from croc.layers import autocast_dtype
 from croc.losses import Center, sinkhorn_center, weighted_total
 from croc.optim import update_teacher
-from croc.schedules import Settings, teacher_momentum, teacher_temperature
+from croc.schedules import Settings, teacher_momentum, teacher_temperature, views_at
 from croc.stages import stage
 from croc.types import Canvases, Views
 from croc.views import make_views
@@ -58,15 +59,21 @@ class Distillation(ABC, Generic[Targets]):
         self.config = config
         self.student = network(config.model.drop_path)
         self.teacher = network(0.0)
+        early_px, patch_px = config.views.early_px, self.teacher.backbone.patch_px
+        require(
+            early_px is None or early_px % patch_px == 0,
+            f"--views.early-px {early_px} is not a whole number of {patch_px} px patches",
+        )
         self.teacher.load_state_dict(self.student.state_dict())
         self.teacher.eval().requires_grad_(False).to(device)
         self.image_center = self._make_center(config.head.image_prototypes, device)
         self.temperature = torch.zeros((), device=device)
+        self.views = config.views
         self.micro_batch = config.run.micro_batch or self._usual_micro_batch(device)
         self._make_views, self._total = make_views, weighted_total
         if compile:
-            self._make_views = torch.compile(make_views)
-            self._total = torch.compile(weighted_total)
+            self._make_views = compiled(make_views)
+            self._total = compiled(weighted_total)
             self.student.compile_parts()
             self.teacher.compile_parts()
 
@@ -103,6 +110,7 @@ class Distillation(ABC, Generic[Targets]):
     def before_gradients(self, settings: Settings) -> None:
         # Into a tensor that stays, so that neither a new graph nor a copy to the device is made.
         self.temperature.fill_(teacher_temperature(self.config.loss, settings.epoch))
+        self.views = views_at(self.config.views, settings.epoch)
 
     def accumulate(
         self, fabric: Fabric, student: _FabricModule, canvases: Canvases
@@ -128,11 +136,12 @@ class Distillation(ABC, Generic[Targets]):
 
     @torch.no_grad()
     def _prepare(self, fabric: Fabric, canvases: Canvases) -> tuple[Views, Tensor, Targets]:
-        config, patch_px = self.config.views, self.teacher.backbone.patch_px
         with fabric.autocast():
             with stage("views"):
                 dtype = autocast_dtype(fabric.device, torch.float32)
-                views = self._make_views(canvases, config, patch_px, dtype)
+                views = self._make_views(
+                    canvases, self.views, self.teacher.backbone.patch_px, dtype
+                )
             return views, canvases.keys, self.teach(views, canvases.keys, self.temperature)
 
     def image_targets(

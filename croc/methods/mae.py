@@ -12,6 +12,7 @@ from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 
 from croc.backbone import Backbone
+from croc.compiling import compiled
 from croc.config import DecoderConfig, MaeConfig, require
 from croc.distributed import process_count
 from croc.initial import sines_and_cosines, start_as_mae, start_linear_layers
@@ -83,8 +84,8 @@ class MaeNetwork(nn.Module):
     def compile_parts(self) -> None:
         self.backbone.compile_parts()
         for block in self.decoder.blocks:
-            block.compile()
-        self.compare = torch.compile(compare)
+            block.compile(dynamic=False)
+        self.compare = compiled(compare)
 
     def forward(
         self, pixels: Float[Tensor, "B 3 h w"], keys: Int64[Tensor, "B"]
@@ -104,10 +105,11 @@ class Mae:
     """A network that fills in what it does not see, and what one step does with it."""
 
     def __init__(self, config: MaeConfig, device: torch.device, compile: bool = False) -> None:
-        self.config = config
+        require(config.views.early_px is None, "--views.early-px is not for MAE")
+        self.config, self.views = config, config.views
         self.student = MaeNetwork(config)
         self.micro_batch = config.run.micro_batch or (16 if device.type == "cpu" else None)
-        self._make_views = torch.compile(make_views) if compile else make_views
+        self._make_views = compiled(make_views) if compile else make_views
         if compile:
             self.student.compile_parts()
 

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from croc.backbone import Backbone
 from croc.clustering.centroids import pool
 from croc.clustering.cluster import cluster_views
+from croc.compiling import compiled
 from croc.config import ClusterConfig, CrocConfig
 from croc.heads import ProjectionHead
 from croc.losses import distil
@@ -43,7 +44,7 @@ class Network(nn.Module):
         """In parts, since the blocks are alike, and each part can be timed."""
         self.backbone.compile_parts()
         self.head.compile_parts()
-        self.pool, self.distil = torch.compile(pool), torch.compile(distil)
+        self.pool, self.distil = compiled(pool), compiled(distil)
 
     def forward(
         self, pixels: Float[Tensor, "M B 3 h w"], keys: Int64[Tensor, "B"], targets: Targets
