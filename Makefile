@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint types unit browser install clean
+.PHONY: demo test lint types unit browser soak install clean
 
 install: $(VENV)/.installed
 
@@ -37,6 +37,10 @@ browser:
 	@command -v chromium >/dev/null || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null && \
 		{ apt-get -qq update && apt-get -qq install -y --no-install-recommends chromium >/dev/null; }; } || \
 		echo "no chromium: the tests of the pages will be skipped"
+
+# Long tests of what a run survives; half an hour on two cores.
+soak: install
+	$(BIN)/python -m tests.reliability.soak --to soak.json
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info

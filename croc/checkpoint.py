@@ -37,12 +37,15 @@ class TrainState:
     """Number of images in the data: another number would be another order of the samples."""
     step: int = 0
     """Steps done."""
+    skipped: int = 0
+    """Of them, those without a finite gradient, which changed nothing."""
     failed: FailedFiles = field(default_factory=FailedFiles)
 
     def state_dict(self) -> dict[str, Any]:
         return {
             "format": FORMAT,
             "step": self.step,
+            "skipped": self.skipped,
             "images": self.images,
             "failed": list(self.failed.names),
             "optimizer": self.optimizer.state_dict(),
@@ -62,6 +65,7 @@ class TrainState:
         except (KeyError, ValueError) as error:
             raise _misfit(state, error) from None
         self.step, self.failed = state["step"], FailedFiles(state["failed"])
+        self.skipped = int(state.get("skipped", 0))  # older checkpoints do not tell
 
 
 def checkpoint_path(folder: Path, step: int) -> Path:
@@ -89,10 +93,23 @@ def save_checkpoint(folder: Path, state: dict[str, Any], keep_every: int | None)
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
-    for old in checkpoints(folder)[:-KEPT]:
-        if keep_every is None or int(old.stem.removeprefix("step-")) % keep_every:
-            old.unlink()
+    for old in _passing(folder, keep_every, KEPT):
+        old.unlink()
     return path
+
+
+def drop_oldest(folder: Path, keep_every: int | None) -> bool:
+    """Make room on a full disk, down to the last checkpoint; whether there was one to drop."""
+    found = _passing(folder, keep_every, 1)
+    for old in found[:1]:
+        old.unlink()
+    return bool(found)
+
+
+def _passing(folder: Path, keep_every: int | None, kept: int) -> list[Path]:
+    """All but the last ones, and those that are kept for good."""
+    numbered = {path: int(path.stem.removeprefix("step-")) for path in checkpoints(folder)[:-kept]}
+    return [path for path, n in numbered.items() if keep_every is None or n % keep_every]
 
 
 def load_checkpoint(path: Path, advice: str = TO_GO_ON) -> dict[str, Any]:

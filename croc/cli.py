@@ -15,9 +15,9 @@ from croc import __version__
 from croc.arguments import parse
 from croc.bench.options import BenchOptions, with_bench
 from croc.config import CrocConfig, DataConfig, PretrainConfig
-from croc.errors import UserError
+from croc.errors import AskedToEnd, LostPeerError, UserError
 from croc.evals.protocols import PROTOCOLS
-from croc.rank import is_first_process
+from croc.rank import is_first_process, process_number
 from croc.recipes import RECIPES, demo
 from croc.run_folder import read_config
 
@@ -29,8 +29,13 @@ HELP = """CrOC: dense visual features from unlabelled scene photographs.
                                      score dense features by the paper's protocols
   croc evaluate table --weights WEIGHTS ... --data DATA ...
                                      several weights side by side, as the paper's tables
-  croc show clusters --run RUN [IMAGE ...]
+  croc show clusters [IMAGE ...] --run RUN
                                      the clusters found in two views of an image, head by head
+  croc show merging IMAGE --run RUN  how they were merged, step by step, and at what cost
+  croc show features IMAGE ... --run RUN
+                                     PCA of the tokens, similarity to a patch, CLS attention
+  croc app RUN [RUN2]                explore the clusters of two crops, live in a browser
+  croc show report RUN ...           a page of curves, clusters, scores and settings of runs
   croc show weights FILE             what a checkpoint holds, a published one too
   croc export RUN --to NAME.safetensors
                                      a run's backbone as one file, with its model card
@@ -56,6 +61,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UserError as error:
         print(f"{_speaker()}: {_one_line(str(error))}", file=sys.stderr)
         return 2
+    except LostPeerError as error:
+        print(f"{_speaker()}: {error}", file=sys.stderr)
+        return 1
+    except AskedToEnd as error:
+        if is_first_process():
+            print(f"croc: {error}", file=sys.stderr)
+        return error.exit_code
     except BrokenPipeError:  # `croc … | head` has read enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
         return 1
@@ -74,7 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _speaker() -> str:
-    return "croc" if is_first_process() else f"croc, process {os.environ.get('RANK', '?')}"
+    return "croc" if is_first_process() else f"croc, process {process_number()}"
 
 
 def _run(arguments: list[str]) -> None:
@@ -108,7 +120,8 @@ def pretrain_command(arguments: list[str]) -> None:
 
     folder = pretrain(config, recipe)
     if is_first_process():
-        print(f"the run lies in {folder}: config.json, metrics.jsonl, checkpoints/, tensorboard/")
+        files = "report.html, config.json, metrics.jsonl, checkpoints/, tensorboard/"
+        print(f"the run lies in {folder}: {files}")
 
 
 def bench_command(arguments: list[str]) -> None:
@@ -178,34 +191,11 @@ def pack_command(arguments: list[str]) -> None:
         print(f"skipped, cannot be decoded: {name}")
 
 
-@dataclass(frozen=True)
-class ShowClusters:
-    """Draw the clusters that a run's teacher finds in two augmented views of an image."""
+def show_command(kind: str, arguments: list[str]) -> None:
+    """croc show clusters | merging | features [IMAGE ...] --run RUN."""
+    from croc.show.command import run_command
 
-    run: str | None = None
-    """The run's folder."""
-    weights: str | None = None
-    """Instead of a run, the name of shipped weights or a file of croc export."""
-    images: Annotated[tuple[str, ...], tyro.conf.Positional] = ()
-    """Photographs; by default four of the run's own."""
-    to: str | None = None
-    """The picture to write; by default clusters.png in the run's folder, or NAME-clusters.png."""
-    seed: int = 0
-    """Of the crops, the colours and the starting centroids."""
-
-
-def show_clusters_command(arguments: list[str]) -> None:
-    """croc show clusters [IMAGE ...] --run RUN."""
-    asked = parse(ShowClusters, arguments, "croc show clusters")
-    if (asked.run is None) == (asked.weights is None):
-        raise UserError("say whose clusters: --run RUN, or --weights NAME")
-    from croc.show.clusters import show_clusters, show_clusters_of_weights
-
-    more = (asked.images, asked.to, asked.seed)
-    if asked.run is None:
-        print(show_clusters_of_weights(asked.weights, *more))
-    else:
-        print(show_clusters(Path(asked.run), *more))
+    run_command(kind, arguments)
 
 
 @dataclass(frozen=True)
@@ -224,11 +214,25 @@ def show_weights_command(arguments: list[str]) -> None:
     print(*describe_file(Path(asked.file)), sep="\n")
 
 
+def show_report_command(arguments: list[str]) -> None:
+    """croc show report RUN ... [--to PAGE]."""
+    from croc.report.command import run_command
+
+    print(run_command(arguments))
+
+
 def export_command(arguments: list[str]) -> None:
     """croc export RUN --to NAME.safetensors."""
     from croc.export import Export, export
 
     print(*export(parse(Export, arguments, "croc export")), sep="\n")
+
+
+def app_command(arguments: list[str]) -> None:
+    """croc app RUN [RUN2]."""
+    from croc.app.command import run_command
+
+    run_command(arguments)
 
 
 def demo_command(arguments: list[str]) -> None:
@@ -263,12 +267,14 @@ COMMANDS: dict[tuple[str, ...], Callable[[list[str]], None]] = {
         for protocol in (*PROTOCOLS, "all")
     },
     ("evaluate", "table"): table_command,
-    ("show", "clusters"): show_clusters_command,
+    **{("show", kind): partial(show_command, kind) for kind in ("clusters", "merging", "features")},
+    ("show", "report"): show_report_command,
     ("show", "weights"): show_weights_command,
     ("data", "pack"): pack_command,
     ("bench",): bench_command,
     ("sweep",): sweep_command,
     ("export",): export_command,
+    ("app",): app_command,
 }
 
 

@@ -1,11 +1,18 @@
 """How functions are compiled: for the shapes that they are given, anew for others.
 
 By default torch would take a second shape for a sign of many, and make code for any shape, which
-is slower. Here a run has two at most, the early views and the later ones.
+is slower. A run has two at most, the early views and the later ones; a sweep may have many.
 """
 
-from functools import partial
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
-compiled = partial(torch.compile, dynamic=False)
+MOST_VERSIONS = 64
+"""Of one function; beyond, torch would go on without compiling, and say so only in a warning."""
+
+
+def compiled(function: Callable[..., Any]) -> Any:
+    torch._dynamo.config.recompile_limit = MOST_VERSIONS
+    return torch.compile(function, dynamic=False)

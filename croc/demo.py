@@ -13,6 +13,8 @@ from croc.evals.evaluate import Request, evaluate
 from croc.evals.protocols import linear_protocol
 from croc.log import read_metrics
 from croc.rank import is_first_process
+from croc.report import FILE
+from croc.report.build import write_report
 from croc.show.clusters import show_clusters
 from croc.train import pretrain
 
@@ -35,7 +37,9 @@ def run_demo(config: CrocConfig) -> bool:
         judge(lines, "cluster", config.head.cluster_prototypes),
     ]
     learned.append(compare(folder, config.run.accelerator))
-    print(f"\n  clusters of both views   {picture}")
+    page = write_report([folder], folder / FILE)  # once more, now that there are scores
+    print(f"\n  all of it, in a browser  {page}")
+    print(f"  clusters of both views   {picture}")
     print(f"  scores and predictions   {folder / 'evaluation'}")
     print(f"  metrics, a line a step   {folder / 'metrics.jsonl'}")
     print(f"  weights                  {folder / 'checkpoints'}")

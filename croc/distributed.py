@@ -15,6 +15,12 @@ def leave_processes() -> None:
         dist.destroy_process_group()
 
 
+def is_lost_peer(error: RuntimeError) -> bool:
+    """Whether it tells of a process that ended or did not answer in time; gloo's has no class."""
+    of_torch = isinstance(error, dist.DistError)
+    return process_count() > 1 and (of_torch or "gloo" in str(error))
+
+
 def any_process(flag: bool, device: torch.device) -> bool:
     """Whether the flag is set on one of them; waits for the device if there are several."""
     if process_count() == 1:

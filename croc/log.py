@@ -1,9 +1,11 @@
 """What a run says of itself: metrics.jsonl, TensorBoard, and a bar or plain lines on screen."""
 
+import contextlib
 import json
 import os
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from rich.console import Console
@@ -15,6 +17,8 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+
+from croc.guard import finite_or_none
 
 TIMINGS = {"images_per_s", "seconds"}
 
@@ -33,6 +37,7 @@ class RunLog:
         self._file = path.open("a", buffering=1)
         self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=first_step + 1)
         self._screen = _Screen(first_step, last_step)
+        self._failed = False
         self._started = time.perf_counter()
         self._last = (first_step, self._started)
 
@@ -44,9 +49,11 @@ class RunLog:
         self._last = (step, now)
         speed = batch * (step - before) / max(1e-9, now - then)
         timings = {"images_per_s": round(speed, 2), "seconds": round(now - self._started, 3)}
-        self._file.write(json.dumps({"step": step, "epoch": epoch, **metrics, **timings}) + "\n")
-        for name, value in {**metrics, **timings}.items():
-            self._board.add_scalar(name, value, step)
+        line = {"step": step, "epoch": epoch, **finite_or_none(metrics), **timings}
+        with self._disk_may_fail():
+            self._file.write(json.dumps(line) + "\n")
+            for name, value in {**metrics, **timings}.items():
+                self._board.add_scalar(name, value, step)
         self._screen.show(step, metrics, speed)
 
     def advance(self, step: int) -> None:
@@ -57,14 +64,26 @@ class RunLog:
         if self.writes:
             self._screen.say(text)
 
+    @contextlib.contextmanager
+    def _disk_may_fail(self) -> Iterator[None]:
+        """A curve with a gap is no reason to end a run; what was not written may follow later."""
+        try:
+            yield
+        except OSError as error:
+            if not self._failed:
+                self.say(f"metrics cannot be written ({error.strerror}); training goes on")
+            self._failed = True
+
     def __enter__(self) -> "RunLog":
         return self
 
     def __exit__(self, *_: object) -> None:
         if self.writes:
             self._screen.close()
-            self._board.close()
-            self._file.close()
+            with self._disk_may_fail():
+                self._board.close()
+            with self._disk_may_fail():
+                self._file.close()
 
 
 def read_metrics(folder: Path) -> list[dict[str, float | int]]:

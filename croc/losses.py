@@ -20,10 +20,12 @@ class Center(nn.Module):
 
     @torch.no_grad()
     def update(self, total: Float[Tensor, "P"], count: Float[Tensor, ""]) -> None:
-        """Move towards the mean over all processes; with nothing counted, stay."""
+        """Move towards the mean over all processes; with nothing counted, or no number, stay."""
         packed = sum_over_processes(torch.cat([total, count[None]]))
         mean, count = packed[:-1] / packed[-1].clamp_min(1), packed[-1]
-        self.value.lerp_(torch.where(count > 0, mean, self.value), 1 - self.momentum)
+        self.value.lerp_(
+            torch.where((count > 0) & mean.isfinite(), mean, self.value), 1 - self.momentum
+        )
 
 
 def weighted_total(

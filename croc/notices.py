@@ -1,4 +1,4 @@
-"""SIGTERM and Ctrl-C as a notice that work in hand may read, not as an exception anywhere in it.
+"""Signals that ask for an end, as a notice that work in hand may read, not as an exception in it.
 
 Raised by a signal, an exception can hit any line, and is lost if that is one of a finaliser.
 """
@@ -8,6 +8,9 @@ import signal
 import threading
 from collections.abc import Iterator
 from typing import Any
+
+NOTICES = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+"""SIGUSR1 is what SLURM sends ahead of the end, if asked to (--signal)."""
 
 
 @contextlib.contextmanager
@@ -25,8 +28,7 @@ def notice_of_end() -> Iterator[list[int]]:
             signal.signal(number, handler)
 
     if threading.current_thread() is threading.main_thread():  # only it may set handlers
-        numbers = (signal.SIGTERM, signal.SIGINT)
-        before |= {number: signal.signal(number, note) for number in numbers}
+        before |= {number: signal.signal(number, note) for number in NOTICES}
     try:
         yield notices
     finally:

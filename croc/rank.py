@@ -2,6 +2,13 @@
 
 import os
 
+NAMES = ("RANK", "SLURM_PROCID", "LOCAL_RANK")
+"""Of torchrun, srun, and Lightning's own launcher."""
+
+
+def process_number() -> str:
+    return next((os.environ[name] for name in NAMES if name in os.environ), "0")
+
 
 def is_first_process() -> bool:
-    return os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0")) == "0"
+    return process_number() == "0"

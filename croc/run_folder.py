@@ -25,7 +25,8 @@ FREE = {
 
 def write_config(folder: Path, config: PretrainConfig, recipe: str) -> None:
     """A page that is enough to start the run again, from its beginning to its end."""
-    whole = dataclasses.replace(config, run=dataclasses.replace(config.run, stop_after_steps=None))
+    run = dataclasses.replace(config.run, stop_after_steps=None, resume="auto")
+    whole = dataclasses.replace(config, run=run)
     folder.mkdir(parents=True, exist_ok=True)
     partial = folder / PARTIAL
     partial.write_text(json.dumps(config_page(whole, recipe), indent=2) + "\n")
@@ -82,7 +83,12 @@ def _build(kind: Any, page: Any, name: str) -> Any:
 
 def open_run_folder(folder: Path, config: PretrainConfig) -> None:
     """Make sure the folder is this run's own, or free."""
-    if (folder / PAGE).exists():
+    there = (folder / PAGE).exists()
+    if config.run.resume == "never" and there:
+        raise UserError(f"--resume never: {folder} holds a run; choose another --run.folder")
+    if config.run.resume == "must" and not there:
+        raise UserError(f"--resume must: {folder} holds no run to go on with; check --run.folder")
+    if there:
         found, _ = read_config(folder / PAGE)
         if type(found) is not type(config):
             raise UserError(

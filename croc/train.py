@@ -1,38 +1,47 @@
 """The training loop: images → views → tokens → clusters → centroids → loss → step."""
 
 import contextlib
-import math
-import os
-from importlib.util import find_spec
+import signal
 from pathlib import Path
 from typing import Any
 
 import torch
 from lightning.fabric import Fabric
-from lightning.fabric.plugins import MixedPrecision
 from torch import Tensor
 
-from croc.checkpoint import TrainState, checkpoints, load_checkpoint, save_checkpoint
-from croc.config import OptimConfig, PretrainConfig, RunConfig
+from croc.checkpoint import TrainState, checkpoints, load_checkpoint
+from croc.config import OptimConfig, PretrainConfig
 from croc.data.loader import batch_indices, make_loader, steps_per_epoch, worker_count
 from croc.data.sources import ImageSource, open_source
+from croc.devices import compiles, make_fabric, processes_here
+from croc.diagnosis import DIAGNOSIS, diagnose, images_of, write_diagnosis
 from croc.distributed import (
     any_process,
+    is_lost_peer,
     leave_processes,
     sum_over_processes,
     union_over_processes,
 )
-from croc.errors import UserError
+from croc.errors import AskedToEnd, LostPeerError, UserError
+from croc.guard import Guard
+from croc.health import Health
 from croc.kernels import use_kernels
 from croc.log import RunLog
 from croc.methods import Method, build_method
 from croc.notices import notice_of_end
 from croc.optim import clip_gradient, make_optimizer, set_rates
 from croc.recorded import Gradients, make_gradients, records
+from croc.report.hook import Reporter
 from croc.run_folder import open_run_folder, write_config
+from croc.saving import Saver
 from croc.schedules import Settings, settings_at
 from croc.stages import stage
 from croc.types import Canvases
+
+LOST_PEER = (
+    "another process of this run has ended or does not answer; the same command goes on from the "
+    "last checkpoint, with as many processes or another number"
+)
 
 
 def pretrain(config: PretrainConfig, recipe: str) -> Path:
@@ -46,6 +55,10 @@ def pretrain(config: PretrainConfig, recipe: str) -> Path:
     try:
         fabric.launch()
         train(fabric, config, recipe, source, folder)
+    except RuntimeError as error:
+        if is_lost_peer(error):
+            raise LostPeerError(LOST_PEER) from error
+        raise
     finally:
         leave_processes()
     return folder
@@ -73,6 +86,7 @@ def train(
         state.load_state_dict(resumed)
         del resumed  # as large as the run itself
     _check_agreement(state.step, len(source))
+    guard, health = Guard(optimizer, fabric.device, state.skipped), Health(config)
 
     per_epoch = steps_per_epoch(len(source), optim.batch)
     last_step = optim.epochs * per_epoch
@@ -89,7 +103,7 @@ def train(
         last_step=last_step,
         rank=fabric.global_rank,
         processes=fabric.world_size,
-        workers=worker_count(config.data, _processes_here(fabric, run)),
+        workers=worker_count(config.data, processes_here(fabric, run)),
         device=fabric.device,
     )
 
@@ -101,10 +115,13 @@ def train(
         log.say(_opening(source, state.step, last_step, fabric, folder))
         if origin:
             log.say(f"starts from {origin}; heads are fresh")
+        reporter = Reporter(config, source, folder, writes=fabric.is_global_zero, say=log.say)
+        reporter.start(method, state.step)
+        saver = Saver(fabric, folder, run, log.say)
         skipped: list[str] = []
         for canvases in loader:
             settings = settings_at(state.step, optim, per_epoch)
-            metrics = train_step(gradients, optimizer, canvases, settings, optim)
+            metrics = train_step(gradients, guard, canvases, settings, optim)
             state.step += 1
             skipped += canvases.failed
             log.advance(state.step)
@@ -113,8 +130,9 @@ def train(
             asks = fabric.world_size == 1 or state.step % min(10, run.log_every_steps) == 0
             ends = asks and any_process(bool(ending), fabric.device)
             last = ends or state.step == last_step
-            saves = last or state.step % run.checkpoint_every_steps == 0
             logs = last or state.step == 1 or state.step % run.log_every_steps == 0
+            due = state.step % run.checkpoint_every_steps == 0 or (logs and saver.owes)
+            saves = last or due
             if logs or saves:
                 values = fetch(metrics)
                 for name in state.failed.add(union_over_processes(skipped)):
@@ -122,16 +140,29 @@ def train(
                 skipped.clear()
                 seen = state.step * optim.batch
                 state.failed.check(seen, len(source), config.data.max_failed_share)
-                if not math.isfinite(values["loss"]):
-                    raise UserError(_diverged(state.step, values["loss"], folder))
+                before, (state.skipped, in_a_row) = state.skipped, guard.counts()
+                if state.skipped > before:
+                    log.say(f"skipped for want of a finite gradient, so far: {state.skipped}")
+                if in_a_row >= run.max_skipped:
+                    steps = range(state.step - in_a_row, state.step)
+                    page = diagnose(gradients, canvases, settings, values) | {
+                        "images": images_of(source, steps, optim.batch, run.seed)
+                    }
+                    raise UserError(_stopped(fabric, folder, steps, page))
+                # Weights that give no gradient must not take the place of those that gave one.
+                saves = saves and (in_a_row == 0 or last)
                 if logs:
                     values |= {"rate": settings.rate, "weight_decay": settings.weight_decay}
                     log.write(state.step, settings.epoch, values, optim.batch)
+                    for sign in health.look(values):
+                        log.say(sign)
             if saves:
-                _save(fabric, folder, state, run)
+                saver.save(state, last=last)
+                reporter.refresh(method, state.step, last)
             if ends:
-                log.say(f"asked to end: saved step {state.step}; the same command goes on from it")
-                break
+                said = f"asked to end: saved step {state.step}; the same command goes on from it"
+                # Of several processes only some may have had the signal.
+                raise AskedToEnd(said, ending[0] if ending else signal.SIGTERM)
 
 
 def _start_from(init: str | None, method: Method) -> str | None:
@@ -145,14 +176,14 @@ def _start_from(init: str | None, method: Method) -> str | None:
 
 def train_step(
     gradients: Gradients,
-    optimizer: torch.optim.Optimizer,
+    guard: Guard,
     canvases: Canvases,
     settings: Settings,
     optim: OptimConfig,
 ) -> dict[str, Tensor]:
     """One update of student and teacher. Nothing in it waits for the device."""
     fabric, method = gradients.fabric, gradients.method
-    set_rates(optimizer, settings)
+    set_rates(guard.optimizer, settings)
     method.before_gradients(settings)
     metrics = gradients(canvases)
     method.before_update(settings)
@@ -160,68 +191,15 @@ def train_step(
         norm = clip_gradient(method.student.parameters(), optim.clip_gradient)
         # It is the same everywhere, where shares add up.
         metrics["gradient_norm"] = norm / fabric.world_size
-        optimizer.step()
-        optimizer.zero_grad()
+        guard.step(norm, metrics["loss"])
     method.after_update(settings)
     return metrics
-
-
-def compiles(run: RunConfig, device: torch.device) -> bool:
-    """On a GPU torch.compile needs Triton, which is not everywhere."""
-    if run.compile == "auto":
-        return device.type == "cuda" and find_spec("triton") is not None
-    return run.compile
-
-
-def in_bfloat16(run: RunConfig, accelerator: str) -> bool:
-    """Older GPUs only imitate it."""
-    if run.precision == "auto":
-        return accelerator == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
-    return run.precision == "bfloat16"
-
-
-class BFloat16AsGiven(MixedPrecision):
-    """Autocast to bfloat16; what is bfloat16 already stays so, where Lightning would widen it."""
-
-    def convert_input(self, data: Any) -> Any:
-        return data
-
-
-def make_fabric(run: RunConfig) -> Fabric:
-    """Devices, processes and precision; under torchrun, what torchrun says."""
-    accelerator = run.accelerator
-    if accelerator == "auto":
-        accelerator = "cuda" if torch.cuda.is_available() else "cpu"
-    devices, nodes = run.devices, run.nodes
-    if devices == "auto" and "LOCAL_WORLD_SIZE" in os.environ:
-        devices = int(os.environ["LOCAL_WORLD_SIZE"])
-        nodes = int(os.environ["WORLD_SIZE"]) // devices
-    if devices == "auto" and accelerator == "cpu":
-        devices = 1
-    half = in_bfloat16(run, accelerator)
-    if half and accelerator == "cpu":
-        raise UserError("--run.precision bfloat16 is for GPUs; leave it at auto on the CPU")
-    try:
-        return Fabric(
-            accelerator=accelerator,
-            devices=devices,
-            num_nodes=nodes,
-            plugins=BFloat16AsGiven("bf16-mixed", accelerator) if half else None,
-        )
-    except (RuntimeError, ValueError) as error:  # Lightning's misconfigurations are such
-        raise UserError(
-            f"--run.accelerator {run.accelerator} --run.devices {run.devices}: {error}"
-        ) from None
 
 
 def fetch(metrics: dict[str, Tensor]) -> dict[str, float]:
     """Sum the shares of all processes and bring them to the host: the only wait of a step."""
     values = sum_over_processes(torch.stack([value.float() for value in metrics.values()]))
     return dict(zip(metrics, values.tolist()))
-
-
-def _processes_here(fabric: Fabric, run: RunConfig) -> int:
-    return int(os.environ.get("LOCAL_WORLD_SIZE", fabric.world_size // run.nodes))
 
 
 def _opening(source: ImageSource, first: int, last: int, fabric: Fabric, folder: Path) -> str:
@@ -241,20 +219,14 @@ def _check_agreement(step: int, images: int) -> None:
         )
 
 
-def _save(fabric: Fabric, folder: Path, state: TrainState, run: RunConfig) -> None:
-    """The first process writes; if it cannot, all end, and none waits for it for ever."""
-    problem = ""
+def _stopped(fabric: Fabric, folder: Path, steps: range, page: dict[str, Any]) -> str:
+    """Leave what is known, and say it in a line."""
     if fabric.is_global_zero:
-        try:
-            save_checkpoint(folder, state.state_dict(), run.keep_every_steps)
-        except (OSError, RuntimeError) as error:
-            problem = str(error) or type(error).__name__
-    problems = [told for told in union_over_processes([problem]) if told]
-    if problems:
-        raise UserError(f"the checkpoint of step {state.step} cannot be written: {problems[0]}")
-
-
-def _diverged(step: int, loss: float, folder: Path) -> str:
+        write_diagnosis(folder, page | {"skipped_steps": [steps[0] + 1, steps[-1] + 1]})
     found = checkpoints(folder)
-    left = f"the last checkpoint, {found[-1].name}, is from before" if found else "none was saved"
-    return f"the loss of step {step} is {loss}; {left}. Try a lower --optim.rate or clip gradients"
+    left = f"the last checkpoint is {found[-1].name}" if found else "no checkpoint was saved"
+    return (
+        f"steps {steps[0] + 1} to {steps[-1] + 1} had no finite gradient and were skipped; "
+        f"{folder / DIAGNOSIS} tells of which images and where, {left}: try a lower --optim.rate "
+        "or --optim.clip-gradient 3"
+    )

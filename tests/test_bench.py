@@ -25,7 +25,7 @@ from croc.bench.settings import plan
 from croc.bench.trainer import Trainer
 from croc.cli import main
 from croc.config import CrocConfig
-from croc.train import make_fabric
+from croc.devices import make_fabric
 from croc.views import make_views
 from tests.tiny import FLAGS, tiny_config
 

@@ -166,7 +166,7 @@ def test_a_diverging_run_stops_and_keeps_its_checkpoints(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ):
     run = ["pretrain", "demo", *FLAGS, "--run.folder", str(tmp_path / "run")]
-    assert main([*run, "--optim.rate", "1e30"]) == 2
+    assert main([*run, "--optim.rate", "1e30", "--run.max-skipped", "4"]) == 2
     assert "lower --optim.rate" in capsys.readouterr().err.splitlines()[-1]
     for path in (tmp_path / "run" / "checkpoints").iterdir():
         weights = load_checkpoint(path)["modules"]["teacher"]

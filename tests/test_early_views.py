@@ -7,11 +7,12 @@ import pytest
 
 import croc.methods.distillation as distillation
 from croc.config import CrocConfig, PretrainConfig, ViewsConfig
+from croc.devices import make_fabric
 from croc.errors import UserError
 from croc.methods import build_method
 from croc.recipes import without_clusters
 from croc.schedules import views_at
-from croc.train import make_fabric, pretrain
+from croc.train import pretrain
 from tests.test_train import told
 from tests.tiny import tiny_config, tiny_mae
 

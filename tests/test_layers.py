@@ -10,6 +10,7 @@ from timm.layers.mlp import Mlp
 from torch import nn
 
 from croc import layers
+from croc.devices import BFloat16AsGiven
 from croc.layers import (
     LinearGelu,
     PackedAttention,
@@ -19,7 +20,6 @@ from croc.layers import (
     replace_layers,
     take_over,
 )
-from croc.train import BFloat16AsGiven
 
 PLAIN = "vit_tiny_patch16_224"
 

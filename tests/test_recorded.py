@@ -7,13 +7,15 @@ import pytest
 import torch
 
 from croc.config import PretrainConfig, RunConfig
+from croc.devices import make_fabric
 from croc.errors import UserError
+from croc.guard import Guard
 from croc.log import read_metrics
 from croc.methods import build_method
 from croc.optim import make_optimizer
 from croc.recorded import WARM_UPS, RecordedGradients, records
 from croc.schedules import settings_at
-from croc.train import make_fabric, pretrain, train_step
+from croc.train import pretrain, train_step
 from tests.methods.test_croc import make_canvases
 from tests.tiny import tiny_config, tiny_dino, tiny_mae
 
@@ -128,7 +130,9 @@ def test_a_recorded_step_never_waits_and_leaves_the_batch_alone():
             torch.cuda.set_sync_debug_mode("error")
         try:
             settings = settings_at(step, config.optim, 3)
-            metrics = train_step(gradients, optimizer, canvases, settings, config.optim)
+            metrics = train_step(
+                gradients, Guard(optimizer, fabric.device), canvases, settings, config.optim
+            )
             losses.append(metrics["loss"].clone())
         finally:
             torch.cuda.set_sync_debug_mode("default")

@@ -23,8 +23,8 @@ from croc.bench.trainer import dtype_of_products
 from croc.config import CrocConfig
 from croc.data.loader import batch_indices
 from croc.data.sources import ImageSource, open_source
+from croc.devices import make_fabric
 from croc.errors import UserError
-from croc.train import make_fabric
 
 
 def run_bench(config: CrocConfig, bench: BenchConfig, recipe: str) -> Path:

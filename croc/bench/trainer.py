@@ -9,12 +9,14 @@ from torch import Tensor
 
 from croc.bench.settings import Setting
 from croc.config import RunConfig
+from croc.devices import compiles, in_bfloat16
+from croc.guard import Guard
 from croc.kernels import use_kernels
 from croc.methods import build_method
 from croc.optim import make_optimizer
 from croc.recorded import Gradients, make_gradients, records
 from croc.schedules import settings_at
-from croc.train import compiles, in_bfloat16, train_step
+from croc.train import train_step
 from croc.types import Canvases
 
 STEPS_AN_EPOCH = 1000
@@ -34,7 +36,8 @@ class Trainer:
         compiled = compiles(config.run, fabric.device)
         self.method: Any = build_method(config, fabric.device, compiled)
         optimizer = make_optimizer(self.method.student, fabric.device, config.optim.betas)
-        self._student, self._optimizer = fabric.setup(self.method.student, optimizer)
+        self._student, optimizer = fabric.setup(self.method.student, optimizer)
+        self._guard = Guard(optimizer, fabric.device)
         self._student.train()
         given = fabric, self.method, self._student
         self.recorded = records(config.run, fabric, compiled)
@@ -55,7 +58,7 @@ class Trainer:
         optim = self.config.optim
         settings = settings_at(self._number, optim, STEPS_AN_EPOCH)
         self._number += 1
-        return train_step(gradients, self._optimizer, canvases, settings, optim)
+        return train_step(gradients, self._guard, canvases, settings, optim)
 
 
 def dtype_of_products(run: RunConfig, device: torch.device) -> torch.dtype:

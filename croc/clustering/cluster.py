@@ -52,18 +52,15 @@ def cluster_views(
     views = len(tokens)
     check_k_start(config.k_start, views * tokens.shape[3])
     with torch.autocast(tokens.device.type, enabled=False):
-        positions, saliency = _at_least_float32(positions), _at_least_float32(saliency)
-        weights = rearrange(saliency, "m b h n -> b h (m n)")
+        positions, saliency = at_least_float32(positions), at_least_float32(saliency)
         if seeds is None:
-            seeds = _draw(weights, keys, config)
+            seeds = draw_for(saliency, keys, config)
         if serve(tokens):
             from croc.clustering import kernel
 
             if kernel.fits(tokens, config):
                 return kernel.cluster_views(tokens, positions, saliency, seeds, config)
-        joined = rearrange(_at_least_float32(tokens), "m b h n d -> b h (m n) d")
-        places = rearrange(positions, "m b n c -> b (m n) c")
-        steps = _steps(F.normalize(joined, dim=-1), places, weights, seeds, config, views)
+        steps = join(at_least_float32(tokens), positions, saliency, seeds, config)
         return split(*choose(steps, config), config, views)
 
 
@@ -89,13 +86,17 @@ def check_k_start(k_start: int, tokens: int) -> None:
         )
 
 
-def _at_least_float32(values: Tensor) -> Tensor:
+def at_least_float32(values: Tensor) -> Tensor:
     return values if values.dtype == torch.float64 else values.float()
 
 
-def _draw(saliency: Tensor, keys: Tensor | None, config: ClusterConfig) -> Tensor:
+def draw_for(
+    saliency: Float[Tensor, "M B H N"], keys: Int64[Tensor, "B"] | None, config: ClusterConfig
+) -> Int64[Tensor, "B H K"]:
+    """The starting tokens, drawn by what the variant makes of the saliency."""
     if keys is None:
         raise UserError("cluster() needs seeds, or the keys to draw them from")
+    saliency = rearrange(saliency, "m b h n -> b h (m n)")
     if config.variant == "released":
         saliency = (saliency / SALIENCY_TEMPERATURE).softmax(dim=-1)
     return draw_seeds(saliency, config.k_start, keys)
@@ -110,18 +111,20 @@ def draw_seeds(
     return (probability.log() + gumbel).topk(k, dim=-1).indices
 
 
-def _steps(
-    tokens: Tensor,
-    positions: Tensor,
-    saliency: Tensor,
-    seeds: Tensor,
+def join(
+    tokens: Float[Tensor, "M B H N d"],
+    positions: Float[Tensor, "M B N 2"],
+    saliency: Float[Tensor, "M B H N"],
+    seeds: Int[Tensor, "B H K"],
     config: ClusterConfig,
-    views: int,
 ) -> Iterator[Step]:
-    seeds = seeds.long()
+    """The views' tokens as one set, and the steps of its merging, from K_start to two."""
+    joined = F.normalize(rearrange(tokens, "m b h n d -> b h (m n) d"), dim=-1)
+    places = rearrange(positions, "m b n c -> b (m n) c")
+    weights = rearrange(saliency, "m b h n -> b h (m n)")
     if config.variant == "released":
-        return released_steps(tokens, positions, saliency, seeds, config, views)
-    return paper_steps(tokens, positions, saliency, seeds, config)
+        return released_steps(joined, places, weights, seeds.long(), config, len(tokens))
+    return paper_steps(joined, places, weights, seeds.long(), config)
 
 
 def choose(

@@ -36,12 +36,13 @@ def paper_steps(
     centroids = take(tokens, seeds)
     centres = take(positions[:, None].expand(-1, tokens.shape[1], -1, -1), seeds)
     importance = take(rows, seeds)  # Yᵀr: averaging columns of Y averages its entries
+    pair = None
 
     while True:
         cost = transport_cost(tokens, centroids, positions, centres, span, config)
         columns = importance.softmax(dim=-1)
         plan = sinkhorn(cost, rows, columns, config.sharpness, config.sinkhorn_iterations)
-        yield Step(plan / plan.sum(dim=-1, keepdim=True), (plan * cost).sum(dim=(-2, -1)))
+        yield Step(plan / plan.sum(dim=-1, keepdim=True), (plan * cost).sum(dim=(-2, -1)), pair)
         if cost.shape[-1] == 2:
             return
         weights = plan / plan.sum(dim=-2, keepdim=True)

@@ -6,6 +6,8 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
+Pair = tuple[Int64[Tensor, "B H 1"], Int64[Tensor, "B H 1"]]
+
 
 @dataclass(frozen=True)
 class Step:
@@ -14,6 +16,8 @@ class Step:
     assignments: Float[Tensor, "B H T k"]
     cost: Float[Tensor, "B H"]
     """The transport cost d_c."""
+    merged: Pair | None
+    """The columns of the step before that became one; None at the start."""
 
 
 def distances(
@@ -32,9 +36,7 @@ def take(
     return values.gather(2, index.reshape(*index.shape, *(1 for _ in extra)).expand(shape))
 
 
-def closest_pair(
-    similarity: Float[Tensor, "B H K K"],
-) -> tuple[Int64[Tensor, "B H 1"], Int64[Tensor, "B H 1"]]:
+def closest_pair(similarity: Float[Tensor, "B H K K"]) -> Pair:
     """The pair i < j of the highest similarity."""
     k = similarity.shape[-1]
     above = torch.ones(k, k, dtype=torch.bool, device=similarity.device).triu(diagonal=1)

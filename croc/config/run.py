@@ -1,7 +1,9 @@
 """How a run is carried out."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
+
+import tyro
 
 from croc.config.checks import require, require_least
 
@@ -12,6 +14,9 @@ class RunConfig:
 
     folder: str | None = None
     """Where the run is written; by default runs/RECIPE. A run found there is continued."""
+    resume: Annotated[Literal["auto", "never", "must"], tyro.conf.arg(prefix_name=False)] = "auto"
+    """Whether a run found in the folder is continued: if there is one; not, and it is refused; or
+    it must be there."""
     seed: int = 0
     """Of the weights, the order of the samples and all that is random about them."""
     stop_after_steps: int | None = None
@@ -22,12 +27,18 @@ class RunConfig:
     """Steps between two checkpoints; the last two are kept."""
     keep_every_steps: int | None = None
     """Checkpoints at multiples of this are kept for good."""
+    report: bool = True
+    """Draw clusters and write report.html at each checkpoint."""
+    max_skipped: int = 10
+    """Steps without a finite gradient are skipped; so many in a row end the run."""
     accelerator: Literal["auto", "cpu", "cuda"] = "auto"
     """What to compute on."""
     devices: int | Literal["auto"] = "auto"
     """Processes a node; auto is every GPU, or one process on the CPU."""
     nodes: int = 1
     """Number of machines."""
+    timeout_s: float = 600.0
+    """Seconds that a process waits for the others before it gives up."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """auto is bfloat16 autocast on a GPU and float32 on the CPU."""
     compile: bool | Literal["auto"] = "auto"
@@ -42,10 +53,13 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         require(0 <= self.seed < 2**31, f"--run.seed must lie in 0 … 2³¹: {self.seed}")
+        require(self.timeout_s > 0, f"--run.timeout-s must be positive: {self.timeout_s}")
         require(
             self.folder is None or ("\0" not in self.folder and self.folder != ""),
             "--run.folder is no path",
         )
         intervals = ("log_every_steps", "checkpoint_every_steps", "keep_every_steps")
         require_least(self, "run", 1, *intervals)
-        require_least(self, "run", 1, "nodes", "devices", "micro_batch", "stop_after_steps")
+        require_least(
+            self, "run", 1, "nodes", "devices", "micro_batch", "stop_after_steps", "max_skipped"
+        )

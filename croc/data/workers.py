@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from croc.notices import NOTICES
+
 _live: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
@@ -40,8 +42,8 @@ def _as_it_is(item: object) -> object:
 
 def _leave_signals_to_main(_: int) -> None:
     """Ctrl-C and a cluster's notice reach all processes; the main one alone answers them."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    for number in NOTICES:
+        signal.signal(number, signal.SIG_IGN)
     torch.set_num_threads(1)
 
 

@@ -9,12 +9,12 @@ import torch
 from croc.config import DataConfig, PretrainConfig
 from croc.data.loader import batch_indices, steps_per_epoch
 from croc.data.sources import open_source
+from croc.devices import make_fabric
 from croc.errors import UserError
 from croc.methods import build_method
 from croc.run_folder import open_run_folder
 from croc.sweep.scoring import Scorer
 from croc.sweep.settings import Run, Setting
-from croc.train import make_fabric
 
 
 def check_runs(runs: Sequence[Run], scorer: Scorer) -> dict[str, int]:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from croc.checkpoint import checkpoints
-from croc.errors import UserError
+from croc.errors import AskedToEnd, UserError
 from croc.evals.table.layout import one_line
 from croc.log import TIMINGS, read_metrics
 from croc.sweep.scoring import Scored, Scorer
@@ -72,9 +72,10 @@ def train_once(run: Run, last_step: int) -> None:
     """Nothing if it is finished; pretrain itself goes on with what was interrupted."""
     if steps_done(run.folder) >= last_step:
         return
-    pretrain(run.config, run.setting.recipe)
-    if steps_done(run.folder) < last_step:  # it was asked to end, and saved
-        raise KeyboardInterrupt
+    try:
+        pretrain(run.config, run.setting.recipe)
+    except AskedToEnd:
+        raise KeyboardInterrupt from None  # no failure of this run, and the end of the sweep
 
 
 def steps_done(folder: Path) -> int:
@@ -93,7 +94,8 @@ def last_metrics(lines: list[dict[str, Any]]) -> dict[str, float]:
     """What a single line says is one batch's."""
     last = lines[-max(1, len(lines) // 10) :]
     names = [name for name in (last[-1] if last else {}) if name not in {"step", "epoch", *TIMINGS}]
-    return {name: fmean(line[name] for line in last if name in line) for name in names}
+    told = {name: [line[name] for line in last if line.get(name) is not None] for name in names}
+    return {name: fmean(values) for name, values in told.items() if values}
 
 
 def _reason(error: Exception) -> str:
@@ -104,8 +106,7 @@ def _reason(error: Exception) -> str:
 
 
 def _let_go() -> None:
-    """Runs share code, but neither memory nor what was compiled for another's shapes."""
-    torch.compiler.reset()
+    """Runs share compiled code, but no memory."""
     gc.collect()
     torch.cuda.empty_cache()
 

@@ -10,12 +10,14 @@ from torch import Tensor
 from croc.config import CrocConfig, RunConfig
 from croc.data.loader import make_loader
 from croc.data.sources import open_source
+from croc.devices import make_fabric
+from croc.guard import Guard
 from croc.losses import teacher_probabilities
 from croc.methods.croc import Croc
 from croc.optim import make_optimizer
 from croc.recorded import Gradients
 from croc.schedules import Settings, settings_at
-from croc.train import make_fabric, train_step
+from croc.train import train_step
 from croc.types import Canvases
 from croc.views import make_views
 from tests.tiny import tiny_config
@@ -172,7 +174,9 @@ def without_clusters(config: CrocConfig, kept: int, monkeypatch: pytest.MonkeyPa
     fabric, method, student, optimizer = prepared(config)
     before = method.cluster_center.value.clone()
     gradients = Gradients(fabric, method, student)
-    metrics = train_step(gradients, optimizer, make_canvases(config), SETTINGS, config.optim)
+    metrics = train_step(
+        gradients, Guard(optimizer, fabric.device), make_canvases(config), SETTINGS, config.optim
+    )
     for parameter in method.student.parameters():
         assert parameter.isfinite().all()
     assert all(value.isfinite() for value in metrics.values())
@@ -229,7 +233,9 @@ def steps_on_the_gpu(name: str, compiles: bool, steps: int, checked_from: int) -
             torch.cuda.set_sync_debug_mode("error")
         try:
             settings = settings_at(step, config.optim, 3)
-            metrics = train_step(gradients, optimizer, canvases, settings, config.optim)
+            metrics = train_step(
+                gradients, Guard(optimizer, fabric.device), canvases, settings, config.optim
+            )
         finally:
             torch.cuda.set_sync_debug_mode("default")
     return {name: value.cpu() for name, value in metrics.items()}

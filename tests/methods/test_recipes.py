@@ -7,6 +7,7 @@ import torch
 from lightning.fabric import Fabric
 
 from croc.config import CrocConfig, DinoConfig, MaeConfig, PretrainConfig
+from croc.guard import Guard
 from croc.methods import Method, build_method
 from croc.optim import make_optimizer
 from croc.recipes import RECIPES
@@ -48,7 +49,9 @@ def test_every_recipe_does_a_step(name: str):
     before = projection.detach().clone()
     settings = settings_at(1, config.optim, 3)
     gradients = Gradients(fabric, method, student)
-    metrics = train_step(gradients, optimizer, make_canvases(config, 8), settings, config.optim)
+    metrics = train_step(
+        gradients, Guard(optimizer, fabric.device), make_canvases(config, 8), settings, config.optim
+    )
     assert all(value.isfinite() for value in metrics.values())
     assert not torch.equal(before, projection)
 

@@ -1,0 +1,1 @@
+"""The explorer: a page that shows the clusters of two crops while one moves them."""

@@ -1,0 +1,75 @@
+"""What is known of a run whose gradients are not finite, in a file beside its metrics."""
+
+import json
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from croc.data.loader import batch_indices
+from croc.data.sources import ImageSource
+from croc.guard import finite_or_none
+from croc.methods import Method
+from croc.recorded import Gradients
+from croc.schedules import Settings
+from croc.types import Canvases
+
+DIAGNOSIS = "diagnosis.json"
+MOST_NAMES = 50
+
+
+def diagnose(
+    gradients: Gradients, canvases: Canvases, settings: Settings, values: dict[str, float]
+) -> dict[str, Any]:
+    """The last batch is tried once more; all processes must do this together."""
+    return {
+        "date": datetime.now().astimezone().isoformat(timespec="seconds"),
+        "metrics": finite_or_none(values),
+        "rate": settings.rate,
+        "weight_decay": settings.weight_decay,
+        "not_finite": _not_finite(gradients, canvases),
+        "torch": torch.__version__,
+        "device": gradients.fabric.device.type,
+    }
+
+
+def write_diagnosis(folder: Path, page: dict[str, Any]) -> None:
+    path = folder / DIAGNOSIS
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps(page, indent=1) + "\n")
+    partial.replace(path)
+
+
+def images_of(source: ImageSource, steps: range, batch: int, seed: int) -> dict[int, list[str]]:
+    """Names of the images of each step, over all processes; the first and the last few steps."""
+    chosen = [*steps] if len(steps) <= 4 else [*steps[:2], *steps[-2:]]
+    numbers = {step: batch_indices(step, len(source), batch, seed)[1] for step in chosen}
+    return {step: [source.name(i) for i in found.tolist()] for step, found in numbers.items()}
+
+
+def _not_finite(gradients: Gradients, canvases: Canvases) -> dict[str, list[str]]:
+    """Which tensors are spoiled: parameters and buffers as they are, and gradients once more."""
+    method = gradients.method
+    states = {
+        f"{module}.{name}": tensor
+        for module, each in method.modules.items()
+        for name, tensor in each.state_dict().items()
+    }
+    found = {"weights": _names(states)}
+    metrics = Gradients(gradients.fabric, method, gradients.student)(canvases)
+    found["losses"] = _names(metrics)
+    found["gradients"] = _names(_gradients(method))
+    method.student.zero_grad()
+    return found
+
+
+def _gradients(method: Method) -> dict[str, Tensor]:
+    named = method.student.named_parameters()
+    return {name: each.grad for name, each in named if each.grad is not None}
+
+
+def _names(tensors: dict[str, Tensor]) -> list[str]:
+    floats = {name: each for name, each in tensors.items() if each.is_floating_point()}
+    return [name for name, each in floats.items() if not each.isfinite().all()][:MOST_NAMES]

@@ -1,0 +1,65 @@
+"""Signs that a run is losing what it learns, in its own metrics: said once, never a reason to stop.
+
+The signs are those of self-distillation: a teacher that gives every image the same answer, either
+one prototype (entropy 0) or all of them alike (entropy log P), and of the clustering: K that has
+stopped choosing, or views that share no cluster.
+"""
+
+import math
+from collections.abc import Iterator
+
+from croc.config import CrocConfig, DinoConfig, PretrainConfig
+
+LINES = 20
+"""Logged lines in a row that must show a sign."""
+ONE, ALIKE = 0.005, 0.999
+"""Shares of log P below and above which an entropy tells nothing of the image."""
+
+
+class Health:
+    """Watches the logged metrics of a run."""
+
+    def __init__(self, config: PretrainConfig) -> None:
+        self._signs = dict(_signs_of(config))
+        self._seen = dict.fromkeys(self._signs, 0)
+
+    def look(self, values: dict[str, float]) -> list[str]:
+        """What is to be said after this line."""
+        said = []
+        for sign, (name, low, high) in self._signs.items():
+            shows = name in values and not low < values[name] < high
+            self._seen[sign] = self._seen[sign] + 1 if shows else 0
+            if self._seen[sign] == LINES:
+                said.append(f"{sign} ({name} {values[name]:.4g} in the last {LINES} logged steps)")
+        return said
+
+
+def _signs_of(config: PretrainConfig) -> Iterator[tuple[str, tuple[str, float, float]]]:
+    """What to say, of which metric, and between which values all is well."""
+    if not isinstance(config, DinoConfig):
+        return
+    yield from _entropy_signs("image", config.head.image_prototypes)
+    if isinstance(config, CrocConfig) and config.loss.alpha > 0:
+        yield from _entropy_signs("cluster", config.head.cluster_prototypes)
+        most = config.cluster.k_max or config.cluster.k_start
+        if config.cluster.k_select == "cost" and most > 2:
+            advice = "K has stopped choosing: look at --cluster.position-weight and sharpness"
+            yield advice, ("k_mean", 2 + 1e-3, most - 1e-3)
+        yield (
+            "no cluster is in both views: larger crops (--views.scale) overlap more",
+            ("valid_share", 1e-9, math.inf),
+        )
+
+
+def _entropy_signs(level: str, prototypes: int) -> Iterator[tuple[str, tuple[str, float, float]]]:
+    name, most = f"entropy_{level}", math.log(prototypes)
+    yield (
+        f"the {level} level has collapsed to one prototype: try a higher "
+        "--loss.teacher-temperature, or --loss.centring sinkhorn",
+        (name, ONE * most, math.inf),
+    )
+    yield (
+        f"the {level} level has become uniform: try a lower --loss.teacher-temperature, or "
+        "--loss.centring sinkhorn",
+        (name, -math.inf, ALIKE * most),
+    )

@@ -1,0 +1,83 @@
+"""Checkpoints on disks that fill up, refuse or vanish: said, tried again, and nothing spoiled."""
+
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from lightning.fabric import Fabric
+
+from croc.checkpoint import TrainState, checkpoints, drop_oldest, save_checkpoint
+from croc.config import RunConfig
+from croc.distributed import union_over_processes
+from croc.errors import UserError
+from croc.run_folder import PAGE
+
+LAST_TRIES, PAUSE_S = 5, 4.0
+"""At the end of a run: well within the half minute that a scheduler leaves."""
+
+
+class Saver:
+    """The first process writes; all of them know whether it could."""
+
+    def __init__(
+        self, fabric: Fabric, folder: Path, run: RunConfig, say: Callable[[str], None]
+    ) -> None:
+        self._fabric, self._folder, self._run, self._say = fabric, folder, run, say
+        self.owes = False
+        """Whether the last try failed, so that the next logged step is to try again."""
+
+    def save(self, state: TrainState, *, last: bool) -> None:
+        """While the run goes on, a failure is only said; at its end there is no later."""
+        problem = ""
+        for attempt in range(LAST_TRIES if last else 1):
+            time.sleep(PAUSE_S if attempt else 0)
+            problem = self._try(state)
+            self._tell(state.step, problem)
+            self.owes = bool(problem)
+            if not problem:
+                return
+        if last:
+            raise UserError(
+                f"the checkpoint of step {state.step} cannot be written: {problem}; {self._left()}"
+            )
+
+    def _try(self, state: TrainState) -> str:
+        """What went wrong, if something did, on every process alike."""
+        problem = ""
+        if self._fabric.is_global_zero:
+            try:
+                self._write(state)
+            except (OSError, RuntimeError) as error:  # torch's writer knows no errno
+                problem = str(error).strip().partition("\n")[0] or type(error).__name__
+        return next(filter(None, union_over_processes([problem])), "")
+
+    def _write(self, state: TrainState) -> None:
+        if not (self._folder / PAGE).exists():
+            raise OSError(f"{self._folder} has vanished")  # not to be made anew elsewhere
+        keep_every = self._run.keep_every_steps
+        try:
+            save_checkpoint(self._folder, state.state_dict(), keep_every)
+        except (OSError, RuntimeError):
+            if not (_is_full(self._folder) and drop_oldest(self._folder, keep_every)):
+                raise
+            save_checkpoint(self._folder, state.state_dict(), keep_every)
+
+    def _tell(self, step: int, problem: str) -> None:
+        if problem and not self.owes:
+            self._say(
+                f"the checkpoint of step {step} cannot be written ({problem}); training goes on "
+                f"and tries again, {self._left()}"
+            )
+        elif self.owes and not problem:
+            self._say(f"checkpoints can be written again: saved step {step}")
+
+    def _left(self) -> str:
+        found = checkpoints(self._folder)
+        return f"the last good one is {found[-1].name}" if found else "there is none yet"
+
+
+def _is_full(folder: Path) -> bool:
+    """Whether another checkpoint like the last would not fit."""
+    found = checkpoints(folder)
+    return bool(found) and shutil.disk_usage(folder).free < 1.1 * found[-1].stat().st_size

@@ -1,0 +1,1 @@
+"""What our pages share: their frame, their look, and charts without any library."""

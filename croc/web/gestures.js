@@ -1,0 +1,129 @@
+// Pointer, wheel, pinch and keys on a chart.
+
+const DRAG_PX = 6;
+
+function addGestures(chart) {
+  const { plot, shared } = chart;
+  const pointers = new Map();
+  let drag = null;
+  let pinch = null;
+  const local = (event) => event.clientX - plot.getBoundingClientRect().left;
+  const inPlot = (px) => Math.min(Math.max(px, EDGE.left), chart.width - EDGE.right);
+
+  const select = (from, to) => {
+    chart.overlay.querySelector(".selection")?.remove();
+    if (Math.abs(to - from) < DRAG_PX) return;
+    chart.overlay.append(makeSvg("rect", { class: "selection", x: Math.min(from, to), y: EDGE.top,
+      width: Math.abs(to - from), height: chart.down }));
+  };
+  const gap = () => {
+    const [one, other] = [...pointers.values()];
+    return { apart: Math.max(10, Math.abs(one - other)), middle: (one + other) / 2 };
+  };
+
+  plot.addEventListener("pointerdown", (event) => {
+    if (event.button !== 0) return;
+    pointers.set(event.pointerId, local(event));
+    plot.setPointerCapture(event.pointerId);
+    if (pointers.size === 2) {
+      drag = null;
+      pinch = { ...gap(), range: shared.seen, centre: chart.toX(gap().middle) };
+    } else if (event.pointerType === "mouse" || event.pointerType === "pen") {
+      drag = inPlot(local(event));
+    } else {
+      moveCursorTo(chart, chart.toX(local(event)));
+    }
+  });
+
+  plot.addEventListener("pointermove", (event) => {
+    if (pointers.has(event.pointerId)) pointers.set(event.pointerId, local(event));
+    if (pinch && pointers.size === 2) {
+      const factor = pinch.apart / gap().apart;
+      const [low, high] = pinch.range;
+      shared.show(pinch.centre - (pinch.centre - low) * factor, pinch.centre + (high - pinch.centre) * factor);
+      return;
+    }
+    moveCursorTo(chart, chart.toX(inPlot(local(event))));
+    if (drag !== null) requestAnimationFrame(() => drag !== null && select(drag, inPlot(local(event))));
+  });
+
+  const release = (event) => {
+    pointers.delete(event.pointerId);
+    if (pointers.size < 2) pinch = null;
+    const from = drag;
+    drag = null;
+    chart.overlay?.querySelector(".selection")?.remove();
+    if (from === null || event.type === "pointercancel") return;
+    const to = inPlot(local(event));
+    if (Math.abs(to - from) < DRAG_PX) return;
+    shared.show(...[chart.toX(from), chart.toX(to)].sort((a, b) => a - b));
+  };
+  plot.addEventListener("pointerup", release);
+  plot.addEventListener("pointercancel", release);
+  plot.addEventListener("pointerleave", (event) => {
+    if (event.pointerType === "mouse" && drag === null) shared.set({ cursor: null });
+  });
+  plot.addEventListener("dblclick", () => shared.set({ range: null }));
+
+  // A page full of charts must scroll under the wheel: it zooms the chart that was clicked, or
+  // any with Ctrl, which is also what a pinch on a touchpad sends.
+  plot.addEventListener("wheel", (event) => {
+    const meant = event.ctrlKey || event.metaKey || document.activeElement === plot;
+    if (!meant || (event.deltaY > 0 && shared.range === null)) return;
+    event.preventDefault();
+    const pixels = event.deltaMode === 1 ? event.deltaY * 30 : event.deltaY;
+    shared.zoom(Math.exp(Math.min(Math.max(pixels, -200), 200) * 0.0025), chart.toX(inPlot(local(event))));
+  }, { passive: false });
+
+  plot.addEventListener("keydown", (event) => onKey(chart, event));
+  plot.addEventListener("blur", () => shared.set({ cursor: null }));
+}
+
+// The cursor stands on steps that were logged, of whichever run has the nearest.
+function moveCursorTo(chart, x) {
+  let best = null;
+  for (const { xs } of chart.drawn ?? []) {
+    const found = xs[nearestPlace(xs, x)];
+    if (best === null || Math.abs(found - x) < Math.abs(best - x)) best = found;
+  }
+  chart.shared.set({ cursor: best });
+}
+
+// By whole places of the longest curve; a cursor that leaves the window takes it along.
+function stepCursor(chart, places) {
+  const { shared } = chart;
+  const longest = (chart.drawn ?? []).reduce((a, b) => (a && a.xs.length >= b.xs.length ? a : b), null);
+  if (!longest) return;
+  const { xs } = longest;
+  const from = shared.cursor === null ? xs.length - (places < 0 ? 0 : 1) : nearestPlace(xs, shared.cursor);
+  const cursor = xs[Math.min(Math.max(from + places, 0), xs.length - 1)];
+  shared.set({ cursor });
+  const [low, high] = shared.seen;
+  const off = cursor < low ? cursor - low : cursor > high ? cursor - high : 0;
+  if (off) shared.show(low + off, high + off);
+}
+
+function onKey(chart, event) {
+  if (event.ctrlKey || event.metaKey || event.altKey) return;
+  const { shared } = chart;
+  const [low, high] = shared.seen;
+  const centre = shared.cursor ?? (low + high) / 2;
+  const pan = (share) => shared.show(low + share * (high - low), high + share * (high - low));
+  const actions = {
+    ArrowLeft: () => (event.shiftKey ? pan(-0.2) : stepCursor(chart, -1)),
+    ArrowRight: () => (event.shiftKey ? pan(0.2) : stepCursor(chart, 1)),
+    PageDown: () => stepCursor(chart, -10),
+    PageUp: () => stepCursor(chart, 10),
+    Home: () => stepCursor(chart, -Infinity),
+    End: () => stepCursor(chart, Infinity),
+    "+": () => shared.zoom(0.6, centre),
+    "=": () => shared.zoom(0.6, centre),
+    "-": () => shared.zoom(1 / 0.6, centre),
+    "−": () => shared.zoom(1 / 0.6, centre),
+    0: () => shared.set({ range: null }),
+    Escape: () => shared.set({ range: null, cursor: null }),
+  };
+  if (!Object.hasOwn(actions, event.key)) return;
+  event.preventDefault();
+  actions[event.key]();
+}

@@ -1,0 +1,20 @@
+#!/bin/bash
+# CrOC on a SLURM cluster: two nodes of eight GPUs, a process a GPU. When the time is up or the
+# job is preempted, the run saves and asks to be queued again (exit code 75).
+#   sbatch docs/slurm.sh coco-vits16 --data.root /data/coco --run.folder /scratch/runs/coco
+#SBATCH --job-name=croc
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=8
+#SBATCH --gpus-per-node=8
+#SBATCH --cpus-per-task=12
+#SBATCH --time=24:00:00
+#SBATCH --signal=USR1@120
+#SBATCH --requeue
+#SBATCH --open-mode=append
+
+srun --kill-on-bad-exit=0 croc pretrain "$@" --resume auto
+code=$?
+if [ "$code" -eq 75 ]; then
+    scontrol requeue "$SLURM_JOB_ID"
+fi
+exit "$code"

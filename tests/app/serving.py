@@ -1,0 +1,122 @@
+"""The explorer's server in a thread of the test, and plain requests to it."""
+
+import http.client
+import io
+import json
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+from croc.app.command import make_listener, open_port
+from croc.app.models import Model
+from croc.app.server import Server
+from croc.backbone import Backbone
+from croc.config import ClusterConfig
+from tests.tiny import tiny_config
+
+BOUNDARY = "a-boundary"
+BOXES = [[10, 20, 200, 180], [120, 100, 220, 240]]
+NO_ORIGIN = "none"
+
+
+@dataclass(frozen=True)
+class Answer:
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+@dataclass(frozen=True)
+class Served:
+    server: Server
+    port: int
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def request(
+        self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None
+    ) -> Answer:
+        """With the page's own origin, unless another is given; NO_ORIGIN leaves it out."""
+        sent = {"Origin": self.url} | (headers or {})
+        sent = {name: value for name, value in sent.items() if value != NO_ORIGIN}
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        try:
+            connection.request(method, path, body, sent)
+            answer = connection.getresponse()
+            return Answer(answer.status, dict(answer.getheaders()), answer.read())
+        finally:
+            connection.close()
+
+    def post(self, path: str, page: Any) -> Answer:
+        return self.request("POST", path, page if isinstance(page, bytes) else json.dumps(page))
+
+    def ask(self, what: str, **changes: Any) -> Answer:
+        page = {"page": "test", "model": 0, "picture": "scene-0", "boxes": BOXES}
+        return self.post(f"/api/{what}", page | changes)
+
+    def upload(self, *files: tuple[str, bytes], field: str = "photograph") -> Answer:
+        kind = f"multipart/form-data; boundary={BOUNDARY}"
+        body = make_form(*files, field=field)
+        return self.request("POST", "/api/pictures", body, {"Content-Type": kind})
+
+    def lives(self) -> bool:
+        return self.ask("clusters").status == 200
+
+
+def make_form(*files: tuple[str, bytes], field: str = "photograph") -> bytes:
+    parts = []
+    for name, data in files:
+        head = f'Content-Disposition: form-data; name="{field}"; filename="{name}"'
+        kind = "Content-Type: application/octet-stream"
+        parts.append(f"--{BOUNDARY}\r\n{head}\r\n{kind}\r\n\r\n".encode() + data + b"\r\n")
+    return b"".join(parts) + f"--{BOUNDARY}--\r\n".encode()
+
+
+def tiny_model(name: str = "tiny", seed: int = 0, **cluster: Any) -> Model:
+    """Two blocks, three heads, 4 × 4 patches of 8 px."""
+    config = tiny_config()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        backbone = Backbone(config.model, config.views.size_px).eval().requires_grad_(False)
+    settings = replace(ClusterConfig(k_start=5), **cluster)
+    return Model(name, backbone, config.views.size_px, settings)
+
+
+@contextmanager
+def serving(*models: Model) -> Iterator[Served]:
+    with open_port(0) as listening:
+        port = listening.getsockname()[1]
+        server = Server(list(models))
+        listener = make_listener(server, port)
+        thread = threading.Thread(target=listener.run, kwargs={"sockets": [listening]})
+        thread.start()
+        try:
+            while not listener.started:
+                time.sleep(0.01)
+            yield Served(server, port)
+        finally:
+            listener.should_exit = True
+            thread.join(timeout=10)
+            server.worker.close()
+    assert not thread.is_alive()
+
+
+def encoded(kind: str = "PNG", width: int = 120, height: int = 80, **options: Any) -> bytes:
+    """A picture of noise in a file's bytes."""
+    pixels = np.random.default_rng(0).integers(0, 256, (height, width, 3), np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, kind, **options)
+    return file.getvalue()

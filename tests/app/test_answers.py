@@ -1,0 +1,204 @@
+"""What the explorer answers is what croc's own functions give for the same boxes."""
+
+import base64
+import io
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from einops import rearrange
+from PIL import Image
+
+from croc.app.asked import read_asked
+from croc.app.explore import Explorer, follow_colours
+from croc.clustering.cluster import cluster_views
+from croc.clustering.trace import trace_views
+from croc.config import ClusterConfig
+from croc.methods.network import locate, saliency
+from croc.photometric import normalise
+from croc.randomness import sample_key
+from croc.types import Clusters, Views
+from croc.views import Crops, crop, patch_centres
+from tests.app.serving import BOXES, Served, serving, tiny_model
+
+
+def pixels_of(url: str) -> np.ndarray:
+    kind, _, data = url.partition(",")
+    assert kind == "data:image/png;base64"
+    with Image.open(io.BytesIO(base64.b64decode(data))) as image:
+        assert image.mode == "L"
+        return np.asarray(image)
+
+
+def views_of(served: Served, boxes: list[list[int]] = BOXES) -> Views:
+    picture, model = served.server.pictures.get("scene-0"), served.server.models[0]
+    places = torch.tensor(boxes).float()[:, None]
+    flips = torch.zeros(2, 1, dtype=torch.bool)
+    sizes = torch.tensor([[picture.height, picture.width]])
+    pixels = normalise(crop(picture.canvas[None], Crops(places, flips), model.view_px))
+    return Views(pixels, patch_centres(places, flips, sizes, model.view_px, 8))
+
+
+@torch.no_grad()
+def located(served: Served, config: ClusterConfig, seed: int = 0) -> Clusters:
+    views = views_of(served)
+    tokens = served.server.models[0].backbone.describe(views.pixels, config.tokens)
+    return locate(tokens, views, torch.tensor([sample_key(seed, 0, 0)]), config)
+
+
+SETTINGS: list[dict[str, Any]] = [
+    {},
+    {"tokens": "keys", "k_start": 9, "position_weight": 0.0, "seed": 3},
+    {"tokens": "queries", "sharpness": 3.5},
+    {"tokens": "last", "position_weight": "inf", "k_start": 2},
+]
+
+
+@pytest.mark.parametrize("changes", SETTINGS)
+def test_the_clusters_are_those_of_locate(served: Served, changes: dict[str, Any]) -> None:
+    fields = {name: value for name, value in changes.items() if name != "seed"}
+    if fields.get("position_weight") == "inf":
+        fields["position_weight"] = float("inf")
+    config = replace(served.server.models[0].cluster, **fields)
+    found = located(served, config, changes.get("seed", 0))
+    answer = served.ask("clusters", **changes).json
+    assert [head["k"] for head in answer["heads"]] == found.count[0].tolist()
+    assert [head["shared"] for head in answer["heads"]] == found.valid[0].sum(-1).tolist()
+    assert [head["cost"] for head in answer["heads"]] == pytest.approx(found.cost[0].tolist())
+    columns = answer["columns"]
+    shares = found.assignments[:, 0, ..., :columns]
+    expected = rearrange(shares, "m h (r c) k -> (h m r) (k c)", r=answer["grid"]) * 255
+    assert np.abs(pixels_of(answer["maps"]) - expected.numpy()).max() <= 0.51
+
+
+def test_every_share_of_the_released_variant_is_seen() -> None:
+    with serving(tiny_model(variant="released")) as served:
+        answer = served.ask("clusters").json
+        assert served.ask("clusters", position_weight="inf").status == 400
+    tiles = pixels_of(answer["maps"])
+    shape = {"k": answer["columns"], "h": 3, "m": 2, "r": 4}
+    shares = rearrange(tiles, "(h m r) (k c) -> h m r c k", **shape)
+    assert (shares.max(axis=-1) >= 127).all()  # at least half, also where two tie
+
+
+def test_a_trace_ends_in_the_clusters(served: Served) -> None:
+    head = 2
+    clusters = served.ask("clusters", k_start=7).json
+    trace = served.ask("trace", k_start=7, head=head).json
+    assert [step["k"] for step in trace["steps"]] == [7, 6, 5, 4, 3, 2]
+    assert trace["chosen"] == clusters["heads"][head]["k"]
+    number = 7 - trace["chosen"]
+    chosen, grid = trace["steps"][number], trace["grid"]
+    assert chosen["cost"] == pytest.approx(clusters["heads"][head]["cost"])
+    assert chosen["cost"] == min(step["cost"] for step in trace["steps"])
+    assert chosen["valid"] == clusters["heads"][head]["valid"]
+    width = trace["chosen"] * grid
+    rows = slice(2 * number * grid, 2 * (number + 1) * grid)
+    here = pixels_of(trace["maps"])[rows, :width]
+    there = pixels_of(clusters["maps"])[2 * head * grid : 2 * (head + 1) * grid, :width]
+    assert np.array_equal(here, there)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("variant", ["paper", "released"])
+def test_colours_change_by_one_a_step(served: Served, variant: str) -> None:
+    config = ClusterConfig(variant=variant, k_start=8)
+    views = views_of(served)
+    tokens = served.server.models[0].backbone.describe(views.pixels, "values")
+    places = (tokens.heads, views.positions, saliency(tokens, config))
+    trace = trace_views(*places, config, keys=torch.tensor([5]))
+    for head in range(3):
+        colours = follow_colours(trace, head)
+        chosen = int(trace.count[0, head])
+        assert colours[chosen] == list(range(chosen))
+        for k in range(3, 9):
+            assert len(set(colours[k])) == k
+            assert len(set(colours[k]) - set(colours[k - 1])) == 1
+            # Who is not merged keeps its colour.
+            into = trace.at(k - 1).into
+            assert into is not None
+            targets = into[0, head].tolist()
+            alone = [c for c, target in enumerate(targets) if targets.count(target) == 1]
+            assert all(colours[k][c] == colours[k - 1][targets[c]] for c in alone)
+    assert torch.equal(cluster_views(*places, config, keys=torch.tensor([5])).count, trace.count)
+
+
+@torch.no_grad()
+def test_similarities_are_cosines(served: Served) -> None:
+    answer = served.ask("similarity", head=1, view=1, patch=6).json
+    views = views_of(served)
+    heads = served.server.models[0].backbone.describe(views.pixels, "values").heads[:, 0, 1]
+    expected = torch.cosine_similarity(heads, heads[1, 6], dim=-1).reshape(8, 4)
+    low = answer["low"]
+    found = low + pixels_of(answer["crops"]) / 255 * (1 - low)
+    assert np.abs(found - expected.numpy()).max() < 0.005
+    assert pixels_of(answer["crops"])[5, 2] == 255  # itself
+    assert pixels_of(answer["whole"]).shape == (8, 8)
+    assert min(pixels_of(answer["crops"]).min(), pixels_of(answer["whole"]).min()) == 0
+
+
+def test_sliders_do_not_pass_the_network_again(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    explorer, pictures = served.server.explorer, served.server.pictures
+    fresh = Explorer(explorer.models)
+    page = {"page": "x", "model": 0, "picture": "scene-1", "boxes": BOXES}
+    passes = []
+    describe = explorer.models[0].backbone.describe
+    monkeypatch.setattr(
+        explorer.models[0].backbone, "describe", lambda *given: passes.append(0) or describe(*given)
+    )
+    with torch.inference_mode():
+        for changes in ({}, {"k_start": 3}, {"sharpness": 5}, {"position_weight": 0}, {"seed": 2}):
+            fresh.clusters(read_asked(page | changes, explorer.models, pictures))
+        assert len(passes) == 1
+        fresh.trace(read_asked(page, explorer.models, pictures))
+        assert len(passes) == 1
+        fresh.clusters(read_asked(page | {"tokens": "keys"}, explorer.models, pictures))
+        assert len(passes) == 2
+        moved = {"boxes": [[11, *BOXES[0][1:]], BOXES[1]]}
+        fresh.clusters(read_asked(page | moved, explorer.models, pictures))
+        assert len(passes) == 3
+
+
+def test_both_models_see_the_same_crops(served: Served) -> None:
+    first, second = (served.ask("clusters", model=model).json for model in (0, 1))
+    assert first["maps"] != second["maps"]
+    start = served.request("GET", "/api/start").json
+    assert [model["name"] for model in start["models"]] == ["first", "second"]
+
+
+def test_what_a_newer_question_overtakes_is_answered_as_stale(served: Served) -> None:
+    started, gate = threading.Event(), threading.Event()
+    served.server.worker.submit(None, lambda: (started.set(), gate.wait(10)))
+    assert started.wait(10)
+    with ThreadPoolExecutor(3) as pool:
+        old = pool.submit(served.ask, "clusters", seed=1)
+        other = pool.submit(served.ask, "clusters", seed=1, page="another")
+        wait_for(lambda: len(served.server.worker._jobs) == 2)
+        new = pool.submit(served.ask, "clusters", seed=2)
+        assert old.result(10).json == {"stale": True}
+        gate.set()
+        assert "maps" in other.result(10).json
+        assert "maps" in new.result(10).json
+
+
+def wait_for(happens: Callable[[], bool]) -> None:
+    end = time.monotonic() + 10
+    while not happens():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_answers_do_not_depend_on_who_else_asks(served: Served) -> None:
+    seeds = list(range(12))
+    with ThreadPoolExecutor(6) as pool:
+        asks = [pool.submit(served.ask, "clusters", seed=s, page=f"page {s}") for s in seeds]
+        answers = [ask.result().json["maps"] for ask in asks]
+    assert answers == [served.ask("clusters", seed=seed).json["maps"] for seed in seeds]

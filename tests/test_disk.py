@@ -1,0 +1,192 @@
+"""Disks that are full, read-only or gone while a run saves."""
+
+import errno
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import croc.saving as saving
+from croc.checkpoint import checkpoints, load_checkpoint
+from croc.errors import UserError
+from croc.log import read_metrics
+from croc.methods.distillation import Distillation
+from croc.train import pretrain
+from tests.test_train import told
+from tests.tiny import tiny_config
+
+
+@pytest.fixture(autouse=True)
+def _no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(saving, "PAUSE_S", 0.01)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
+    """A disk of its own, of so many kilobytes."""
+    place = tmp_path / "disk"
+    place.mkdir()
+
+    def mount(kilobytes: int) -> Path:
+        command = ["mount", "-t", "tmpfs", "-o", f"size={kilobytes}k", "tmpfs", str(place)]
+        if subprocess.run(command, capture_output=True).returncode:
+            pytest.skip("no disk may be mounted here")
+        return place
+
+    yield mount
+    subprocess.run(["umount", str(place)], capture_output=True)
+
+
+def remount(place: Path, how: str) -> None:
+    subprocess.run(["mount", "-o", f"remount,{how}", str(place)], check=True)
+
+
+def at_steps(monkeypatch: pytest.MonkeyPatch, deeds: dict[int, Callable[[], object]]) -> None:
+    """While the gradients of these steps (the first is 1) are computed."""
+    real, step = Distillation.accumulate, 0
+
+    def watched(self, *given):
+        nonlocal step
+        step += 1
+        deeds.get(step, lambda: None)()
+        return real(self, *given)
+
+    monkeypatch.setattr(Distillation, "accumulate", watched)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return pretrain(tiny_config(tmp_path_factory.mktemp("runs") / "run", report=False), "tiny")
+
+
+def checkpoint_kb(undisturbed: Path) -> int:
+    return checkpoints(undisturbed)[-1].stat().st_size // 1024 + 1
+
+
+def test_a_failed_save_is_said_once_and_made_up_for(
+    tmp_path: Path,
+    undisturbed: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+):
+    real, tries = saving.save_checkpoint, []
+
+    def refusing(folder, state, keep_every):
+        tries.append(state["step"])
+        if 4 <= state["step"] <= 6:
+            raise OSError(errno.EIO, "Input/output error")
+        return real(folder, state, keep_every)
+
+    monkeypatch.setattr(saving, "save_checkpoint", refusing)
+    folder = pretrain(tiny_config(tmp_path / "run", report=False), "tiny")
+    assert tries == [2, 4, 5, 6, 7, 8, 9]  # owed at 4, tried at every logged step
+    said = capsys.readouterr().err
+    assert said.count("the checkpoint of step 4 cannot be written") == 1
+    assert "the last good one is step-00000002.pt" in said
+    assert said.count("checkpoints can be written again: saved step 7") == 1
+    assert told(folder) == told(undisturbed)
+
+
+def test_at_the_end_there_is_no_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    tries = []
+
+    def refusing(*_):
+        tries.append(1)
+        raise RuntimeError("PytorchStreamWriter failed writing file\nmore of it")
+
+    monkeypatch.setattr(saving, "save_checkpoint", refusing)
+    with pytest.raises(UserError, match="step 3 cannot be written: PytorchStreamWriter") as caught:
+        pretrain(tiny_config(tmp_path / "run", stop_after_steps=3, report=False), "tiny")
+    assert "\n" not in str(caught.value)
+    assert "there is none yet" in str(caught.value)
+    assert len(tries) == 1 + saving.LAST_TRIES
+
+
+def test_a_disk_with_room_for_two_checkpoints(undisturbed: Path, small_disk):
+    """A third beside the two that are kept does not fit: the older one makes room."""
+    place = small_disk(int(2.4 * checkpoint_kb(undisturbed)) + 200)
+    folder = pretrain(tiny_config(place / "run", report=False), "tiny")
+    assert load_checkpoint(checkpoints(folder)[-1])["step"] == 9
+    assert told(folder) == told(undisturbed)
+    assert not list(folder.glob("**/*.partial"))
+
+
+def test_a_full_disk_that_is_cleared(
+    undisturbed: Path,
+    small_disk,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+):
+    place = small_disk(6 * checkpoint_kb(undisturbed))
+    rubbish = place / "rubbish"
+
+    def fill() -> None:
+        free = shutil.disk_usage(place).free
+        with rubbish.open("wb") as file:
+            file.write(b"x" * (free - 4096))
+
+    at_steps(monkeypatch, {2: fill, 7: rubbish.unlink})
+    folder = pretrain(tiny_config(place / "run", report=False), "tiny")
+    said = capsys.readouterr().err
+    assert "the checkpoint of step 2 cannot be written" in said
+    assert "checkpoints can be written again: saved step 7" in said
+    assert load_checkpoint(checkpoints(folder)[-1])["step"] == 9
+    assert not list(folder.glob("**/*.partial"))
+
+
+def test_a_disk_that_stays_full_keeps_the_last_good_checkpoint(
+    undisturbed: Path, small_disk, monkeypatch: pytest.MonkeyPatch
+):
+    place = small_disk(6 * checkpoint_kb(undisturbed))
+    rubbish = place / "rubbish"
+
+    def fill() -> None:
+        rubbish.write_bytes(b"x" * (shutil.disk_usage(place).free - 4096))
+
+    at_steps(monkeypatch, {4: fill})
+    with pytest.raises(UserError, match="step 9 cannot be written"):
+        pretrain(tiny_config(place / "run", report=False), "tiny")
+    monkeypatch.undo()
+    kept = checkpoints(place / "run")
+    assert [load_checkpoint(path)["step"] for path in kept] == [2]
+    rubbish.unlink()
+    folder = pretrain(tiny_config(place / "run", report=False), "tiny")  # and goes on from it
+    assert told(folder) == told(undisturbed)
+
+
+def test_a_disk_that_is_read_only_for_a_while(
+    undisturbed: Path,
+    small_disk,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+):
+    """Files that are open for writing forbid the remount, so the metrics lie elsewhere."""
+    place = small_disk(6 * checkpoint_kb(undisturbed))
+    folder = place.parent / "run"
+    pretrain(tiny_config(folder, stop_after_steps=2, report=False), "tiny")
+    shutil.move(folder / "checkpoints", place / "checkpoints")
+    (folder / "checkpoints").symlink_to(place / "checkpoints")
+    deeds = {1: lambda: remount(place, "ro"), 5: lambda: remount(place, "rw")}
+    at_steps(monkeypatch, deeds)
+    pretrain(tiny_config(folder, report=False), "tiny")
+    said = capsys.readouterr().err
+    assert "the checkpoint of step 4 cannot be written ([Errno 30] Read-only file system" in said
+    assert "checkpoints can be written again: saved step 7" in said
+    assert told(folder) == told(undisturbed)
+
+
+# TensorBoard's thread writes by path and dies of it; the curves of metrics.jsonl go on.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_folder_that_vanishes_is_not_made_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    folder, away = tmp_path / "run", tmp_path / "away"
+    deeds = {3: lambda: folder.rename(away), 7: lambda: away.rename(folder)}
+    at_steps(monkeypatch, deeds)
+    pretrain(tiny_config(folder, report=False), "tiny")
+    assert f"cannot be written ({folder} has vanished)" in capsys.readouterr().err
+    assert load_checkpoint(checkpoints(folder)[-1])["step"] == 9
+    assert [line["step"] for line in read_metrics(folder)] == list(range(1, 10))
+    assert not away.exists()
