@@ -7,12 +7,12 @@ from typing import cast
 
 import numpy as np
 import torch
-from jaxtyping import Num, UInt8
+from jaxtyping import Float64, UInt8
 from PIL import Image
 from torch import Tensor
 from torchvision.io import ImageReadMode, decode_jpeg
 
-from croc.data.reduce import GAP, fitting_size, reduce_picture, resample
+from croc.data.reduce import GAP, Size, bands, fitting_size, reduce_picture, resample
 
 IMAGE_EXTENSIONS = ("jpg", "jpeg", "png", "webp", "bmp", "tif", "tiff", "gif", "ppm")
 
@@ -20,6 +20,9 @@ IMAGE_EXTENSIONS = ("jpg", "jpeg", "png", "webp", "bmp", "tif", "tiff", "gif", "
 _FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF", "PPM")
 # Pillow itself stops at 179; this holds where a program has lifted that limit.
 _LARGEST_MEGAPIXELS = 200
+# What has to be whole in memory takes four bytes a pixel of each worker, and a small file can
+# claim any size. Pillow's WebP keeps three such pictures.
+_LARGEST_WHOLE_MEGAPIXELS, _LARGEST_WEBP_MEGAPIXELS = 128, 48
 # A longer file is odd for a small picture, and Pillow does not hold it at once.
 _LARGEST_FAST_JPEG_BYTES = 1 << 25
 _ORIENTATION_TAG = 0x0112
@@ -82,15 +85,17 @@ def fill_canvas(canvas: UInt8[np.ndarray, "3 S S"], image: UInt8[np.ndarray, "h 
 def _reduced_rgb(
     image: Image.Image, stream: io.BytesIO | io.BufferedReader, canvas_px: int
 ) -> UInt8[np.ndarray, "rows columns 3"]:
-    _check_size(image.size)
+    _check_size(image.size, _largest_megapixels(image))
     whole, size = image.size, fitting_size(image.size, canvas_px)
     drafted = image.draft(None, (GAP * size[0], GAP * size[1]))  # a JPEG at 1/2, 1/4 or 1/8
     if drafted is None:  # TIFFs turn upright as they load, so only now is the size known
-        rgb = _to_rgb(image)
-        return reduce_picture(rgb, fitting_size(rgb.size, canvas_px), rgb.size)
+        image.load()
+        return reduce_picture(
+            image, fitting_size(image.size, canvas_px), image.size, _to_rgb(image)
+        )
     pixels = _fast_jpeg(stream) if image.size == whole else None
     if pixels is None or pixels.shape[1::-1] != whole:  # two readings of a forged header
-        return reduce_picture(_to_rgb(image), size, drafted[1][2:])
+        return reduce_picture(image, size, drafted[1][2:], _to_rgb(image))
     return pixels if whole == size else resample(pixels, size, whole)
 
 
@@ -107,12 +112,19 @@ def _fast_jpeg(stream: io.BytesIO | io.BufferedReader) -> UInt8[np.ndarray, "h w
     return cast(Tensor, planes).permute(1, 2, 0).numpy()
 
 
-def _check_size(size: tuple[int, int]) -> None:
+def _largest_megapixels(image: Image.Image) -> int:
+    if image.format == "WEBP":
+        return _LARGEST_WEBP_MEGAPIXELS
+    by_rows = image.format == "JPEG" and "progressive" not in image.info
+    return _LARGEST_MEGAPIXELS if by_rows else _LARGEST_WHOLE_MEGAPIXELS
+
+
+def _check_size(size: Size, largest: int) -> None:
     width, height = size
     if width < 1 or height < 1:
         raise UndecodableImage(f"no pixels: {width}×{height}")
-    if width * height > _LARGEST_MEGAPIXELS * 1_000_000:
-        raise UndecodableImage(f"more than {_LARGEST_MEGAPIXELS} megapixels: {width}×{height}")
+    if width * height > largest * 1_000_000:
+        raise UndecodableImage(f"more than {largest} megapixels: {width}×{height}")
 
 
 def _orientation(image: Image.Image) -> int:
@@ -122,24 +134,36 @@ def _orientation(image: Image.Image) -> int:
         return 1
 
 
-def _to_rgb(image: Image.Image) -> Image.Image:
+def _to_rgb(image: Image.Image) -> Callable[[Image.Image], Image.Image]:
+    """How any part of this picture becomes RGB."""
     if image.mode.startswith(("I", "F")):
-        return Image.fromarray(_to_8_bits(np.asarray(image), image.mode)).convert("RGB")
+        low, high = _range_to_show(image)
+        return lambda part: Image.fromarray(_to_8_bits(part, low, high)).convert("RGB")
     if image.has_transparency_data:
-        # As a viewer shows it on a white page: colours under full transparency are arbitrary.
-        picture = image.convert("RGBA")
-        page = Image.new("RGBA", picture.size, "white")
-        return Image.alpha_composite(page, picture).convert("RGB")
-    return image.convert("RGB")
+        return _on_white
+    return lambda part: part.convert("RGB")
 
 
-def _to_8_bits(values: Num[np.ndarray, "h w"], mode: str) -> UInt8[np.ndarray, "h w"]:
-    """Scaled from the narrowest usual range that holds the values, else from their own."""
-    finite = np.nan_to_num(values.astype(np.float64), nan=0.0, posinf=0.0, neginf=0.0)
-    low, high = finite.min(), finite.max()
-    tops = {"F": (1, 255, 65535), "I": (255, 65535)}.get(mode, (65535,))
+def _on_white(part: Image.Image) -> Image.Image:
+    """As a viewer shows it on a white page: colours under full transparency are arbitrary."""
+    picture = part.convert("RGBA")
+    page = Image.new("RGBA", picture.size, "white")
+    return Image.alpha_composite(page, picture).convert("RGB")
+
+
+def _range_to_show(image: Image.Image) -> tuple[float, float]:
+    """The narrowest usual range that holds the values, else their own."""
+    ranges = [(part.min(), part.max()) for part in map(_finite, bands(image))]
+    low, high = min(low for low, _ in ranges), max(high for _, high in ranges)
+    tops = {"F": (1, 255, 65535), "I": (255, 65535)}.get(image.mode, (65535,))
     fitting = [top for top in tops if low >= 0 and high <= top]
-    if fitting:
-        low, high = 0, fitting[0]
+    return (0.0, float(fitting[0])) if fitting else (low, high)
+
+
+def _to_8_bits(part: Image.Image, low: float, high: float) -> UInt8[np.ndarray, "h w"]:
     span = (high - low) or 1
-    return np.round((finite - low) * (255 / span)).astype(np.uint8)
+    return np.round((_finite(part) - low) * (255 / span)).astype(np.uint8)
+
+
+def _finite(part: Image.Image) -> Float64[np.ndarray, "h w"]:
+    return np.nan_to_num(np.asarray(part).astype(np.float64), nan=0.0, posinf=0.0, neginf=0.0)

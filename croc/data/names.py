@@ -23,5 +23,13 @@ class PackedNames:
 
 
 def printable(name: bytes) -> str:
-    """For people and logs: a name that is not UTF-8 shows its odd bytes escaped."""
-    return name.decode("utf-8", "backslashreplace")
+    """For people and logs, on one line: new lines, other signs that do not print and bytes that
+    are not UTF-8 are escaped. No two names become one, so backslashes are doubled."""
+    text = name.replace(b"\\", b"\\\\").decode("utf-8", "backslashreplace")
+    return "".join(sign if sign.isprintable() else _escaped(sign) for sign in text)
+
+
+def _escaped(sign: str) -> str:
+    if sign.isascii():
+        return sign.encode("unicode_escape").decode()
+    return "".join(f"\\x{byte:02x}" for byte in sign.encode())

@@ -2,10 +2,11 @@
 
 import os
 import shutil
+import sys
 import tarfile
 import tempfile
 import weakref
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterator, Sequence
 from io import FileIO
 from typing import Any
@@ -18,10 +19,22 @@ from croc.data.decode import UndecodableImage, decode_image
 from croc.data.folders import is_image
 from croc.data.names import PackedNames, printable
 from croc.errors import UserError
+from croc.rank import is_first_process
 
 _PIPE = "pipe:"
 _SUFFIXES = (".tar", ".tar.gz", ".tgz")
 _OPEN_AT_ONCE = 64
+# A member is read at once; the largest picture that is decoded, uncompressed, has about this many.
+_LARGEST_MEMBER_BYTES = 1 << 29
+# Long names and the like: tarfile reads them at once, however much they claim to be.
+_LONGEST_EXTENSION_BYTES = 1 << 16
+_EXTENSIONS = (
+    tarfile.GNUTYPE_LONGNAME,
+    tarfile.GNUTYPE_LONGLINK,
+    tarfile.XHDTYPE,
+    tarfile.XGLTYPE,
+    tarfile.SOLARIS_XHDTYPE,
+)
 
 
 def is_shard(root: str) -> bool:
@@ -68,10 +81,13 @@ class ShardSource:
         return len(self._names)
 
     def name(self, index: int) -> str:
-        return f"{self._shards[self._places[index, 0]]}:{printable(self._names[index])}"
+        shard = os.fsencode(self._shards[self._places[index, 0]])
+        return f"{printable(shard)}:{printable(self._names[index])}"
 
     def read(self, index: int) -> UInt8[np.ndarray, "h w 3"]:
         shard, offset, size = self._places[index].tolist()
+        if size > _LARGEST_MEMBER_BYTES:
+            raise UndecodableImage(f"too large: {size:,} bytes")
         try:
             data = self._files.read(self._paths[shard], offset, size)
         except OSError as error:
@@ -106,28 +122,94 @@ def _spool(shard: str, path: str) -> str:
 
 
 def _members(shard: str, path: str) -> Iterator[tuple[bytes, int, int]]:
-    """Name, offset and size of the images that lie wholly in the shard."""
-    try:
+    """Name, offset and size of the images that lie wholly in the shard; says what is left out.
+
+    Nothing is unpacked, so a name that leads elsewhere (../x.jpg) is but a name.
+    """
+    left_out: Counter[str] = Counter()
+    with _opened(shard, path) as archive:
         length = os.path.getsize(path)
-        archive = tarfile.open(path, "r:")  # noqa: SIM115, closed below
-    except FileNotFoundError as error:
-        raise UserError(f"no such shard: {shard}") from error
-    except (OSError, tarfile.TarError) as error:
+        for member in _whole_headers(archive, shard):
+            name = os.fsencode(member.name)
+            if not is_image(os.path.basename(name)) or member.isdir():
+                continue
+            reason = _why_not(member, length)
+            if reason:
+                left_out[reason] += 1
+            else:
+                yield name, member.offset_data, member.size
+    if left_out:
+        counts = ", ".join(f"{count} {reason}" for reason, count in left_out.items())
+        _say(f"{shard}: images left out: {counts}")
+
+
+def _opened(shard: str, path: str) -> tarfile.TarFile:
+    if not os.path.exists(path):
+        raise UserError(f"no such shard: {shard}")
+    if not os.path.isfile(path):  # reading a named pipe would wait for ever
+        raise UserError(f"{shard} is no file: pass 'pipe:cat {shard}' to read what it gives")
+    try:
+        return tarfile.open(path, "r:", tarinfo=_Header)
+    except Exception as error:  # on forged headers tarfile raises more than its own errors
         hint = f"if it is compressed, pass 'pipe:gzip -dc {shard}'"
         raise UserError(f"{shard} is no readable tar archive ({error}); {hint}") from error
-    with archive:
-        for member in _whole_headers(archive):
-            end = member.offset_data + member.size
-            name = os.fsencode(member.name)
-            if member.isreg() and is_image(os.path.basename(name)) and end <= length:
-                yield name, member.offset_data, member.size
 
 
-def _whole_headers(archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
+class _Header(tarfile.TarInfo):
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> "_Header":
+        header = super().frombuf(buf, encoding, errors)
+        if header.type in _EXTENSIONS and not 0 <= header.size <= _LONGEST_EXTENSION_BYTES:
+            raise tarfile.HeaderError(f"a header of {header.size} bytes")
+        return header
+
+
+def _whole_headers(archive: tarfile.TarFile, shard: str) -> Iterator[tarfile.TarInfo]:
+    """Up to the end mark, or to where the shard is damaged: what came before is good."""
+    last = -1
+    while (member := _next(archive)) is not None:
+        if member.offset <= last:  # a negative size leads back, and round for ever
+            break
+        yield member
+        last = member.offset
+    else:
+        if _at_end_mark(archive):
+            return
+    _say(f"{shard} is cut off or damaged: the images before byte {archive.offset:,} are used")
+
+
+def _next(archive: tarfile.TarFile) -> tarfile.TarInfo | None:
     try:
-        yield from archive
-    except tarfile.TarError:  # cut off: what came before is good
-        return
+        return archive.next()
+    except Exception:  # as above
+        return None
+
+
+def _at_end_mark(archive: tarfile.TarFile) -> bool:
+    assert archive.fileobj is not None
+    try:
+        archive.fileobj.seek(archive.offset)
+        return archive.fileobj.read(tarfile.BLOCKSIZE) == tarfile.NUL * tarfile.BLOCKSIZE
+    except (OSError, OverflowError, ValueError):  # a size beyond all files
+        return False
+
+
+def _why_not(member: tarfile.TarInfo, length: int) -> str | None:
+    """Why a member does not hold an image's bytes in one piece."""
+    if member.islnk() or member.issym():
+        return "links"
+    if not member.isreg():
+        return "no files"
+    if member.issparse():
+        return "sparse"
+    if member.size < 0 or member.offset_data + member.size > length:
+        return "not whole"
+    return None
+
+
+def _say(line: str) -> None:
+    if is_first_process():
+        print(f"croc: {line}", file=sys.stderr)
 
 
 class OpenFiles:

@@ -31,16 +31,22 @@ def encode(picture: np.ndarray | Image.Image, file_format: str = "PNG", **option
     return stream.getvalue()
 
 
-def png_header(width: int, height: int) -> bytes:
+def png_chunk(kind: bytes, data: bytes) -> bytes:
+    checksum = zlib.crc32(kind + data)
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", checksum)
+
+
+def png_header(width: int, height: int, data: bytes = b"\0", extra: bytes = b"") -> bytes:
     """A PNG that claims a size and holds next to nothing."""
-
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        checksum = zlib.crc32(kind + data)
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", checksum)
-
     header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    data = chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"\0")) + chunk(b"IEND", b"")
-    return b"\x89PNG\r\n\x1a\n" + data
+    body = png_chunk(b"IDAT", zlib.compress(data)) + png_chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + png_chunk(b"IHDR", header) + extra + body
+
+
+def jpeg_claiming(data: bytes, width: int, height: int) -> bytes:
+    """The same JPEG, with another size in its header."""
+    at = next(at for at in (data.find(b"\xff\xc0"), data.find(b"\xff\xc2")) if at > 0) + 5
+    return data[:at] + struct.pack(">HH", height, width) + data[at + 4 :]
 
 
 def write(path: Path, data: bytes) -> Path:

@@ -7,7 +7,7 @@ from PIL import Image
 from croc.data.decode import UndecodableImage, decode_image, place_on_canvas
 from croc.data.reduce import reduce_image
 
-from .pictures import encode, noise, png_header, ramp
+from .pictures import encode, jpeg_claiming, noise, png_header, ramp
 
 # What a viewer shows for each way of turning, from the upright picture to the stored one.
 STORED = {
@@ -212,10 +212,21 @@ def test_undecodable(data):
 def test_megapixels_are_counted_before_decoding(monkeypatch):
     """Also where a user has switched Pillow's own limit off."""
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", None)
-    with pytest.raises(UndecodableImage, match="200 megapixels"):
-        decode_image(png_header(20_001, 10_000), 32)
+    with pytest.raises(UndecodableImage, match="128 megapixels"):
+        decode_image(png_header(12_801, 10_000), 32)
     with pytest.raises(UndecodableImage, match=r"truncated|broken|data"):
         decode_image(png_header(20_000, 10), 32)
+    webp = encode(Image.new("L", (10_000, 4801)), "WEBP", quality=0, method=0)
+    with pytest.raises(UndecodableImage, match="48 megapixels"):
+        decode_image(webp, 32)
+    baseline, progressive = (
+        jpeg_claiming(encode(noise(8, 8), "JPEG", progressive=each), 20_001, 10_000)
+        for each in (False, True)
+    )
+    with pytest.raises(UndecodableImage, match="200 megapixels"):
+        decode_image(baseline, 32)
+    with pytest.raises(UndecodableImage, match="128 megapixels"):
+        decode_image(progressive, 32)
 
 
 def test_a_stream_that_fails():

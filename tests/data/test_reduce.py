@@ -2,6 +2,7 @@
 
 import io
 import math
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -140,11 +141,27 @@ def test_decoders_that_disagree_on_the_size(monkeypatch):
 def test_large_jpegs_are_never_whole_in_memory(monkeypatch):
     seen: list[tuple[int, int]] = []
 
-    def note(image: Image.Image) -> Image.Image:
+    def note(image: Image.Image) -> Callable[[Image.Image], Image.Image]:
         seen.append(image.size)
-        return image.convert("RGB")
+        return lambda part: part.convert("RGB")
 
     monkeypatch.setattr("croc.data.decode._to_rgb", note)
     data = encode(Image.new("RGB", (4000, 3001)), "JPEG")
     assert decode_image(data, 384).shape == (288, 384, 3)
     assert seen == [(1000, math.ceil(3001 / 4))]
+
+
+@pytest.mark.parametrize("mode", ["RGB", "RGBA", "LA", "P", "I;16", "F", "CMYK"])
+def test_bands_change_nothing(monkeypatch, mode):
+    """A picture is worked on in bands; the last is not full, nor its last row of blocks."""
+    pixels = Image.fromarray(noise(211, 157))
+    if mode in ("I;16", "F"):
+        wide = np.asarray(pixels.convert("L")).astype(np.uint16) * 257
+        picture = Image.fromarray(wide if mode == "I;16" else wide.astype(np.float32) - 9)
+    else:
+        pixels.putalpha(Image.fromarray(noise(211, 157, 1)[..., 0]))
+        picture = pixels.convert(mode)
+    data = encode(picture, "TIFF" if mode in ("F", "CMYK") else "PNG")
+    whole = decode_image(data, 20)
+    monkeypatch.setattr("croc.data.reduce._BAND_PIXELS", 157 * 21)
+    np.testing.assert_array_equal(decode_image(data, 20), whole)

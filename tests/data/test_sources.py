@@ -74,7 +74,8 @@ class TestFolders:
         assert f"{tree}/linked.png" in names(source)
 
     def test_odd_names(self, tmp_path):
-        odd = ["naïve 東京.png", "two\nlines.png", "a b'\".png"]
+        odd = ["naïve 東京.png", "a b'\".png", "two\nlines.png", r"two\nlines.png", "\xa0\x1b.png"]
+        shown = [*odd[:2], r"two\nlines.png", r"two\\nlines.png", r"\xc2\xa0\x1b.png"]
         for number, name in enumerate(odd):
             write(tmp_path / name, encode(noise(2, 2, number)))
         raw = os.path.join(os.fsencode(tmp_path), b"latin-\xe9.png")
@@ -82,9 +83,9 @@ class TestFolders:
             file.write(encode(noise(2, 2, 9)))
         source = FolderSource([str(tmp_path)], 32)
         listed = names(source)
-        assert {name.removeprefix(f"{tmp_path}/") for name in listed} == {*odd, r"latin-\xe9.png"}
+        assert {name.removeprefix(f"{tmp_path}/") for name in listed} == {*shown, r"latin-\xe9.png"}
         assert all(name.encode() for name in listed)
-        for number, name in enumerate(odd):
+        for number, name in enumerate(shown):
             image = source.read(listed.index(f"{tmp_path}/{name}"))
             np.testing.assert_array_equal(image, noise(2, 2, number))
         latin = listed.index(rf"{tmp_path}/latin-\xe9.png")
