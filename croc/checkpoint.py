@@ -61,11 +61,21 @@ class TrainState:
         for name, module in self.modules.items():
             load_module(module, state, name)
         try:
-            self.optimizer.load_state_dict(state["optimizer"])
-        except (KeyError, ValueError) as error:
+            self.optimizer.load_state_dict(_for_this_device(state["optimizer"], self.optimizer))
+        except (KeyError, ValueError, TypeError, AttributeError) as error:
             raise _misfit(state, error) from None
         self.step, self.failed = state["step"], FailedFiles(state["failed"])
         self.skipped = int(state.get("skipped", 0))  # older checkpoints do not tell
+
+
+def _for_this_device(saved: dict[str, Any], optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """With this optimiser's own ways: a run may go on by another kind of device."""
+    ways = ("fused", "foreach", "capturable")
+    mine = [{way: group[way] for way in ways if way in group} for group in optimizer.param_groups]
+    groups = saved["param_groups"]
+    if len(groups) != len(mine):
+        return saved  # which is refused
+    return {**saved, "param_groups": [{**group, **own} for group, own in zip(groups, mine)]}
 
 
 def checkpoint_path(folder: Path, step: int) -> Path:

@@ -65,8 +65,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"{_speaker()}: {error}", file=sys.stderr)
         return 1
     except AskedToEnd as error:
-        if is_first_process():
-            print(f"croc: {error}", file=sys.stderr)
+        if not is_first_process():  # Lightning takes another's code for a crash
+            return 0
+        print(f"croc: {error}", file=sys.stderr)
         return error.exit_code
     except BrokenPipeError:  # `croc … | head` has read enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit

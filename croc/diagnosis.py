@@ -12,7 +12,7 @@ from croc.data.loader import batch_indices
 from croc.data.sources import ImageSource
 from croc.guard import finite_or_none
 from croc.methods import Method
-from croc.recorded import Gradients
+from croc.recorded import Gradients, RecordedGradients
 from croc.schedules import Settings
 from croc.types import Canvases
 
@@ -58,7 +58,12 @@ def _not_finite(gradients: Gradients, canvases: Canvases) -> dict[str, list[str]
         for name, tensor in each.state_dict().items()
     }
     found = {"weights": _names(states)}
-    metrics = Gradients(gradients.fabric, method, gradients.student)(canvases)
+    if isinstance(gradients, RecordedGradients):
+        gradients.forget()  # its memory is needed now
+    try:
+        metrics = Gradients(gradients.fabric, method, gradients.student)(canvases)
+    except torch.OutOfMemoryError:
+        return found
     found["losses"] = _names(metrics)
     found["gradients"] = _names(_gradients(method))
     method.student.zero_grad()

@@ -43,10 +43,10 @@ class RecordedGradients(Gradients):
     def __init__(self, fabric: Fabric, method: Method, student: _FabricModule) -> None:
         super().__init__(fabric, method, student)
         self._ends: deque[torch.cuda.Event] = deque()
-        self._begin()
+        self.forget()
 
-    def _begin(self) -> None:
-        """Forget what was recorded: the memory goes back."""
+    def forget(self) -> None:
+        """Begin anew: the memory of what was recorded goes back."""
         self._graph: torch.cuda.CUDAGraph | None = None
         self._metrics: dict[str, Tensor] = {}
         self._gradients: list[tuple[nn.Parameter, Tensor]] = []
@@ -54,7 +54,7 @@ class RecordedGradients(Gradients):
 
     def __call__(self, canvases: Canvases) -> dict[str, Tensor]:
         if self._view_px != self.method.views.size_px:
-            self._begin()
+            self.forget()
         if self._launched < WARM_UPS:
             self._launched += 1
             return super().__call__(canvases)

@@ -10,7 +10,6 @@ from lightning.fabric import Fabric
 from croc.checkpoint import TrainState, checkpoints, drop_oldest, save_checkpoint
 from croc.config import RunConfig
 from croc.distributed import union_over_processes
-from croc.errors import UserError
 from croc.run_folder import PAGE
 
 LAST_TRIES, PAUSE_S = 5, 4.0
@@ -27,8 +26,9 @@ class Saver:
         self.owes = False
         """Whether the last try failed, so that the next logged step is to try again."""
 
-    def save(self, state: TrainState, *, last: bool) -> None:
-        """While the run goes on, a failure is only said; at its end there is no later."""
+    def save(self, state: TrainState, *, last: bool) -> str:
+        """What went wrong, if something did: said while the run goes on, which tries again later;
+        at its end there is no later, and all tries are made at once."""
         problem = ""
         for attempt in range(LAST_TRIES if last else 1):
             time.sleep(PAUSE_S if attempt else 0)
@@ -36,11 +36,8 @@ class Saver:
             self._tell(state.step, problem)
             self.owes = bool(problem)
             if not problem:
-                return
-        if last:
-            raise UserError(
-                f"the checkpoint of step {state.step} cannot be written: {problem}; {self._left()}"
-            )
+                break
+        return problem and f"the checkpoint of step {state.step} cannot be written: {problem}"
 
     def _try(self, state: TrainState) -> str:
         """What went wrong, if something did, on every process alike."""
@@ -48,7 +45,7 @@ class Saver:
         if self._fabric.is_global_zero:
             try:
                 self._write(state)
-            except (OSError, RuntimeError) as error:  # torch's writer knows no errno
+            except Exception as error:  # whatever it is, the others wait to hear of it
                 problem = str(error).strip().partition("\n")[0] or type(error).__name__
         return next(filter(None, union_over_processes([problem])), "")
 
@@ -73,7 +70,10 @@ class Saver:
             self._say(f"checkpoints can be written again: saved step {step}")
 
     def _left(self) -> str:
-        found = checkpoints(self._folder)
+        try:
+            found = checkpoints(self._folder)
+        except OSError:
+            return "the last good one cannot be seen"
         return f"the last good one is {found[-1].name}" if found else "there is none yet"
 
 

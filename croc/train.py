@@ -119,6 +119,7 @@ def train(
         reporter.start(method, state.step)
         saver = Saver(fabric, folder, run, log.say)
         skipped: list[str] = []
+        problem, late = "", False
         for canvases in loader:
             settings = settings_at(state.step, optim, per_epoch)
             metrics = train_step(gradients, guard, canvases, settings, optim)
@@ -131,7 +132,7 @@ def train(
             ends = asks and any_process(bool(ending), fabric.device)
             last = ends or state.step == last_step
             logs = last or state.step == 1 or state.step % run.log_every_steps == 0
-            due = state.step % run.checkpoint_every_steps == 0 or (logs and saver.owes)
+            due = state.step % run.checkpoint_every_steps == 0 or (logs and (saver.owes or late))
             saves = last or due
             if logs or saves:
                 values = fetch(metrics)
@@ -150,19 +151,25 @@ def train(
                     }
                     raise UserError(_stopped(fabric, folder, steps, page))
                 # Weights that give no gradient must not take the place of those that gave one.
-                saves = saves and (in_a_row == 0 or last)
+                late = saves and in_a_row > 0 and not last
+                saves = saves and not late
                 if logs:
                     values |= {"rate": settings.rate, "weight_decay": settings.weight_decay}
                     log.write(state.step, settings.epoch, values, optim.batch)
                     for sign in health.look(values):
                         log.say(sign)
             if saves:
-                saver.save(state, last=last)
-                reporter.refresh(method, state.step, last)
+                problem = saver.save(state, last=last)
+                if problem and last and not (ends and checkpoints(folder)):
+                    raise UserError(problem)
+                if not ends:  # then there is no time for pictures
+                    reporter.refresh(method, state.step, last)
             if ends:
-                said = f"asked to end: saved step {state.step}; the same command goes on from it"
+                fabric.barrier()  # Lightning kills all processes when one has ended before it
+                said = f"asked to end: {problem or f'saved step {state.step}'}"
                 # Of several processes only some may have had the signal.
-                raise AskedToEnd(said, ending[0] if ending else signal.SIGTERM)
+                number = ending[0] if ending else signal.SIGTERM
+                raise AskedToEnd(f"{said}; the same command goes on from the last one", number)
 
 
 def _start_from(init: str | None, method: Method) -> str | None:
@@ -222,7 +229,8 @@ def _check_agreement(step: int, images: int) -> None:
 def _stopped(fabric: Fabric, folder: Path, steps: range, page: dict[str, Any]) -> str:
     """Leave what is known, and say it in a line."""
     if fabric.is_global_zero:
-        write_diagnosis(folder, page | {"skipped_steps": [steps[0] + 1, steps[-1] + 1]})
+        with contextlib.suppress(OSError):  # what is said below matters more
+            write_diagnosis(folder, page | {"skipped_steps": [steps[0] + 1, steps[-1] + 1]})
     found = checkpoints(folder)
     left = f"the last checkpoint is {found[-1].name}" if found else "no checkpoint was saved"
     return (

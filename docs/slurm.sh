@@ -1,6 +1,7 @@
 #!/bin/bash
 # CrOC on a SLURM cluster: two nodes of eight GPUs, a process a GPU. When the time is up or the
-# job is preempted, the run saves and asks to be queued again (exit code 75).
+# job is preempted, the run saves and asks to be queued again (exit code 75); so does one whom the
+# signal met before its first step (138 and 143).
 #   sbatch docs/slurm.sh coco-vits16 --data.root /data/coco --run.folder /scratch/runs/coco
 #SBATCH --job-name=croc
 #SBATCH --nodes=2
@@ -14,7 +15,7 @@
 
 srun --kill-on-bad-exit=0 croc pretrain "$@" --resume auto
 code=$?
-if [ "$code" -eq 75 ]; then
-    scontrol requeue "$SLURM_JOB_ID"
-fi
+case "$code" in
+    75 | 138 | 143) scontrol requeue "$SLURM_JOB_ID" ;;
+esac
 exit "$code"

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from croc.checkpoint import FORMAT, load_checkpoint
+from croc.checkpoint import FORMAT, TrainState, load_checkpoint
 from croc.errors import UserError
 
 WHOLE: dict[str, Any] = {
@@ -62,3 +62,18 @@ def test_every_changed_byte_is_a_line_or_nothing(tmp_path: Path):
                 said.append(str(error))
     assert len(said) > 100
     assert not [line for line in said if "\n" in line]
+
+
+def test_an_optimiser_keeps_its_own_ways():
+    """A run of the CPU, where AdamW is not fused, may go on by a GPU, where it is."""
+    given = torch.nn.Linear(2, 2)
+    plain = torch.optim.AdamW([{"params": list(given.parameters()), "decayed": True}], fused=False)
+    given(torch.ones(1, 2)).sum().backward()
+    plain.step()
+    fused = torch.optim.AdamW([{"params": list(given.parameters()), "decayed": True}], fused=True)
+    modules: dict[str, torch.nn.Module] = {"student": given}
+    saved = TrainState(modules, plain, images=3, step=1).state_dict()
+    TrainState(modules, fused, images=3).load_state_dict(saved)
+    assert fused.param_groups[0]["fused"] is True
+    assert fused.state[given.weight]["step"] == 1
+    fused.step()

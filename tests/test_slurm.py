@@ -22,7 +22,10 @@ def _no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.delenv(name)
 
 
-@pytest.mark.parametrize(("code", "requeued"), [(75, True), (0, False), (2, False), (137, False)])
+@pytest.mark.parametrize(
+    ("code", "requeued"),
+    [(75, True), (138, True), (143, True), (0, False), (2, False), (137, False)],
+)
 def test_only_a_run_that_was_asked_to_end_is_queued_again(
     tmp_path: Path, code: int, requeued: bool
 ):

@@ -33,7 +33,13 @@ export async function choosePicture(picture) {
   await image.decode(); // throws if the server has it no longer
   if (turn !== turns) return; // another was chosen meanwhile
   photo.src = image.src;
-  await photo.decode();
+  try {
+    await photo.decode();
+  } catch (error) {
+    if (turn !== turns) return; // a newer choice took its place
+    throw error;
+  }
+  if (turn !== turns) return;
   photo.alt = `The photograph: ${picture.name}`;
   stage.style.setProperty("--wide", picture.width / picture.height);
   change("picture", {

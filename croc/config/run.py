@@ -30,7 +30,8 @@ class RunConfig:
     report: bool = True
     """Draw clusters and write report.html at each checkpoint."""
     max_skipped: int = 10
-    """Steps without a finite gradient are skipped; so many in a row end the run."""
+    """Steps without a finite gradient are skipped; so many in a row, when metrics are logged, end
+    the run."""
     accelerator: Literal["auto", "cpu", "cuda"] = "auto"
     """What to compute on."""
     devices: int | Literal["auto"] = "auto"

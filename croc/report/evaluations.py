@@ -100,7 +100,7 @@ def _owner(weights: str, backbone: str, runs: Sequence[Run], owner: int | None) 
     """By the folder that was scored; else by where the line lies, or by the run's name."""
     asked = weights.removeprefix("random:").partition("=")[2] or weights.removeprefix("random:")
     for number, run in enumerate(runs):
-        if _within(asked, run.folder):
+        if asked and Path(asked).exists() and _within(asked, run.folder):
             return number
     if owner is not None:
         return owner

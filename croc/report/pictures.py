@@ -82,7 +82,7 @@ def _caption(comment: Any) -> dict[str, Any] | None:
         names, heads = [str(name) for name in about["images"]], int(about["heads"])
         rows = {name: [list(map(int, row)) for row in about[name]] for name in ("k", "shared")}
         of = int(about["of"])
-    except (ValueError, TypeError, KeyError, RecursionError):
+    except (ValueError, TypeError, KeyError, RecursionError, OverflowError):
         return None
     fits = all(
         len(row) == len(names) and all(len(r) == heads for r in row) for row in rows.values()
