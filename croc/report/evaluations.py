@@ -100,12 +100,24 @@ def _owner(weights: str, backbone: str, runs: Sequence[Run], owner: int | None) 
     """By the folder that was scored; else by where the line lies, or by the run's name."""
     asked = weights.removeprefix("random:").partition("=")[2] or weights.removeprefix("random:")
     for number, run in enumerate(runs):
-        if asked and Path(asked).exists() and _within(asked, run.folder):
+        if _is_path(asked) and _within(asked, run.folder):
             return number
     if owner is not None:
         return owner
     called = [at for at, run in enumerate(runs) if run.name == backbone.rpartition("@")[0]]
     return called[0] if len(called) == 1 else None
+
+
+def _is_path(asked: str) -> bool:
+    """Not a name, such as timm:NAME: that would lie below whatever folder one stands in."""
+    if not asked:
+        return False
+    try:
+        return Path(asked).is_absolute() or (
+            ":" not in asked and ("/" in asked or Path(asked).exists())
+        )
+    except (OSError, ValueError):
+        return False
 
 
 def _within(path: str, folder: Path) -> bool:
