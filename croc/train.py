@@ -146,9 +146,8 @@ def train(
                     log.say(f"skipped for want of a finite gradient, so far: {state.skipped}")
                 if in_a_row >= run.max_skipped:
                     steps = range(state.step - in_a_row, state.step)
-                    page = diagnose(gradients, canvases, settings, values) | {
-                        "images": images_of(source, steps, optim.batch, run.seed)
-                    }
+                    images = images_of(source, steps, optim.batch, run.seed)
+                    page = diagnose(gradients, canvases, settings, values) | {"images": images}
                     raise UserError(_stopped(fabric, folder, steps, page))
                 # Weights that give no gradient must not take the place of those that gave one.
                 late = saves and in_a_row > 0 and not last

@@ -10,11 +10,9 @@ from croc.backbone import Backbone
 from croc.checkpoint import checkpoint_path, checkpoints
 from croc.config import ClusterConfig, CrocConfig, ModelConfig, PretrainConfig, ViewsConfig
 from croc.errors import UserError
-from croc.run_folder import parse_config
+from croc.show.look import look_at_export
 from croc.weights.files import printable
-from croc.weights.page import LARGEST_PX, read_page
 from croc.weights.runs import find_checkpoint, open_run
-from croc.weights.shipped import build_exported, find_weights, say_shipped
 
 MOST = 2
 LARGEST_VIEW_PX = 512
@@ -81,17 +79,8 @@ def _open_run(path: Path) -> Model:
 def _open_weights(spec: str) -> Model:
     if spec.startswith(RANDOM):
         return _open_random(spec.removeprefix(RANDOM))
-    path = find_weights(spec)
-    page = read_page(path) if path.is_file() else None
-    if page is None:
-        raise UserError(
-            f"--weights {spec}: give a file of croc export ({say_shipped()}) or random:NAME; a "
-            "run's folder is named without --weights"
-        )
-    config, _ = parse_config(page.config, f"what {path} says of itself")
-    if config.views.size_px > LARGEST_PX:
-        raise UserError(f"{path} asks for views of impossible size")
-    return _model(path.stem, build_exported(path, page), config)
+    found = look_at_export(spec, "or random:NAME; a run's folder is named without --weights")
+    return _model(found.title, found.backbone, found.config)
 
 
 def _open_random(name: str) -> Model:

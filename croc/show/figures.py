@@ -133,7 +133,16 @@ def paint(
     if colours is None:
         colours = PALETTE[torch.arange(len(valid)) % len(PALETTE)]
     pixels = enlarge(pixels)
-    share = upsample(assignments, grid, pixels)
+    return blend(pixels, upsample(assignments, grid, pixels), valid, colours)
+
+
+def blend(
+    pixels: Float[Tensor, "3 h w"],
+    share: Float[Tensor, "K h w"],
+    valid: Bool[Tensor, "K"],
+    colours: Float[Tensor, "K 3"],
+) -> Float[Tensor, "3 h w"]:
+    """Colours by the clusters' shares over the gray picture, at its own size."""
     clear = share**CLEARNESS
     tint = torch.einsum("khw,kc->chw", clear / clear.sum(dim=0).clamp_min(1e-12), colours)
     painted = (1 - OPACITY) * pixels.mean(dim=0) + OPACITY * tint

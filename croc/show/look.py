@@ -79,12 +79,16 @@ def look_at_run(run: Path) -> Look:
 
 def look_at_weights(spec: str) -> Look:
     """Shipped weights by their name, or another file of `croc export`."""
+    return look_at_export(spec, "a run's folder is for --run")
+
+
+def look_at_export(spec: str, otherwise: str) -> Look:
+    """`otherwise` is said of what is no such file. All that it asks for must have a sane size."""
     path = find_weights(spec)
     page = read_page(path) if path.is_file() else None
     if page is None:
         raise UserError(
-            f"--weights {spec}: give a file of croc export ({say_shipped()}); a run's folder is "
-            "for --run"
+            f"--weights {spec}: give a file of croc export ({say_shipped()}); {otherwise}"
         )
     config, recipe = parse_config(page.config, f"what {path} says of itself")
     sizes = [config.views.size_px, config.data.canvas_px]
