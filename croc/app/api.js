@@ -30,6 +30,14 @@ export function upload(file) {
   return fetchJson("/api/pictures", { method: "POST", body: form });
 }
 
+let asking = 0;
+
+// For those who hear the page, and for those who test it: answers are still to come.
+function count(change) {
+  asking += change;
+  document.getElementById("panels").setAttribute("aria-busy", String(asking > 0));
+}
+
 // One question at a time; of those that come meanwhile only the last is asked.
 export class Lane {
   constructor(path, take) {
@@ -46,6 +54,7 @@ export class Lane {
 
   async work() {
     this.busy = true;
+    count(1);
     while (this.waiting) {
       const question = this.waiting;
       this.waiting = null;
@@ -59,6 +68,7 @@ export class Lane {
       }
     }
     this.busy = false;
+    count(-1);
   }
 }
 

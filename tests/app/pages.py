@@ -18,6 +18,7 @@ def explorer(served: Served, **options: Any) -> Iterator[Any]:
         page.goto(served.url)
         page.wait_for_selector(".one-head canvas")
         until(page, "!document.getElementById('play').disabled")
+        until_settled(page)
         yield page
 
 
@@ -29,6 +30,12 @@ def until(page: Any, expression: str, argument: Any = None) -> None:
         page.wait_for_timeout(30)
 
 
+def until_settled(page: Any) -> None:
+    """Every model has answered and is drawn: a picture taken before could be of one alone."""
+    until(page, "document.getElementById('panels').getAttribute('aria-busy') === 'false'")
+    page.evaluate("() => new Promise(end => requestAnimationFrame(() => requestAnimationFrame(end)))")
+
+
 def boxes(page: Any) -> list[list[int]]:
     labels = [box.get_attribute("aria-label") for box in page.locator(".box").all()]
     return [[int(n) for n in re.findall(r"\d+", label.partition(".")[0])] for label in labels]
@@ -36,6 +43,7 @@ def boxes(page: Any) -> list[list[int]]:
 
 def wait_for_change(page: Any, before: str) -> str:
     until(page, f"before => {OVERLAYS} !== before", before)
+    until_settled(page)
     return page.evaluate(OVERLAYS)
 
 
