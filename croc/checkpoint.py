@@ -7,6 +7,7 @@ import os
 import pickle
 import re
 import struct
+import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from torch import nn
 
 from croc.data.loader import FailedFiles
 from croc.errors import UserError
+from croc.sharding import shared_like, whole
 
 FORMAT = 2
 KEPT = 2
@@ -42,7 +44,8 @@ class TrainState:
     failed: FailedFiles = field(default_factory=FailedFiles)
 
     def state_dict(self) -> dict[str, Any]:
-        return {
+        """With whole tensors: if they are in shares, every process must ask at the same time."""
+        state = {
             "format": FORMAT,
             "step": self.step,
             "skipped": self.skipped,
@@ -51,6 +54,7 @@ class TrainState:
             "optimizer": self.optimizer.state_dict(),
             "modules": {name: module.state_dict() for name, module in self.modules.items()},
         }
+        return whole(state)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if state["images"] != self.images:
@@ -62,20 +66,26 @@ class TrainState:
             load_module(module, state, name)
         try:
             self.optimizer.load_state_dict(_for_this_device(state["optimizer"], self.optimizer))
-        except (KeyError, ValueError, TypeError, AttributeError) as error:
+        except (KeyError, IndexError, ValueError, TypeError, AttributeError) as error:
             raise _misfit(state, error) from None
         self.step, self.failed = state["step"], FailedFiles(state["failed"])
         self.skipped = int(state.get("skipped", 0))  # older checkpoints do not tell
 
 
 def _for_this_device(saved: dict[str, Any], optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """With this optimiser's own ways: a run may go on by another kind of device."""
+    """With this optimiser's own ways and shares: a run may go on by other devices."""
     ways = ("fused", "foreach", "capturable")
     mine = [{way: group[way] for way in ways if way in group} for group in optimizer.param_groups]
     groups = saved["param_groups"]
     if len(groups) != len(mine):
         return saved  # which is refused
-    return {**saved, "param_groups": [{**group, **own} for group, own in zip(groups, mine)]}
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    memories = {
+        number: {name: shared_like(value, parameters[number]) for name, value in of_one.items()}
+        for number, of_one in saved["state"].items()
+    }
+    mended = [{**group, **own} for group, own in zip(groups, mine)]
+    return {**saved, "state": memories, "param_groups": mended}
 
 
 def checkpoint_path(folder: Path, step: int) -> Path:
@@ -125,7 +135,8 @@ def _passing(folder: Path, keep_every: int | None, kept: int) -> list[Path]:
 def load_checkpoint(path: Path, advice: str = TO_GO_ON) -> dict[str, Any]:
     """The state in a file, checked to be one of ours; `advice` is for where it is not."""
     try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings(action="ignore"):  # what matters is said below
+            state = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
         raise UserError(f"there is no checkpoint {path}") from None
     except BROKEN as error:
@@ -149,8 +160,12 @@ def load_checkpoint(path: Path, advice: str = TO_GO_ON) -> dict[str, Any]:
 
 def load_module(module: nn.Module, state: dict[str, Any], name: str) -> None:
     """One of a checkpoint's networks into a module of the same shape."""
+    own = module.state_dict()
     try:
-        module.load_state_dict(state["modules"][name])
+        saved = state["modules"][name].items()
+        module.load_state_dict(
+            {key: shared_like(x, own[key]) if key in own else x for key, x in saved}
+        )
     except (KeyError, RuntimeError, TypeError, AttributeError) as error:
         raise _misfit(state, error) from None
 

@@ -9,10 +9,12 @@ import torch
 from lightning.fabric import Fabric
 from lightning.fabric.plugins import MixedPrecision
 from lightning.fabric.strategies.ddp import DDPStrategy
+from lightning.fabric.strategies.model_parallel import ModelParallelStrategy
 from lightning.fabric.strategies.strategy import Strategy
 
 from croc.config import RunConfig
 from croc.errors import UserError
+from croc.sharding import shard_student
 
 INTERACTIVE = ("bash", "interactive")
 """Names of SLURM jobs whose user starts processes by hand, as Lightning has it."""
@@ -73,7 +75,7 @@ def make_fabric(run: RunConfig) -> Fabric:
             accelerator=accelerator,
             devices=devices,
             num_nodes=nodes,
-            strategy=_strategy(devices, nodes, run.timeout_s),
+            strategy=_strategy(run, devices, nodes),
             plugins=BFloat16AsGiven("bf16-mixed", accelerator) if half else None,
         )
     except (RuntimeError, ValueError) as error:  # Lightning's misconfigurations are such
@@ -82,9 +84,13 @@ def make_fabric(run: RunConfig) -> Fabric:
         ) from None
 
 
-def _strategy(devices: int | str, nodes: int, timeout_s: float) -> Strategy | str:
-    count = torch.cuda.device_count() if devices == "auto" else int(devices)
-    return DDPStrategy(timeout=timedelta(seconds=timeout_s)) if count * nodes > 1 else "auto"
+def _strategy(run: RunConfig, devices: int | str, nodes: int) -> Strategy | str:
+    count = nodes * (torch.cuda.device_count() if devices == "auto" else int(devices))
+    timeout = timedelta(seconds=run.timeout_s)
+    if run.strategy == "fsdp":
+        sizes: Any = {"data_parallel_size": count, "tensor_parallel_size": 1}
+        return ModelParallelStrategy(shard_student, **sizes, timeout=timeout)
+    return DDPStrategy(timeout=timeout) if count > 1 else "auto"
 
 
 def processes_here(fabric: Fabric, run: RunConfig) -> int:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from croc.distributed import process_count
+from croc.sharding import is_sharded
 
 
 class Guard:
@@ -21,6 +22,9 @@ class Guard:
         """`optimizer` may be as Fabric wrapped it; `skipped` steps were so already."""
         self.optimizer = optimizer
         self._inner = getattr(optimizer, "optimizer", optimizer)
+        sharded = any(is_sharded(p) for group in optimizer.param_groups for p in group["params"])
+        # With shares the device is waited for: the fused optimiser mixes no kinds of tensors.
+        self._asks_itself = device.type == "cuda" and not sharded
         self._skipped = torch.full((), float(skipped), device=device)
         self._in_a_row = torch.zeros((), device=device)
 
@@ -30,7 +34,7 @@ class Guard:
             bad |= ~loss.isfinite()
         self._skipped += bad
         self._in_a_row = (self._in_a_row + 1) * bad
-        if bad.device.type == "cuda":  # the fused optimiser asks this itself, on the device
+        if self._asks_itself:  # the fused optimiser, on the device
             self._inner.found_inf = bad.float()  # pyright: ignore[reportAttributeAccessIssue]
             self.optimizer.step()
         elif not bad:

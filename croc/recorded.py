@@ -102,11 +102,11 @@ def make_gradients(
 
 def records(run: RunConfig, fabric: Fabric, compiled: bool) -> bool:
     """Whether steps are recorded: on one GPU, since several wait for each other in a step."""
-    alone = fabric.device.type == "cuda" and fabric.world_size == 1
+    alone = fabric.device.type == "cuda" and fabric.world_size == 1 and run.strategy == "ddp"
     if run.record == "auto":
         return alone and compiled
     if run.record and not alone:
-        raise UserError("--run.record True is for one process on a GPU; leave it at auto")
+        raise UserError("--run.record True is for one process on a GPU, no fsdp; leave it at auto")
     return run.record
 
 

@@ -4,6 +4,7 @@ import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from lightning.fabric import Fabric
 
@@ -41,24 +42,24 @@ class Saver:
 
     def _try(self, state: TrainState) -> str:
         """What went wrong, if something did, on every process alike."""
-        problem = ""
+        problem, content = "", state.state_dict()
         if self._fabric.is_global_zero:
             try:
-                self._write(state)
+                self._write(content)
             except Exception as error:  # whatever it is, the others wait to hear of it
                 problem = str(error).strip().partition("\n")[0] or type(error).__name__
         return next(filter(None, union_over_processes([problem])), "")
 
-    def _write(self, state: TrainState) -> None:
+    def _write(self, content: dict[str, Any]) -> None:
         if not (self._folder / PAGE).exists():
             raise OSError(f"{self._folder} has vanished")  # not to be made anew elsewhere
         keep_every = self._run.keep_every_steps
         try:
-            save_checkpoint(self._folder, state.state_dict(), keep_every)
+            save_checkpoint(self._folder, content, keep_every)
         except (OSError, RuntimeError):
             if not (_is_full(self._folder) and drop_oldest(self._folder, keep_every)):
                 raise
-            save_checkpoint(self._folder, state.state_dict(), keep_every)
+            save_checkpoint(self._folder, content, keep_every)
 
     def _tell(self, step: int, problem: str) -> None:
         if problem and not self.owes:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from lightning.fabric import Fabric
+from lightning.fabric.strategies.model_parallel import ModelParallelStrategy
 from torch import Tensor
 
 from croc.checkpoint import TrainState, checkpoints, load_checkpoint
@@ -31,10 +32,11 @@ from croc.methods import Method, build_method
 from croc.notices import notice_of_end
 from croc.optim import clip_gradient, make_optimizer, set_rates
 from croc.recorded import Gradients, make_gradients, records
-from croc.report.hook import Reporter
+from croc.report.hook import Reporter, weights_to_show
 from croc.run_folder import open_run_folder, write_config
 from croc.saving import Saver
 from croc.schedules import Settings, settings_at
+from croc.sharding import shard_teacher
 from croc.stages import stage
 from croc.types import Canvases
 
@@ -75,9 +77,12 @@ def train(
     use_kernels(run.kernels)
     method = build_method(config, fabric.device, compiles(run, fabric.device))
     origin = None if resumed else _start_from(config.model.init, method)
-    optimizer = make_optimizer(method.student, fabric.device, optim.betas)
-    student, optimizer = fabric.setup(method.student, optimizer)
+    student = fabric.setup_module(method.student)
     student.train()
+    if isinstance(fabric.strategy, ModelParallelStrategy) and "teacher" in method.modules:
+        shard_teacher(method.modules["teacher"], fabric.strategy.device_mesh)
+    optimizer: Any = make_optimizer(method.student, fabric.device, optim.betas)
+    optimizer = fabric.setup_optimizers(optimizer)
     gradients = make_gradients(
         fabric, method, student, records(run, fabric, compiles(run, fabric.device))
     )
@@ -116,7 +121,7 @@ def train(
         if origin:
             log.say(f"starts from {origin}; heads are fresh")
         reporter = Reporter(config, source, folder, writes=fabric.is_global_zero, say=log.say)
-        reporter.start(method, state.step)
+        reporter.start(weights_to_show(method), state.step)
         saver = Saver(fabric, folder, run, log.say)
         skipped: list[str] = []
         problem, late = "", False
@@ -162,7 +167,7 @@ def train(
                 if problem and last and not (ends and checkpoints(folder)):
                     raise UserError(problem)
                 if not ends:  # then there is no time for pictures
-                    reporter.refresh(method, state.step, last)
+                    reporter.refresh(weights_to_show(method), state.step, last)
             if ends:
                 fabric.barrier()  # Lightning kills all processes when one has ended before it
                 said = f"asked to end: {problem or f'saved step {state.step}'}"

@@ -74,10 +74,11 @@ def _measure_all(
 
 def _on_one_device(config: CrocConfig) -> CrocConfig:
     run = config.run
-    if run.nodes > 1 or run.devices not in ("auto", 1) or int(os.environ.get("WORLD_SIZE", 1)) > 1:
+    several = run.nodes > 1 or run.devices not in ("auto", 1) or run.strategy != "ddp"
+    if several or int(os.environ.get("WORLD_SIZE", 1)) > 1:
         raise UserError(
-            "croc bench measures one device: leave out --run.devices, --run.nodes and torchrun, "
-            "and give one device's share as --optim.batch"
+            "croc bench measures one device: leave out --run.devices, --run.nodes, --run.strategy "
+            "and torchrun, and give one device's share as --optim.batch"
         )
     return replace(config, run=replace(run, devices=1))
 

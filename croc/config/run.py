@@ -38,6 +38,9 @@ class RunConfig:
     """Processes a node; auto is every GPU, or one process on the CPU."""
     nodes: int = 1
     """Number of machines."""
+    strategy: Literal["ddp", "fsdp"] = "ddp"
+    """What each process holds: the networks whole, or a share of them (FSDP), for networks that one
+    GPU cannot hold. A run may go on with the other."""
     timeout_s: float = 600.0
     """Seconds that a process waits for the others before it gives up."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"

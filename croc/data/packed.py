@@ -83,7 +83,8 @@ def _described(folder: Path) -> tuple[int, int]:
 
 def _load_index(folder: Path, count: int) -> Int64[np.ndarray, "count 4"]:
     try:
-        index = np.load(folder / INDEX, allow_pickle=False)
+        with (folder / INDEX).open("rb") as file:  # np.load would take a zip for an archive of many
+            index = np.lib.format.read_array(file, allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
         raise _corrupt(folder, f"{INDEX}: {error}") from error
     if index.shape != (count, 4) or index.dtype != np.int64 or index.min(initial=0) < 0:

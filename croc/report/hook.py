@@ -4,10 +4,15 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from torch import Tensor
+
 from croc.config import CrocConfig, PretrainConfig
 from croc.data import ImageSource
 from croc.methods import Method
 from croc.report import FILE
+from croc.sharding import whole
+
+Weights = dict[str, Tensor]
 
 SHARE = 0.02
 """Of the run's time that drawing may take; a checkpoint for which it would be more is passed over,
@@ -33,18 +38,18 @@ class Reporter:
         self._began = time.perf_counter()
         self._spent = 0.0
 
-    def start(self, method: Method, step: int) -> None:
+    def start(self, weights: Weights, step: int) -> None:
         """The untrained teacher is the first picture; what a kill undid is forgotten."""
         if self._active:
-            self._guarded(lambda: self._draw_first(method, step))
+            self._guarded(lambda: self._draw_first(weights, step))
 
-    def refresh(self, method: Method, step: int, last: bool) -> None:
+    def refresh(self, weights: Weights, step: int, last: bool) -> None:
         """After a checkpoint."""
         passed = time.perf_counter() - self._began
         if self._active and (last or self._spent <= SHARE * passed):
-            self._guarded(lambda: self._draw_and_write(method, step))
+            self._guarded(lambda: self._draw_and_write(weights, step))
 
-    def _draw_first(self, method: Method, step: int) -> None:
+    def _draw_first(self, weights: Weights, step: int) -> None:
         if not isinstance(self._config, CrocConfig):
             return
         from croc.report.drawing import ClusterPictures
@@ -52,20 +57,19 @@ class Reporter:
         self._pictures = ClusterPictures(self._config, self._source, self._folder)
         self._pictures.forget_after(step)
         if step == 0:
-            self._draw(method, step)
+            self._draw(weights, step)
 
-    def _draw_and_write(self, method: Method, step: int) -> None:
+    def _draw_and_write(self, weights: Weights, step: int) -> None:
         from croc.report.build import write_report
 
         try:
-            self._draw(method, step)
+            self._draw(weights, step)
         finally:  # a page without pictures is better than none
             write_report([self._folder], self._folder / FILE)
 
-    def _draw(self, method: Method, step: int) -> None:
+    def _draw(self, weights: Weights, step: int) -> None:
         if self._pictures is not None:
-            backbone = method.modules["teacher"].get_submodule("backbone")
-            self._pictures.draw(backbone.state_dict(), step)
+            self._pictures.draw(weights, step)
 
     def _guarded(self, work: Callable[[], None]) -> None:
         """A picture that cannot be drawn is no reason to lose a run; it is said once."""
@@ -77,6 +81,12 @@ class Reporter:
                 self._say(f"the report cannot be drawn ({_first_line(error)}); the run goes on")
             self._failed = True
         self._spent += time.perf_counter() - began
+
+
+def weights_to_show(method: Method) -> Weights:
+    """Of the teacher's backbone, whole: every process must ask for them at the same time."""
+    teacher = method.modules.get("teacher")
+    return whole(teacher.get_submodule("backbone").state_dict()) if teacher else {}
 
 
 def _first_line(error: Exception) -> str:

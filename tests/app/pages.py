@@ -33,7 +33,8 @@ def until(page: Any, expression: str, argument: Any = None) -> None:
 def until_settled(page: Any) -> None:
     """Every model has answered and is drawn: a picture taken before could be of one alone."""
     until(page, "document.getElementById('panels').getAttribute('aria-busy') === 'false'")
-    page.evaluate("() => new Promise(end => requestAnimationFrame(() => requestAnimationFrame(end)))")
+    frame = "new Promise(end => requestAnimationFrame(() => requestAnimationFrame(end)))"
+    page.evaluate(f"() => {frame}")
 
 
 def boxes(page: Any) -> list[list[int]]:
