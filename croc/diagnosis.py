@@ -14,6 +14,7 @@ from croc.guard import finite_or_none
 from croc.methods import Method
 from croc.recorded import Gradients, RecordedGradients
 from croc.schedules import Settings
+from croc.sharding import whole
 from croc.types import Canvases
 
 DIAGNOSIS = "diagnosis.json"
@@ -55,7 +56,7 @@ def _not_finite(gradients: Gradients, canvases: Canvases) -> dict[str, list[str]
     states = {
         f"{module}.{name}": tensor
         for module, each in method.modules.items()
-        for name, tensor in each.state_dict().items()
+        for name, tensor in whole(each.state_dict()).items()
     }
     found = {"weights": _names(states)}
     if isinstance(gradients, RecordedGradients):
@@ -72,7 +73,7 @@ def _not_finite(gradients: Gradients, canvases: Canvases) -> dict[str, list[str]
 
 def _gradients(method: Method) -> dict[str, Tensor]:
     named = method.student.named_parameters()
-    return {name: each.grad for name, each in named if each.grad is not None}
+    return whole({name: each.grad for name, each in named if each.grad is not None})
 
 
 def _names(tensors: dict[str, Tensor]) -> list[str]:

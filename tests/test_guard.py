@@ -17,6 +17,7 @@ from croc.health import LINES, Health
 from croc.log import read_metrics
 from croc.losses import Center
 from croc.methods.distillation import Distillation
+from croc.sharding import own_share
 from croc.train import pretrain
 from tests.tiny import tiny_config, tiny_dino, tiny_mae
 
@@ -26,7 +27,7 @@ Damage = Callable[[torch.nn.Module, dict[str, torch.Tensor]], None]
 def spoil_one_gradient(student: torch.nn.Module, _: dict[str, torch.Tensor]) -> None:
     gradient = student.get_parameter("backbone.vit.blocks.1.attn.qkv.weight").grad
     assert gradient is not None
-    gradient[3, 5] = math.nan
+    own_share(gradient)[3, 5] = math.nan
 
 
 def overflow_one_gradient(student: torch.nn.Module, _: dict[str, torch.Tensor]) -> None:
@@ -120,12 +121,14 @@ def test_the_count_goes_on_after_a_resume(tmp_path: Path, monkeypatch: pytest.Mo
     assert load_checkpoint(checkpoints(folder)[-1])["skipped"] == 2
 
 
+@pytest.mark.usefixtures("own_environment")
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 @pytest.mark.parametrize("tiny", [tiny_config, tiny_dino])
 def test_bad_steps_in_a_row_end_the_run_with_a_diagnosis(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny, strategy: str
 ):
     inject(monkeypatch, spoil_one_gradient, at=set(range(4, 100)))
-    config = tiny(tmp_path / "run", max_skipped=3)
+    config = tiny(tmp_path / "run", max_skipped=3, strategy=strategy)
     with pytest.raises(UserError, match="steps 4 to 6 had no finite gradient") as caught:
         pretrain(config, "tiny")
     assert "\n" not in str(caught.value)

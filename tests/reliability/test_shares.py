@@ -1,9 +1,8 @@
 """FSDP: the same run in shares, and checkpoints that go on with or without them."""
 
-import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,15 +16,6 @@ from tests.test_train import told
 from tests.tiny import tiny_config, tiny_dino, tiny_mae
 
 SHARES = ("--run.strategy", "fsdp")
-
-
-@pytest.fixture
-def own_environment() -> Iterator[None]:
-    """Lightning leaves there where the processes met."""
-    before = dict(os.environ)
-    yield
-    os.environ.clear()
-    os.environ.update(before)
 
 
 @pytest.mark.usefixtures("own_environment")
