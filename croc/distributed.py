@@ -44,3 +44,9 @@ def union_over_processes(names: list[str]) -> list[str]:
     gathered: list[list[str]] = [[] for _ in range(process_count())]
     dist.all_gather_object(gathered, names)
     return [name for part in gathered for name in part]
+
+
+def fetch(metrics: dict[str, Tensor]) -> dict[str, float]:
+    """Sum the shares of all processes and bring them to the host: the only wait of a step."""
+    values = sum_over_processes(torch.stack([value.float() for value in metrics.values()]))
+    return dict(zip(metrics, values.tolist()))

@@ -19,6 +19,7 @@ from croc.checkpoint import checkpoints, load_checkpoint
 from croc.config import CrocConfig, PretrainConfig
 from croc.errors import UserError
 from croc.log import TIMINGS, RunLog, read_metrics
+from croc.methods.distillation import Distillation
 from croc.run_folder import read_config
 from croc.train import pretrain
 from tests.tiny import FLAGS, tiny_config, tiny_dino, tiny_mae
@@ -165,6 +166,15 @@ def test_micro_batches_do_not_change_the_losses(whole: Path, tmp_path: Path, mic
     pretrain(tiny_config(tmp_path / "run", micro_batch=micro_batch, stop_after_steps=5), "tiny")
     for ours, theirs in zip(told(tmp_path / "run"), told(whole)):
         assert ours == pytest.approx(theirs, rel=2e-4)
+
+
+def test_a_full_gpu_is_said_in_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def fail(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has")
+
+    monkeypatch.setattr(Distillation, "accumulate", fail)
+    with pytest.raises(UserError, match=r"try a smaller --run\.micro-batch.*out of memory\)$"):
+        pretrain(tiny_config(tmp_path / "run"), "tiny")
 
 
 def test_released_runs_too(tmp_path: Path):

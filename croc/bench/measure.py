@@ -20,9 +20,9 @@ from croc.bench.settings import Setting
 from croc.bench.trainer import Trainer
 from croc.data.loader import make_loader, worker_count
 from croc.data.sources import ImageSource
+from croc.distributed import fetch
 from croc.recorded import WARM_UPS
 from croc.stages import Stopwatch
-from croc.train import fetch
 from croc.types import Canvases
 from croc.views import VIEWS
 

@@ -1,10 +1,12 @@
 """Weights that ship with the project, by their names, and the networks of such files.
 
 They lie in `weights/` of a checkout; an installed package looks into share/croc/weights of its
-environment. The folder that $CROC_WEIGHTS names comes first.
+environment, of the user, and beside itself (`pip install --target`). The folder that
+$CROC_WEIGHTS names comes first.
 """
 
 import os
+import site
 import sys
 from pathlib import Path
 
@@ -28,7 +30,7 @@ def folders() -> list[Path]:
     return [
         *([Path(asked).expanduser()] if asked else []),
         *([root / "weights"] if (root / "pyproject.toml").is_file() else []),
-        Path(sys.prefix) / "share" / "croc" / "weights",
+        *(Path(base) / "share/croc/weights" for base in (sys.prefix, site.getuserbase(), root)),
     ]
 
 
