@@ -1,11 +1,14 @@
 """The model card beside a file of weights."""
 
 import json
+import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from croc.evals.table.layout import DATA_TITLES, one_line
 from croc.evals.table.text_formats import plain_markdown
+from croc.photometric import IMAGENET_MEAN, IMAGENET_STD
 from croc.weights.page import WeightsPage, bare
 
 METHODS = {"croc": "CrOC", "dino": "DINO", "mae": "MAE"}
@@ -24,43 +27,89 @@ CITED = {
 }
 
 
-def make_card(
-    name: str,
-    architecture: str,
-    dtype: str,
-    numbers: int,
-    page: WeightsPage,
-    scores: Sequence[dict[str, Any]],
-) -> str:
-    """Markdown; what comes from outside is escaped."""
+HUB_LICENCES = (
+    *("mit", "apache-2.0", "bsd-2-clause", "bsd-3-clause", "gpl-3.0", "lgpl-3.0", "agpl-3.0"),
+    *("mpl-2.0", "cc0-1.0", "cc-by-4.0", "cc-by-sa-4.0", "cc-by-nc-4.0", "cc-by-nc-sa-4.0"),
+)
+"""Those that model hubs know by name, of which there are more."""
+
+
+@dataclass(frozen=True)
+class CardFacts:
+    """What a card says of weights, whatever file they are in."""
+
+    architecture: str
+    dtype: str
+    numbers: int
+    page: WeightsPage
+    scores: Sequence[dict[str, Any]]
+
+
+def make_card(name: str, facts: CardFacts, use: str | None = None) -> str:
+    """Markdown; what comes from outside is escaped. `use` is Python that loads the weights."""
+    page = facts.page
     method = METHODS.get(page.method, page.method)
-    facts = _facts(architecture, dtype, numbers, page)
     lines = [
         *(f"# {plain_markdown(name)}", ""),
         *(f"Dense visual features, learned without labels by {plain_markdown(method)}.", ""),
         *("| | |", "|---|---|"),
-        *(f"| {fact} | {_plain(value)} |" for fact, value in facts.items()),
-        *("", "## Use", "", "```python", "import croc", ""),
-        f"backbone = croc.load_backbone({json.dumps(name)})  # or the file's path",
-        "features = backbone.features(images)  # B × 3 × h × w, normalised as ImageNet's are",
-        *("```", "", "## Scores", "", *_scores(scores, dtype)),
+        *(f"| {fact} | {_plain(value)} |" for fact, value in _facts(facts).items()),
+        *("", "## Use", "", "```python", (use or _own_use(name)).strip(), "```"),
+        *("", "## Scores", "", *_scores(facts.scores, facts.dtype)),
         *("", "## Configuration", "", "```json", json.dumps(page.config, indent=2), "```"),
         *("", "## Citation", "", *_cited(page.method), "```bibtex", CITATION, "```", ""),
     ]
     return "\n".join(lines)
 
 
-def _facts(architecture: str, dtype: str, numbers: int, page: WeightsPage) -> dict[str, str]:
+def front_matter(library: str, facts: CardFacts) -> str:
+    """The lines of YAML by which a model hub files a card."""
+    known = hub_licence(facts.page.licence)
+    tags = ["self-supervised", "dense-features", "vision-transformer", facts.page.method]
+    lines = [
+        f"license: {known or 'other'}",
+        *([] if known else ["license_name: see-the-card"]),
+        f"library_name: {library}",
+        "pipeline_tag: image-feature-extraction",
+        *("tags:", *(f"- {json.dumps(tag)}" for tag in dict.fromkeys((library, *tags)))),
+    ]
+    return "\n".join(("---", *lines, "---", "", ""))
+
+
+def hub_licence(licence: str) -> str | None:
+    """The identifier that a note on a licence begins with, if it is one that hubs know."""
+    first = re.split(r"[\s;,]", licence.strip().lower(), maxsplit=1)[0]
+    return first if first in HUB_LICENCES else None
+
+
+def _own_use(name: str) -> str:
+    return f"""
+import croc
+
+backbone = croc.load_backbone({json.dumps(name)})  # or the file's path
+features = backbone.features(images)  # B × 3 × h × w, normalised as ImageNet's are
+"""
+
+
+def _facts(facts: CardFacts) -> dict[str, str]:
+    page = facts.page
     return {
-        "architecture": f"{architecture}, timm's {page.model} with {page.depth} blocks and patches "
-        f"of {page.patch_px} px, trained at {page.image_px} px",
-        "weights": f"backbone of the {page.network}, {numbers:,} numbers in {dtype}, no heads",
+        "architecture": f"{facts.architecture}, timm's {page.model} with {page.depth} blocks and "
+        f"patches of {page.patch_px} px, trained at {page.image_px} px",
+        "weights": f"backbone of the {page.network}, {facts.numbers:,} numbers in {facts.dtype}, "
+        "no heads",
+        "images": f"RGB in 0 … 1, minus {_triple(IMAGENET_MEAN)}, over {_triple(IMAGENET_STD)}; "
+        f"sides are multiples of {page.patch_px} px",
         "recipe": f"{page.recipe}, step {page.step:,}",
         "data": " + ".join(page.data),
         "images seen": f"{page.images_seen:,} ({page.epochs:.3g} epochs)",
         "training took": "not known" if page.seconds is None else f"{page.seconds:,.0f} s",
         "licence": page.licence,
     }
+
+
+def _triple(values: tuple[float, float, float]) -> str:
+    return f"({', '.join(map(str, values))})"
 
 
 def _scores(scores: Sequence[dict[str, Any]], dtype: str) -> list[str]:

@@ -18,7 +18,9 @@ from croc.errors import UserError
 from croc.evals.features import VitBackbone, fingerprint, open_backbone
 from croc.evals.results import read_results
 from croc.evals.table.identity import identify_network
-from croc.export import Export, _seconds, export, write_files
+from croc.export import Export, export
+from croc.export.source import seconds_of
+from croc.export.writing import write_files
 from croc.run_folder import parse_config
 from croc.train import pretrain
 from croc.weights.page import bare, read_page, without_paths
@@ -26,12 +28,6 @@ from tests.evals.commands import call
 from tests.tiny import tiny_config, tiny_dino, tiny_mae
 
 IMAGES = torch.rand(2, 3, 48, 32, generator=torch.Generator().manual_seed(0))
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("runs") / "tiny"
-    return pretrain(tiny_config(folder, stop_after_steps=2), "tiny")
 
 
 def features(backbone: Any) -> torch.Tensor:
@@ -180,9 +176,9 @@ def test_seconds_of_all_starts(tmp_path: Path):
     marks = [(1, 5.0), (2, 10.0), (3, 4.0), (4, 6.0), (5, 9.0)]
     lines = [json.dumps({"step": step, "seconds": seconds}) for step, seconds in marks]
     (tmp_path / "metrics.jsonl").write_text("\n".join(lines))
-    assert _seconds(tmp_path, 4) == 16.0
-    assert _seconds(tmp_path, 0) is None
-    assert _seconds(tmp_path / "nowhere", 4) is None
+    assert seconds_of(tmp_path, 4) == 16.0
+    assert seconds_of(tmp_path, 0) is None
+    assert seconds_of(tmp_path / "nowhere", 4) is None
 
 
 def test_clusters_by_name(

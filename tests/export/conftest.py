@@ -1,0 +1,14 @@
+"""One small run for all tests of a module."""
+
+from pathlib import Path
+
+import pytest
+
+from croc.train import pretrain
+from tests.tiny import tiny_config
+
+
+@pytest.fixture(scope="package")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "tiny"
+    return pretrain(tiny_config(folder, stop_after_steps=2), "tiny")
