@@ -67,6 +67,7 @@ class Clusters:
     assignments: Float[Tensor, "M B H N K"]
     """Padding columns are zero; a pruned column keeps its values, `valid` marks it."""
     valid: Bool[Tensor, "B H K"]
+    """The clusters that every view has: padding and pruned columns are false."""
     cost: Float[Tensor, "B H"]
     """Transport cost of the chosen step."""
     count: Int[Tensor, "B H"]

@@ -29,6 +29,7 @@ from croc.evals.files import (
 )
 from croc.evals.metrics import IGNORED
 from croc.evals.pairs import class_names, pair_listed, pair_named, read_lines
+from croc.evals.protocols import ADDED
 from croc.evals.videos import SCENE_PX, scene_count, split_spec
 
 Parsed = TypeVar("Parsed")
@@ -178,11 +179,13 @@ def open_segmentation(spec: str, split: str, alone: bool = False) -> Segmentatio
 
     `alone` reads nothing of the other split, not even to count the classes of a `folder`.
     """
-    kind, path = split_spec(spec, (*_KINDS, "scenes"))
+    kind, path = split_spec(spec, (*_KINDS, *ADDED, "scenes"))
     if split not in SPLITS:
         raise UserError(f"no split is called {split}: pass train or val")
     if kind == "scenes":
         return ScenesData(scene_count(path, SCENE_COUNTS[split]), split)
+    if kind in ADDED:
+        return ADDED[kind](path, split)
     opener, within, probe, advice = _KINDS[kind]
     if alone and kind == "folder":
         opener = partial(_open_folder, (), counted=(split,))

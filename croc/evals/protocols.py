@@ -4,8 +4,9 @@ Nothing here imports torch, so that `croc evaluate --help` answers at once.
 """
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from croc.config import require_finite, require_least
 from croc.errors import UserError
@@ -15,6 +16,8 @@ PROTOCOLS = (*SEGMENTATION, "video")
 PAPERS = ("voc12", "coco-things", "coco-stuff", "coco-stuff-panoptic", "ade20k")
 IMAGES = (*PAPERS, "folder", "coco-things-mini", "idd-lite")
 VIDEOS = ("davis17", "davis16")
+ADDED: dict[str, Callable[[str, str], Any]] = {}
+"""Kinds of segmentation data that added.py was told of, and who opens them."""
 
 
 def protocols_of(data: str, hold_out: float = 0.0) -> tuple[str, ...]:
@@ -25,7 +28,7 @@ def protocols_of(data: str, hold_out: float = 0.0) -> tuple[str, ...]:
     kind = data.partition(":")[0]
     if hold_out and kind in VIDEOS:
         raise UserError(f"--hold-out: {data} has no training part, as videos have none")
-    if kind in IMAGES or hold_out:
+    if kind in (*IMAGES, *ADDED) or hold_out:
         return SEGMENTATION
     return ("video",) if kind in VIDEOS else PROTOCOLS
 
