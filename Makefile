@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint types unit browser soak install clean
+.PHONY: demo test lint types unit browser soak docs audit install clean
 
 install: $(VENV)/.installed
 
@@ -21,8 +21,8 @@ demo: install
 test: lint types unit
 
 lint: install
-	$(BIN)/ruff check croc tests benchmarks
-	$(BIN)/ruff format --check croc tests benchmarks
+	$(BIN)/ruff check croc tests benchmarks examples docs/hooks.py hubconf.py
+	$(BIN)/ruff format --check croc tests benchmarks examples docs/hooks.py hubconf.py
 
 types: install
 	$(BIN)/basedpyright
@@ -41,6 +41,16 @@ browser:
 # Long tests of what a run survives; half an hour on two cores.
 soak: install
 	$(BIN)/python -m tests.reliability.soak --to soak.json
+
+# The documentation as a site, in build/site. The variable silences its maker's announcements.
+docs: install
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+# Known vulnerabilities of what is pinned; asks PyPI. An environment of its own keeps ours as pinned.
+audit:
+	$(PYTHON) -m venv build/audit
+	build/audit/bin/pip install --quiet pip-audit
+	build/audit/bin/pip-audit --requirement constraints.txt --no-deps --disable-pip
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info

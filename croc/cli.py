@@ -37,8 +37,10 @@ HELP = """CrOC: dense visual features from unlabelled scene photographs.
   croc app RUN [RUN2]                explore the clusters of two crops, live in a browser
   croc show report RUN ...           a page of curves, clusters, scores and settings of runs
   croc show weights FILE             what a checkpoint holds, a published one too
+  croc export RUN --to timm|transformers|torchhub|onnx|safetensors
+                                     a run's backbone as a folder that others load, with its card
   croc export RUN --to NAME.safetensors
-                                     a run's backbone as one file, with its model card
+                                     the same as one file, for --weights and --init
   croc data pack SOURCE ... --to FOLDER
                                      decode the photographs once, for faster epochs
   croc bench RECIPE [OPTIONS]        how fast a recipe trains here, and where its time goes
@@ -121,8 +123,9 @@ def pretrain_command(arguments: list[str]) -> None:
 
     folder = pretrain(config, recipe)
     if is_first_process():
-        files = "report.html, config.json, metrics.jsonl, checkpoints/, tensorboard/"
-        print(f"the run lies in {folder}: {files}")
+        files = "config.json, metrics.jsonl, checkpoints/, tensorboard/"
+        report = "report.html, " if config.run.report else ""
+        print(f"the run lies in {folder}: {report}{files}")
 
 
 def bench_command(arguments: list[str]) -> None:
@@ -223,7 +226,7 @@ def show_report_command(arguments: list[str]) -> None:
 
 
 def export_command(arguments: list[str]) -> None:
-    """croc export RUN --to NAME.safetensors."""
+    """croc export RUN --to KIND, or --to NAME.safetensors."""
     from croc.export import Export, export
 
     print(*export(parse(Export, arguments, "croc export")), sep="\n")

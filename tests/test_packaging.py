@@ -1,0 +1,161 @@
+"""Wheel and sdist, built without network, and the wheel as it runs where it is installed."""
+
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import venv
+from email import message_from_bytes
+from email.message import Message
+from pathlib import Path
+from zipfile import ZipFile
+
+import pytest
+import yaml
+
+import croc
+from tests.report.fakes import make_run
+
+ROOT = Path(__file__).parent.parent
+TAKEN = ("croc", "tests", "docs", "benchmarks", "examples")
+
+
+def call(*command: str | Path, folder: Path) -> str:
+    done = subprocess.run(
+        list(map(str, command)), cwd=folder, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Both, made of a copy; for the shipped weights a stand-in that takes no room."""
+    folder = tmp_path_factory.mktemp("package")
+    copy = folder / "copy"
+    for name in filter(lambda name: (ROOT / name).is_dir(), TAKEN):
+        shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for path in filter(Path.is_file, ROOT.iterdir()):
+        shutil.copy(path, copy)
+    (copy / "weights").mkdir()
+    (copy / "weights" / "stand-in.safetensors").write_bytes(b"")
+    (copy / "weights" / "stand-in.md").write_text("# stand-in\n")
+    call(sys.executable, "-m", "build", "--no-isolation", folder=copy)
+    return copy / "dist"
+
+
+@pytest.fixture(scope="module")
+def wheel(built: Path) -> Path:
+    return next(built.glob("*.whl"))
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The programs of a new environment, which has CrOC's wheel and borrows the dependencies."""
+    folder = tmp_path_factory.mktemp("environment")
+    venv.create(folder, symlinks=True)
+    python = folder / "bin" / "python"
+    pip = (sys.executable, "-m", "pip", "--python", python, "--disable-pip-version-check")
+    call(*pip, "install", "--quiet", "--no-deps", "--no-index", wheel, folder=folder)
+    site = next(folder.glob("lib/python*/site-packages"))
+    (site / "borrowed.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    return folder / "bin"
+
+
+def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path):
+    with ZipFile(wheel) as file:
+        names = {name for name in file.namelist() if ".dist-info/" not in name}
+    copy = wheel.parent.parent
+    ours = {
+        path.relative_to(copy).as_posix() for path in (copy / "croc").rglob("*") if path.is_file()
+    }
+    shipped = {name for name in names if ".data/data/share/croc/weights/" in name}
+    assert {Path(name).name for name in shipped} == {"stand-in.safetensors", "stand-in.md"}
+    assert names - shipped == ours
+    assert "croc/py.typed" in names
+
+
+def test_the_version_is_written_once(wheel: Path):
+    with ZipFile(wheel) as file:
+        told = _metadata(file)
+        assert told["Version"] == croc.__version__
+        assert told["License-Expression"] == "MIT"
+        assert any(name.endswith("licenses/LICENSE") for name in file.namelist())
+    assert f"version: {croc.__version__}\n" in (ROOT / "CITATION.cff").read_text()
+    assert f"## [{croc.__version__}]" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def _metadata(file: ZipFile) -> Message:
+    name = next(name for name in file.namelist() if name.endswith(".dist-info/METADATA"))
+    return message_from_bytes(file.read(name))
+
+
+def test_the_sdist_can_be_tested_and_documented(built: Path):
+    with tarfile.open(next(built.glob("*.tar.gz"))) as file:
+        names = {name.partition("/")[2] for name in file.getnames()}
+    for name in (
+        *("Makefile", "constraints.txt", "LICENSE", "CITATION.cff", "CHANGELOG.md", "mkdocs.yml"),
+        *("tests/tiny.py", "tests/golden/demo.json", "docs/log.md", "docs/clusters.png"),
+        *("docs/hooks.py", "docs/slurm.sh", "benchmarks/clustering.py", "croc/web/charts.js"),
+    ):
+        assert name in names, name
+    assert not [name for name in names if "__pycache__" in name or name.startswith(".")]
+
+
+def test_the_installed_command_runs(installed: Path, tmp_path: Path):
+    assert call(installed / "croc", "--version", folder=tmp_path) == f"croc {croc.__version__}\n"
+    assert "croc pretrain RECIPE" in call(installed / "croc", "--help", folder=tmp_path)
+    assert "--cluster.k-start" in call(
+        installed / "croc", "pretrain", "coco-vits16", "--help", folder=tmp_path
+    )
+
+
+def test_the_installed_report_has_its_scripts(installed: Path, tmp_path: Path):
+    run = make_run(tmp_path / "run")
+    call(installed / "croc", "show", "report", run, "--to", "page.html", folder=tmp_path)
+    assert "function" in (tmp_path / "page.html").read_text()
+
+
+def test_the_installed_package_finds_its_files(installed: Path, tmp_path: Path):
+    """It, not the checkout, is imported; the explorer's files and the shipped weights are there."""
+    program = """
+import croc, sys
+from croc.app import server
+from croc.weights.shipped import shipped
+assert croc.__file__.startswith(sys.prefix), croc.__file__
+assert (server.HERE / "page.html").is_file() and (server.WEB / "theme.js").is_file()
+print(shipped()["stand-in"].relative_to(sys.prefix).as_posix())
+"""
+    said = call(installed / "python", "-c", program, folder=tmp_path)
+    assert said == "share/croc/weights/stand-in.safetensors\n"
+
+
+def test_importing_croc_is_light(installed: Path, tmp_path: Path):
+    program = "import croc, sys; print([m for m in ('torch', 'numpy') if m in sys.modules])"
+    assert call(installed / "python", "-c", program, folder=tmp_path) == "[]\n"
+
+
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
+def test_workflows_ask_for_little(path: Path):
+    """They parse, may only read, take actions by their major version and call what there is."""
+    flow = yaml.safe_load(path.read_text())
+    assert flow["permissions"] == {"contents": "read"}
+    targets = (ROOT / "Makefile").read_text()
+    for job in flow["jobs"].values():
+        assert job["timeout-minutes"] <= 60
+        for step in job["steps"]:
+            if "uses" in step:
+                name, _, version = step["uses"].partition("@")
+                assert name.startswith("actions/")
+                assert version.removeprefix("v").isdigit()
+            for line in step.get("run", "").splitlines():
+                if line.startswith("make "):
+                    assert f"\n{line.split()[1]}:" in targets
+
+
+def test_there_are_workflows():
+    assert {path.stem for path in WORKFLOWS} == {"test", "docs", "audit", "release"}
