@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from croc.api.scores import evaluate
     from croc.config import ClusterConfig
     from croc.errors import AskedToEnd, UserError
+    from croc.evals.added import add_data
+    from croc.evals.datasets import Labelled
     from croc.evals.results import Result
     from croc.types import Clusters
 
@@ -24,10 +26,12 @@ __all__ = [
     "ClusterConfig",
     "Clusters",
     "Features",
+    "Labelled",
     "Result",
     "Run",
     "UserError",
     "__version__",
+    "add_data",
     "cluster",
     "evaluate",
     "features",
@@ -46,6 +50,8 @@ _HOMES = {
     "Run": "croc.api.runs",
     "evaluate": "croc.api.scores",
     "Result": "croc.evals.results",
+    "add_data": "croc.evals.added",
+    "Labelled": "croc.evals.datasets",
     "UserError": "croc.errors",
     "AskedToEnd": "croc.errors",
 }

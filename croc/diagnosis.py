@@ -1,6 +1,7 @@
 """What is known of a run whose gradients are not finite, in a file beside its metrics."""
 
 import json
+import math
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from croc.data.loader import batch_indices
 from croc.data.sources import ImageSource
+from croc.distributed import fetch
 from croc.guard import finite_or_none
 from croc.methods import Method
 from croc.recorded import Gradients, RecordedGradients
@@ -18,21 +20,18 @@ from croc.sharding import whole
 from croc.types import Canvases
 
 DIAGNOSIS = "diagnosis.json"
-MOST_NAMES = 50
+MOST_NAMES, MOST_STEPS = 50, 20
 
 
-def diagnose(
-    gradients: Gradients, canvases: Canvases, settings: Settings, values: dict[str, float]
-) -> dict[str, Any]:
-    """The last batch is tried once more; all processes must do this together."""
+def describe(device: torch.device, settings: Settings, values: dict[str, float]) -> dict[str, Any]:
+    """What is known without another try."""
     return {
         "date": datetime.now().astimezone().isoformat(timespec="seconds"),
         "metrics": finite_or_none(values),
         "rate": settings.rate,
         "weight_decay": settings.weight_decay,
-        "not_finite": _not_finite(gradients, canvases),
         "torch": torch.__version__,
-        "device": gradients.fabric.device.type,
+        "device": device.type,
     }
 
 
@@ -44,14 +43,15 @@ def write_diagnosis(folder: Path, page: dict[str, Any]) -> None:
 
 
 def images_of(source: ImageSource, steps: range, batch: int, seed: int) -> dict[int, list[str]]:
-    """Names of the images of each step, over all processes; the first and the last few steps."""
-    chosen = [*steps] if len(steps) <= 4 else [*steps[:2], *steps[-2:]]
-    numbers = {step: batch_indices(step, len(source), batch, seed)[1] for step in chosen}
-    return {step: [source.name(i) for i in found.tolist()] for step, found in numbers.items()}
+    """Names of the images of each step (the first is 1), over all processes; the last few steps."""
+    last = steps[-MOST_STEPS:]
+    numbers = {step: batch_indices(step, len(source), batch, seed)[1] for step in last}
+    return {step + 1: [source.name(i) for i in found.tolist()] for step, found in numbers.items()}
 
 
-def _not_finite(gradients: Gradients, canvases: Canvases) -> dict[str, list[str]]:
-    """Which tensors are spoiled: parameters and buffers as they are, and gradients once more."""
+def find_spoiled(gradients: Gradients, canvases: Canvases) -> dict[str, list[str]]:
+    """Which tensors are: parameters and buffers as they are; losses and gradients of the last
+    batch, which is tried once more. All processes must do this together."""
     method = gradients.method
     states = {
         f"{module}.{name}": tensor
@@ -65,7 +65,7 @@ def _not_finite(gradients: Gradients, canvases: Canvases) -> dict[str, list[str]
         metrics = Gradients(gradients.fabric, method, gradients.student)(canvases)
     except torch.OutOfMemoryError:
         return found
-    found["losses"] = _names(metrics)
+    found["losses"] = [name for name, value in fetch(metrics).items() if not math.isfinite(value)]
     found["gradients"] = _names(_gradients(method))
     method.student.zero_grad()
     return found

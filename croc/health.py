@@ -6,7 +6,7 @@ stopped choosing, or views that share no cluster.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from croc.config import CrocConfig, DinoConfig, PretrainConfig
 
@@ -14,6 +14,9 @@ LINES = 20
 """Logged lines in a row that must show a sign."""
 ONE, ALIKE = 0.005, 0.999
 """Shares of log P below and above which an entropy tells nothing of the image."""
+
+Sign = tuple[str, tuple[str, Callable[[float], bool]]]
+"""What to say, of which metric, and of which values."""
 
 
 class Health:
@@ -26,16 +29,16 @@ class Health:
     def look(self, values: dict[str, float]) -> list[str]:
         """What is to be said after this line."""
         said = []
-        for sign, (name, low, high) in self._signs.items():
-            shows = name in values and not low < values[name] < high
+        for sign, (name, is_bad) in self._signs.items():
+            value = values.get(name, math.nan)
+            shows = math.isfinite(value) and is_bad(value)  # what is no number is said elsewhere
             self._seen[sign] = self._seen[sign] + 1 if shows else 0
             if self._seen[sign] == LINES:
                 said.append(f"{sign} ({name} {values[name]:.4g} in the last {LINES} logged steps)")
         return said
 
 
-def _signs_of(config: PretrainConfig) -> Iterator[tuple[str, tuple[str, float, float]]]:
-    """What to say, of which metric, and between which values all is well."""
+def _signs_of(config: PretrainConfig) -> Iterator[Sign]:
     if not isinstance(config, DinoConfig):
         return
     yield from _entropy_signs("image", config.head.image_prototypes)
@@ -44,22 +47,23 @@ def _signs_of(config: PretrainConfig) -> Iterator[tuple[str, tuple[str, float, f
         most = config.cluster.k_max or config.cluster.k_start
         if config.cluster.k_select == "cost" and most > 2:
             advice = "K has stopped choosing: look at --cluster.position-weight and sharpness"
-            yield advice, ("k_mean", 2 + 1e-3, most - 1e-3)
+            # A whole number, line after line, is the K of every image.
+            yield advice, ("k_mean", lambda k: abs(k - round(k)) < 1e-3)
         yield (
             "no cluster is in both views: larger crops (--views.scale) overlap more",
-            ("valid_share", 1e-9, math.inf),
+            ("valid_share", lambda share: share < 1e-9),
         )
 
 
-def _entropy_signs(level: str, prototypes: int) -> Iterator[tuple[str, tuple[str, float, float]]]:
+def _entropy_signs(level: str, prototypes: int) -> Iterator[Sign]:
     name, most = f"entropy_{level}", math.log(prototypes)
     yield (
         f"the {level} level has collapsed to one prototype: try a higher "
         "--loss.teacher-temperature, or --loss.centring sinkhorn",
-        (name, ONE * most, math.inf),
+        (name, lambda entropy: entropy <= ONE * most),
     )
     yield (
         f"the {level} level has become uniform: try a lower --loss.teacher-temperature, or "
         "--loss.centring sinkhorn",
-        (name, -math.inf, ALIKE * most),
+        (name, lambda entropy: entropy >= ALIKE * most),
     )

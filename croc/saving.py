@@ -10,11 +10,11 @@ from lightning.fabric import Fabric
 
 from croc.checkpoint import TrainState, checkpoints, drop_oldest, save_checkpoint
 from croc.config import RunConfig
-from croc.distributed import union_over_processes
+from croc.distributed import any_process, union_over_processes
 from croc.run_folder import PAGE
 
-LAST_TRIES, PAUSE_S = 5, 4.0
-"""At the end of a run: well within the half minute that a scheduler leaves."""
+LAST_TRIES, PAUSE_S, LAST_S = 5, 4.0, 16.0
+"""At the end of a run: within the half minute that a scheduler leaves, however long one takes."""
 
 
 class Saver:
@@ -30,19 +30,21 @@ class Saver:
     def save(self, state: TrainState, *, last: bool) -> str:
         """What went wrong, if something did: said while the run goes on, which tries again later;
         at its end there is no later, and all tries are made at once."""
-        problem = ""
+        problem, content, end = "", state.state_dict(), time.monotonic() + LAST_S
         for attempt in range(LAST_TRIES if last else 1):
+            if attempt and not any_process(time.monotonic() < end, self._fabric.device):
+                break
             time.sleep(PAUSE_S if attempt else 0)
-            problem = self._try(state)
-            self._tell(state.step, problem)
+            problem = self._try(content)
+            self._tell(state.step, problem, last)
             self.owes = bool(problem)
             if not problem:
                 break
         return problem and f"the checkpoint of step {state.step} cannot be written: {problem}"
 
-    def _try(self, state: TrainState) -> str:
+    def _try(self, content: dict[str, Any]) -> str:
         """What went wrong, if something did, on every process alike."""
-        problem, content = "", state.state_dict()
+        problem = ""
         if self._fabric.is_global_zero:
             try:
                 self._write(content)
@@ -61,11 +63,12 @@ class Saver:
                 raise
             save_checkpoint(self._folder, content, keep_every)
 
-    def _tell(self, step: int, problem: str) -> None:
+    def _tell(self, step: int, problem: str, last: bool) -> None:
         if problem and not self.owes:
+            then = "it is tried again" if last else "training goes on and tries again"
             self._say(
-                f"the checkpoint of step {step} cannot be written ({problem}); training goes on "
-                f"and tries again, {self._left()}"
+                f"the checkpoint of step {step} cannot be written ({problem}); {then}, "
+                f"{self._left()}"
             )
         elif self.owes and not problem:
             self._say(f"checkpoints can be written again: saved step {step}")

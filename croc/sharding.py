@@ -4,11 +4,16 @@ For networks that one GPU cannot hold. A block's parameters are brought together
 Checkpoints hold whole tensors, so that a run may go on with or without shares.
 """
 
+import re
 from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from typing import Any, cast
 
 import torch
-from timm.models.vision_transformer import Block
+import torch.distributed as dist
+from lightning.fabric import Fabric
+from lightning.fabric.strategies.model_parallel import ModelParallelStrategy
+from lightning.fabric.wrappers import _FabricModule
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
@@ -40,8 +45,18 @@ def shard_teacher(teacher: nn.Module, mesh: DeviceMesh) -> None:
 
 
 def _shard_blocks(network: nn.Module, shares: DeviceMesh) -> None:
-    for block in [module for module in network.modules() if isinstance(module, Block)]:
-        fully_shard(block, mesh=shares)
+    for name, module in network.named_modules():
+        if re.search(r"\bblocks\.\d+$", name):
+            fully_shard(module, mesh=shares)
+
+
+def hold_gradients(
+    fabric: Fabric, student: _FabricModule, more: bool
+) -> AbstractContextManager[None]:
+    """While `more` parts of a batch are to come, gradients stay here: all travel with the last.
+    Not those of shares, which would have to stay whole."""
+    alone = not isinstance(fabric.strategy, ModelParallelStrategy)
+    return fabric.no_backward_sync(student, enabled=more and alone)
 
 
 def is_sharded(tensor: Tensor) -> bool:
@@ -58,9 +73,11 @@ def own_shares(tensors: Iterable[Tensor]) -> list[Tensor]:
 
 
 def whole(state: Any) -> Any:
-    """A state with every tensor whole; every process must ask for it at the same time."""
+    """A state with every tensor whole on the first process, and empty on the others, which must
+    ask for it at the same time."""
     if isinstance(state, DTensor):
-        return state.full_tensor().cpu()  # one after the other, as they need not fit at once
+        full = state.full_tensor()  # one after the other, as they need not fit at once
+        return full.cpu() if dist.get_rank() == 0 else full.new_empty(0)
     if isinstance(state, dict):
         return {name: whole(value) for name, value in state.items()}
     return [whole(value) for value in state] if isinstance(state, list) else state

@@ -2,17 +2,19 @@
 
 import contextlib
 import signal
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from croc.checkpoint import TrainState, checkpoints
 from croc.config import PretrainConfig
 from croc.data.sources import ImageSource
-from croc.diagnosis import DIAGNOSIS, diagnose, images_of, write_diagnosis
-from croc.distributed import any_process, fetch, union_over_processes
+from croc.diagnosis import DIAGNOSIS, describe, find_spoiled, images_of, write_diagnosis
+from croc.distributed import any_process, fetch, sum_over_processes, union_over_processes
 from croc.errors import AskedToEnd, UserError
 from croc.guard import Guard
 from croc.health import Health
@@ -22,6 +24,9 @@ from croc.report.hook import Reporter, weights_to_show
 from croc.saving import Saver
 from croc.schedules import Settings
 from croc.types import Canvases
+
+ASK_S, MOST_STEPS_APART = 3.0, 10
+"""How often processes ask each other whether one was asked to end."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +64,8 @@ class Watch:
         self._saver = Saver(self._fabric, folder, config.run, log.say)
         writes = self._fabric.is_global_zero
         self._reporter = Reporter(config, source, folder, writes=writes, say=log.say)
-        self._reporter.start(weights_to_show(self._method), state.step)
+        self._reporter.start(weights_to_show(self._method, config), state.step)
+        self._ask_every, self._clock = 1, (state.step, time.perf_counter())
         self._undecoded: list[str] = []
         self._late = False
         """Whether a checkpoint was put off."""
@@ -81,6 +87,7 @@ class Watch:
             self._late = due.saves and in_a_row > 0 and not due.last
             if due.logs:
                 self._write(settings, values)
+                self._set_pace()
         problem = self._save(due) if due.saves and not self._late else ""
         if due.ends:
             raise self._end(problem)
@@ -88,7 +95,7 @@ class Watch:
     def _due(self) -> Due:
         run, step = self._config.run, self._state.step
         # Several processes must agree on an end, so they ask each other now and then.
-        asks = self._fabric.world_size == 1 or step % min(10, run.log_every_steps) == 0
+        asks = self._fabric.world_size == 1 or step % self._ask_every == 0
         ends = asks and any_process(bool(self._ending), self._fabric.device)
         last = ends or step == self._last_step
         logs = last or step == 1 or step % run.log_every_steps == 0
@@ -116,13 +123,12 @@ class Watch:
         """Leave what is known, and say it in a line."""
         steps = range(self._state.step - in_a_row, self._state.step)
         first, last = steps[0] + 1, steps[-1] + 1
-        page: dict[str, Any] = diagnose(self._gradients, canvases, settings, values)
         batch, seed = self._config.optim.batch, self._config.run.seed
-        page["images"] = images_of(self._source, steps, batch, seed)
+        page = describe(self._fabric.device, settings, values)
         page["skipped_steps"] = [first, last]
-        if self._fabric.is_global_zero:
-            with contextlib.suppress(OSError):  # what is said below matters more
-                write_diagnosis(self._folder, page)
+        page["images"] = images_of(self._source, steps, batch, seed)
+        self._leave(page)  # before another try, of which one process may not come back
+        self._leave(page | {"not_finite": find_spoiled(self._gradients, canvases)})
         found = checkpoints(self._folder)
         left = f"the last checkpoint is {found[-1].name}" if found else "no checkpoint was saved"
         return UserError(
@@ -131,11 +137,24 @@ class Watch:
             "--optim.rate or --optim.clip-gradient 3"
         )
 
+    def _leave(self, page: dict[str, Any]) -> None:
+        if self._fabric.is_global_zero:
+            with contextlib.suppress(OSError):  # what is said to the user matters more
+                write_diagnosis(self._folder, page)
+
     def _write(self, settings: Settings, values: dict[str, float]) -> None:
         values |= {"rate": settings.rate, "weight_decay": settings.weight_decay}
         self._log.write(self._state.step, settings.epoch, values, self._config.optim.batch)
         for sign in self._health.look(values):
             self._log.say(sign)
+
+    def _set_pace(self) -> None:
+        """All must ask at the same steps, but their clocks differ: hence by the mean of these."""
+        step, now = self._state.step, time.perf_counter()
+        (before, then), self._clock = self._clock, (step, now)
+        mine = torch.tensor((now - then) / (step - before), device=self._fabric.device)
+        seconds = sum_over_processes(mine).item() / self._fabric.world_size
+        self._ask_every = min(max(int(ASK_S / seconds), 1), MOST_STEPS_APART)
 
     def _save(self, due: Due) -> str:
         """What went wrong, if something did and the run can end with it."""
@@ -143,7 +162,8 @@ class Watch:
         if problem and due.last and not (due.ends and checkpoints(self._folder)):
             raise UserError(problem)
         if not due.ends:  # then there is no time for pictures
-            self._reporter.refresh(weights_to_show(self._method), self._state.step, due.last)
+            weights = weights_to_show(self._method, self._config)
+            self._reporter.refresh(weights, self._state.step, due.last)
         return problem
 
     def _end(self, problem: str) -> AskedToEnd:

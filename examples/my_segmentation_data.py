@@ -1,6 +1,6 @@
 """Add my own segmentation data set, in its own layout, to the evaluation.
 
-Shows: a class that reads labelled photographs, `add_data` to give the data set a name, and
+Shows: a class that reads labelled photographs, `croc.add_data` to give the data set a name, and
 `croc.evaluate` on it as on any other: the whole protocol, scores of classes, a picture.
 Needs: a folder as below. Without one it makes one of synthetic scenes, to look at and to copy.
 
@@ -31,8 +31,6 @@ from PIL import Image
 
 import croc
 from croc.data.scenes import CLASSES, make_scene
-from croc.evals.added import add_data
-from croc.evals.datasets import Labelled
 
 IGNORED = 255
 
@@ -55,14 +53,14 @@ class ColouredMasks:
     def name(self, index: int) -> str:
         return self.names[index]
 
-    def read(self, index: int) -> Labelled:
+    def read(self, index: int) -> croc.Labelled:
         name = self.names[index]
         image = read_colours(self.folder / "photographs" / name)
         mask = read_colours(self.folder / "masks" / f"{Path(name).stem}.png")
         labels = np.full(mask.shape[:2], IGNORED, np.uint8)
         for number, colour in enumerate(self.colours.values()):
             labels[(mask == colour).all(axis=-1)] = number
-        return Labelled(image, labels, name)
+        return croc.Labelled(image, labels, name)
 
 
 def read_colours(path: Path) -> np.ndarray:
@@ -76,11 +74,25 @@ def read_colours(path: Path) -> np.ndarray:
 def open_masks(path: str, split: str) -> ColouredMasks:
     """What stands after "masks:", and "train" or "val"."""
     folder = Path(path).expanduser()
-    colours = json.loads((folder / "colours.json").read_text())
+    colours = read_palette(folder / "colours.json")
     scored = set((folder / "val.txt").read_text().splitlines())
-    names = sorted(path.name for path in (folder / "photographs").iterdir())
+    names = sorted(path.name for path in (folder / "photographs").glob("[!.]*"))
     chosen = [name for name in names if (Path(name).stem in scored) == (split == "val")]
     return ColouredMasks(folder, tuple(chosen), colours)
+
+
+def read_palette(path: Path) -> dict[str, list[int]]:
+    try:
+        colours = json.loads(path.read_text())
+    except ValueError as error:
+        raise croc.UserError(f"{path} is no JSON: {error}") from None
+    if not isinstance(colours, dict) or not all(map(is_colour, colours.values())):
+        raise croc.UserError(f'{path} must be as {{"sky": [86, 180, 233], ...}}')
+    return colours
+
+
+def is_colour(value: object) -> bool:
+    return isinstance(value, list) and len(value) == 3 and all(each in range(256) for each in value)
 
 
 def main() -> None:
@@ -88,7 +100,7 @@ def main() -> None:
     folder = asked.folder or make_folder(asked.to / "data", 32 if asked.small else 160)
     own_px = 96 if asked.folder is None else 448
     options = {"image_px": asked.image_px or own_px, "blocks": 1}
-    add_data("masks", open_masks)
+    croc.add_data("masks", open_masks)
     for protocol in ("incontext", "linear"):
         if protocol == "linear":
             options |= {"steps": 30 if asked.small else 500, "rates": (1e-2,)}

@@ -4,7 +4,7 @@ Shows: `croc.pretrain` with options, the `Run` that it gives, `croc.evaluate` be
 training, and `croc.cluster` on two crops of a photograph, as a training step would join them.
 Needs: a folder of photographs. Without one it takes synthetic scenes and no download. The network
 is the small one of `croc demo` (four minutes on two cores with scenes, with --small half a minute);
---recipe coco-vits16 is the real one, for a GPU.
+--recipe coco-vits16 is the real one, for a GPU (for several there is `croc pretrain`).
 Prints: losses, and for labelled data (--score, or scenes) the mIoU of linear segmentation before
 and after. Leaves in the folder --to: the run with its report.html, and clusters.png.
 
@@ -30,7 +30,6 @@ from torchvision.transforms.functional import pil_to_tensor
 
 import croc
 from croc.data import open_source
-from croc.evals.features import VitBackbone
 from croc.show.figures import PALETTE, by_size, paint
 
 matplotlib.use("agg")
@@ -56,7 +55,8 @@ def main() -> None:
     options = {}
     if asked.small:
         data, options = data | {"scenes": 96}, {"optim": {"epochs": 3}}
-    run = croc.pretrain(asked.recipe, data=data, folder=asked.to / "run", **options)
+    one = {"devices": 1}  # of several processes each would go on to score and to draw
+    run = croc.pretrain(asked.recipe, data=data, folder=asked.to / "run", run=one, **options)
     lines = run.metrics()
     first, last = lines[0], lines[-1]
     print(f"step {last['step']}: loss {first['loss']:.3f} → {last['loss']:.3f}")
@@ -65,10 +65,7 @@ def main() -> None:
     score = asked.score or (None if asked.folder else scenes)
     if score:
         compare(run, score, asked.small)
-    backbone = run.backbone()
-    config = croc.ClusterConfig(k_start=8)
-    found = [join(image, backbone, config) for image in some_photographs(run)]
-    draw(found, asked.to / "clusters.png")
+    draw(join_crops(some_photographs(run), run), asked.to / "clusters.png")
     print(run.folder / "report.html", asked.to / "clusters.png", sep="\n")
 
 
@@ -78,21 +75,32 @@ def compare(run: croc.Run, data: str, small: bool) -> None:
     if small:
         options["steps"] = 50
     to = run.folder / "evaluation"
-    for name, weights in (("untrained", f"random:{run.folder}"), ("trained", str(run.folder))):
+    for name, weights in (("untrained", f"random:{run.folder}"), ("trained", run)):
         result = croc.evaluate("linear", weights, data, results=to, **options)
         print(f"{name:10} {result.scores['mIoU']:.1f} mIoU on {result.data}")
 
 
-def join(photograph: Image.Image, backbone: VitBackbone, config: croc.ClusterConfig) -> Joined:
+def join_crops(photographs: list[Image.Image], run: croc.Run) -> list[Joined]:
+    boxes = [two_boxes(*photograph.size) for photograph in photographs]
+    crops = [[image.crop(box) for box in two] for image, two in zip(photographs, boxes)]
+    described = croc.features([crop for two in crops for crop in two], run)
+    pairs = zip(described[::2], described[1::2])
+    return [join(*each) for each in zip(photographs, boxes, crops, pairs)]
+
+
+def join(
+    photograph: Image.Image,
+    boxes: list[tuple[int, int, int, int]],
+    crops: list[Image.Image],
+    described: tuple[croc.Features, croc.Features],
+) -> Joined:
     """Cluster the tokens of both crops as one set, by what they are and where they lie."""
-    boxes = two_boxes(*photograph.size)
-    crops = [photograph.crop(box) for box in boxes]
-    described = croc.features(crops, backbone)
     tokens = torch.cat([each.patches.flatten(0, 1) for each in described])
     corners = [torch.tensor(box[:2]) for box in boxes]
     places = [each.centres_px().flatten(0, 1) + at for each, at in zip(described, corners)]
     positions = torch.cat(places) / max(photograph.size)  # in its frame the longer side is 1
     saliency = torch.full((len(tokens),), 1 / len(tokens))  # all patches count alike
+    config = croc.ClusterConfig(k_start=8)
     clusters = croc.cluster(tokens[None, None], positions[None], saliency[None, None], config)
     rows, columns = described[0].patches.shape[:2]
     return Joined(photograph, boxes, crops, clusters, (rows, columns))

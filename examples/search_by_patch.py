@@ -5,7 +5,8 @@ the first photograph is compared with every patch of all others, by the cosine o
 Needs: photographs, or a folder of them. Without any it takes synthetic scenes, and without
 --weights it first trains the small network of `croc demo` (four minutes on two cores; with --small
 half a minute, and then it finds little more than colours).
-Prints: the best patch of each photograph, best first. Leaves: similar.png in the folder --to.
+Prints: the best patch of each photograph, best first, and what cannot be read. Leaves: similar.png
+in the folder --to.
 
     python examples/search_by_patch.py ~/Pictures --at 320 200 --weights runs/mine
     python examples/search_by_patch.py --small
@@ -26,12 +27,13 @@ from matplotlib.patches import Rectangle
 from PIL import Image, ImageOps
 
 import croc
-from croc.data.decode import IMAGE_EXTENSIONS
 from croc.data.scenes import make_scene
 
 matplotlib.use("agg")
+SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif", ".ppm")
 SCENE, SCENE_QUERY = 6, (30.0, 14.0)
 """The first scene, and where in it the search starts: at a wall of bricks."""
+TOO_FEW = "give two photographs at least, or a folder of them"
 
 
 @dataclass(frozen=True)
@@ -53,28 +55,49 @@ def main() -> None:
     at = asked.at or (None if asked.photographs else SCENE_QUERY)
     weights = asked.weights or train(asked.to, asked.small)
 
-    described = croc.features(photographs, weights)
-    query = described[0]
+    described = describe(photographs, weights)
+    check(described, photographs[0] if photographs[0] in asked.photographs else None)
+    first, query = next(iter(described.items()))
     height, width = query.size_px
     row, column = query.patch_at(*(at or (width / 2, height / 2)))
-    matches = search(query.patches[row, column], photographs[1:], described[1:])
+    found = search(query.patches[row, column], described)
+    itself = next(match for match in found if match.photograph == first)
+    matches = [match for match in found if match is not itself]
 
-    print(f"like the patch in row {row}, column {column} of {photographs[0].name}:")
+    print(f"like the patch in row {row}, column {column} of {first.name}:")
     for place, match in enumerate(matches[: asked.best], start=1):
-        x, y = described[photographs.index(match.photograph)].centres_px()[match.row, match.column]
+        x, y = described[match.photograph].centres_px()[match.row, match.column]
         print(f"{place:3}  cosine {match.cosine:.3f}  {match.photograph.name} at {x:.0f}, {y:.0f}")
-    itself = search(query.patches[row, column], photographs[:1], described[:1])[0]
     picture = asked.to / "similar.png"
     draw([itself, *matches[: asked.best]], picture)
     print(picture)
 
 
-def search(
-    patch: torch.Tensor, photographs: list[Path], described: list[croc.Features]
-) -> list[Match]:
+def check(described: dict[Path, croc.Features], asked_about: Path | None) -> None:
+    """Without the photograph that was named first, another would be asked about."""
+    if asked_about not in (None, *described):
+        raise croc.UserError(f"{asked_about} cannot be read, and it is what is asked about")
+    if len(described) < 2:
+        raise croc.UserError(TOO_FEW)
+
+
+def describe(photographs: list[Path], weights: Path | str | croc.Run) -> dict[Path, croc.Features]:
+    """One by one, so that one that cannot be read is said and left out."""
+    backbone = croc.load_backbone(weights)
+    backbone.to("cuda" if torch.cuda.is_available() else "cpu")
+    described = {}
+    for photograph in photographs:
+        try:
+            (described[photograph],) = croc.features(photograph, backbone)
+        except croc.UserError as error:
+            print(f"left out: {error}")
+    return described
+
+
+def search(patch: torch.Tensor, described: dict[Path, croc.Features]) -> list[Match]:
     """The best patch of each photograph, the best photograph first."""
     matches = []
-    for photograph, features in zip(photographs, described):
+    for photograph, features in described.items():
         cosines = F.cosine_similarity(features.patches, patch, dim=-1)
         row, column = divmod(int(cosines.argmax()), cosines.shape[1])
         matches.append(Match(photograph, float(cosines.max()), row, column, cosines))
@@ -112,19 +135,20 @@ def draw_photograph(axis: Axes, match: Match, light: torch.Tensor) -> None:
         axis.add_patch(Rectangle(place, 1, 1, fill=False, edgecolor=colour, linewidth=width))
 
 
-def train(to: Path, small: bool) -> Path:
+def train(to: Path, small: bool) -> croc.Run:
     """The demo's network; the second time it is there already."""
     options = {"data": {"scenes": 96}, "optim": {"epochs": 3}} if small else {}
-    return croc.pretrain("demo", folder=to / "run", run={"report": False}, **options).folder
+    alone = {"report": False, "devices": 1}  # of several processes each would go on to search
+    return croc.pretrain("demo", folder=to / "run", run=alone, **options)
 
 
 def find_photographs(names: list[Path]) -> list[Path]:
     found = []
     for name in names:
-        inside = sorted(name.rglob("*")) if name.is_dir() else [name]
-        found += [path for path in inside if path.suffix.lower()[1:] in IMAGE_EXTENSIONS]
+        inside = sorted(name.rglob("[!.]*")) if name.is_dir() else [name]
+        found += [path for path in inside if path.suffix.lower() in SUFFIXES]
     if names and len(found) < 2:
-        raise croc.UserError("give two photographs at least, or a folder of them")
+        raise croc.UserError(TOO_FEW)
     return found
 
 

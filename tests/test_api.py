@@ -2,6 +2,7 @@
 
 import doctest
 import importlib
+import inspect
 import os
 import re
 import signal
@@ -10,7 +11,6 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,13 +21,11 @@ from torch import Tensor
 
 import croc
 from croc import clustering
-from croc.api.clusters import check_shapes
 from croc.cli import main
 from croc.config import PretrainConfig
 from croc.data.scenes import CLASSES, make_scene
 from croc.evals import protocols
-from croc.evals.added import add_data
-from croc.evals.datasets import Labelled, open_segmentation
+from croc.evals.datasets import open_segmentation
 from croc.evals.results import read_results
 from croc.photometric import normalise
 from croc.show.features import describe
@@ -36,6 +34,8 @@ from tests.tiny import tiny_config
 
 MODULES = ["backbones", "clusters", "photographs", "runs", "scores"]
 RANDOM = "random:vit_tiny_patch16_224"
+SEEDS = torch.arange(12).expand(2, 3, 12)
+LAST = torch.tensor([31])
 
 
 @pytest.fixture(scope="module")
@@ -53,17 +53,52 @@ def photograph(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def refused(match: str, call: Callable[..., Any], *arguments: Any, **options: Any) -> None:
+    """Past the tests' own check of types and shapes, which nobody else has."""
+    call = inspect.unwrap(call) if inspect.isfunction(call) else call
     with pytest.raises(croc.UserError, match=match) as found:
         call(*arguments, **options)
     assert "\n" not in str(found.value)
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_the_docstrings_are_right(name: str, tmp_path: Path):
-    module = importlib.import_module(f"croc.api.{name}")
-    result = doctest.testmod(module, extraglobs={"folder": tmp_path / "run"})
+def test_the_docstrings_are_right(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Pasted as they are: a run lands beside where one is."""
+    monkeypatch.chdir(tmp_path)
+    result = doctest.testmod(importlib.import_module(f"croc.api.{name}"))
     assert result.attempted >= 4
     assert result.failed == 0
+
+
+def test_the_page_tells_of_every_name():
+    page = (Path(__file__).parent.parent / "docs" / "api.md").read_text()
+    told = set(re.findall(r"^::: croc\.(\S+)$", page, re.MULTILINE))
+    assert told == set(croc.__all__) - {"__version__"}
+
+
+class TestWeights:
+    def test_may_be_a_run(self, run: croc.Run, photograph: Path):
+        assert os.fspath(run) == str(run.folder)
+        images = torch.randn(1, 3, 32, 32)
+        expected = run.backbone().features(images)
+        torch.testing.assert_close(croc.load_backbone(run).features(images), expected)
+        (by_run,), (by_folder,) = (
+            croc.features(photograph, weights) for weights in (run, run.folder)
+        )
+        assert torch.equal(by_run.patches, by_folder.patches)
+        found = croc.evaluate("incontext", run, "scenes:4", neighbours=3, workers=0)
+        assert found.backbone == "tiny@2"
+
+    def test_of_other_kinds_are_refused(self, run: croc.Run, photograph: Path):
+        backbone = run.backbone()
+        said = "tiny@2 is a backbone that is open: give its run, file or name"
+        refused(said, croc.load_backbone, backbone)
+        refused(said, croc.evaluate, "linear", backbone, "scenes:4")
+        said = "a run, a file or a name, not of type NoneType"
+        refused(said, croc.load_backbone, None)
+        refused(said, croc.features, photograph, None)
+        refused(said, croc.evaluate, "linear", None, "scenes:4")
+        said = "what load_backbone gave: no VisionTransformer"
+        refused(said, croc.features, photograph, backbone.vit)
 
 
 class TestFeatures:
@@ -136,7 +171,7 @@ class TestFeatures:
 
         assert grid(None) == (8, 5)  # twice the view's 32 px, in patches of 8
         assert grid(96) == (12, 8)  # 60 px are 7.5 patches
-        assert grid((16, 48)) == (2, 6)
+        assert grid((16, 48)) == grid([16, 48]) == (2, 6)
         assert grid(8) == (1, 1)
 
     def test_places(self):
@@ -156,6 +191,35 @@ class TestFeatures:
         assert found.patches.shape == (4, 4, 512)
         assert "no cls" in repr(found)
 
+    def test_take_an_iterator_slice_by_slice(self, run: croc.Run):
+        taken, taken_when_computed = [], []
+
+        def photographs() -> Iterator[Image.Image]:
+            for colour in ("red", "olive", "blue", "gray", "white"):
+                taken.append(colour)
+                yield Image.new("RGB", (40, 40), colour)
+
+        backbone = run.backbone()
+        count = lambda *_: taken_when_computed.append(len(taken))  # noqa: E731
+        backbone.vit.patch_embed.register_forward_hook(count)
+        assert len(croc.features(photographs(), backbone, batch=2)) == 5
+        assert taken_when_computed == [2, 4, 5]
+
+    def test_on_a_gpu_by_its_number(
+        self, run: croc.Run, photograph: Path, monkeypatch: pytest.MonkeyPatch
+    ):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+        for device in (0, 1, "cuda"):
+            refused("sees no GPU here", croc.features, photograph, run, device=device)
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+        refused("no cuda:2 here: GPUs count from 0 to 1", croc.features, photograph, run, device=2)
+        moved = []
+        backbone = run.backbone()
+        monkeypatch.setattr(backbone, "to", moved.append)
+        croc.features(photograph, backbone, device=1)
+        assert moved == [torch.device("cuda:1")]
+
     def test_of_nothing_is_nothing(self, run: croc.Run):
         assert croc.features([], run.folder) == []
 
@@ -170,6 +234,7 @@ class TestFeatures:
             (torch.full((3, 40, 40), float("nan")), "must lie in 0 … 1, not in nan"),
             (torch.zeros(3, 40, 40, dtype=torch.int64), "give bytes"),
             (Image.new("I;16", (40, 40)), "mode I;16"),
+            (3, "not of type int"),
         ],
     )
     def test_refuse(self, run: croc.Run, images: Any, said: str):
@@ -186,8 +251,11 @@ class TestFeatures:
         refused("10 px do not consist", croc.features, photograph, run.folder, size_px=(8, 10))
         refused("at least 8, one patch", croc.features, photograph, run.folder, size_px=4)
         refused("size_px must be positive", croc.features, photograph, run.folder, size_px=(0, 8))
+        for odd in ((32,), [8, 8, 8], (8, 8.5), "32", 32.0):
+            refused("or a pair of them", croc.features, photograph, run.folder, size_px=odd)
         refused("batch must be", croc.features, photograph, run.folder, batch=0)
-        refused("no device 'gpu'", croc.features, photograph, run.folder, device="gpu")
+        for odd in ("gpu", -1, 0.5):
+            refused(f"no device '{odd}'", croc.features, photograph, run.folder, device=odd)
         refused("no such run or file", croc.features, photograph, run.folder / "no")
 
 
@@ -210,6 +278,29 @@ class TestCluster:
         found = croc.cluster(self.tokens, self.positions, self.saliency, views=1)
         assert found.assignments.shape == (1, 2, 3, 32, 12)
 
+    @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+    def test_takes_shares_that_are_rounded(self, dtype: torch.dtype):
+        tokens, positions, saliency = (
+            values.to(dtype) for values in (self.tokens, self.positions, torch.rand(2, 3, 32))
+        )
+        saliency = (saliency / saliency.sum(dim=-1, keepdim=True)).to(dtype)
+        assert croc.cluster(tokens, positions, saliency).count.shape == (2, 3)
+
+    def test_takes_seeds(self):
+        seeds = torch.stack([torch.randperm(32)[:12] for _ in range(6)]).view(2, 3, 12)
+        given = (self.tokens, self.positions, self.saliency)
+        found = croc.cluster(*given, seeds=seeds)
+        expected = clustering.cluster(*given, croc.ClusterConfig(), seeds=seeds)
+        assert torch.equal(found.assignments, expected.assignments)
+        assert torch.equal(croc.cluster(*given, seeds=seeds.int()).cost, found.cost)
+
+    def test_of_the_released_variant_takes_cosines(self):
+        config = croc.ClusterConfig(variant="released")
+        cosines = torch.rand(2, 3, 32) * 2 - 1
+        assert croc.cluster(self.tokens, self.positions, cosines, config).count.min() >= 2
+        given = (self.tokens, self.positions, cosines * torch.inf, config)
+        refused("saliency must be finite", croc.cluster, *given)
+
     @pytest.mark.parametrize(
         ("changes", "said"),
         [
@@ -218,12 +309,32 @@ class TestCluster:
             ({"tokens": torch.rand(2, 32, 4)}, "images × heads × tokens × width, not 2 × 32 × 4"),
             ({"positions": torch.rand(2, 31, 2)}, "positions must be 2 × 32 × 2, not 2 × 31 × 2"),
             ({"saliency": torch.rand(2, 3, 8)}, "saliency must be 2 × 3 × 32, not 2 × 3 × 8"),
+            ({"tokens": np.zeros((2, 3, 32, 4))}, "tokens must be a tensor of floats, not a nda"),
+            ({"tokens": torch.ones(2, 3, 32, 4).long()}, "tensor of floats, not torch.int64"),
+            ({"positions": torch.rand(2, 32, 2).double()}, "float32, positions of torch.float64"),
+            ({"saliency": saliency.half()}, "float32, saliency of torch.float16: convert one"),
+            ({"saliency": saliency.to("meta")}, "tokens are on cpu, saliency on meta: move one"),
+            ({"tokens": tokens / 0}, "tokens must be finite"),
+            ({"positions": positions * torch.nan}, "positions must be finite"),
+            ({"saliency": 2 * saliency}, "sum to 1 over the tokens of an image and head, not to 2"),
+            ({"saliency": saliency * 1.002}, "not to 1.002: divide it by its sum"),
+            ({"saliency": saliency.index_fill(2, LAST, -1 / 32)}, "not be negative: -0.03125"),
+            ({"seeds": SEEDS[:, :, :11]}, "seeds must be 2 × 3 × 12, not 2 × 3 × 11"),
+            ({"seeds": SEEDS + 21}, "from 0 to 31"),
+            ({"seeds": SEEDS - 1}, "from 0 to 31"),
+            ({"seeds": SEEDS // 2}, "seeds must differ from each other"),
+            ({"seeds": SEEDS.float()}, "tensor of integers, not torch.float32"),
+            ({"seeds": SEEDS.tolist()}, "tensor of integers, not a list"),
+            ({"seeds": SEEDS.to("meta")}, "tokens are on cpu, seeds on meta"),
+            ({"keys": torch.arange(3)}, "keys must be 2, not 3"),
+            ({"keys": torch.arange(2).int()}, "tensor of torch.int64, not torch.int32"),
+            ({"keys": [0, 1]}, "tensor of torch.int64, not a list"),
+            ({"keys": torch.arange(2).to("meta")}, "tokens are on cpu, keys on meta"),
         ],
     )
     def test_refuses(self, changes: dict[str, Any], said: str):
-        """The tests' own check of shapes would come before that of `cluster`."""
         given: dict[str, Any] = {"tokens": self.tokens, "positions": self.positions, "views": 2}
-        refused(said, check_shapes, **(given | {"saliency": self.saliency} | changes))
+        refused(said, croc.cluster, **(given | {"saliency": self.saliency} | changes))
 
     def test_refuses_too_many_clusters(self):
         config = croc.ClusterConfig(k_start=33)
@@ -305,6 +416,29 @@ class TestPretrain:
     )
     def test_refuses(self, recipe: Any, options: dict[str, Any], said: str):
         refused(re.escape(said), croc.pretrain, recipe, **options)
+
+    @pytest.mark.parametrize(
+        ("interactive", "asked", "taken"),
+        [(True, "auto", 1), (True, 2, 2), (False, "auto", "auto")],
+    )
+    def test_takes_one_device_in_a_notebook(
+        self,
+        interactive: bool,
+        asked: int | str,
+        taken: int | str,
+        run: croc.Run,
+        monkeypatch: pytest.MonkeyPatch,
+    ):
+        configs = []
+
+        def train(config: PretrainConfig, name: str) -> Path:
+            configs.append(config)
+            return run.folder
+
+        monkeypatch.setattr("croc.train.pretrain", train)
+        monkeypatch.setattr("lightning.fabric.utilities.imports._IS_INTERACTIVE", interactive)
+        croc.pretrain("demo", run={"devices": asked, "seed": 3})
+        assert (configs[0].run.devices, configs[0].run.seed) == (taken, 3)
 
     def test_no_run(self, tmp_path: Path):
         refused("holds no run", croc.Run, tmp_path)
@@ -395,10 +529,12 @@ class TestEvaluate:
             ("video", "voc12:x", {}, "video cannot be scored on voc12:x"),
             ("kmeans", "voc13:x", {}, "no data set is called voc13:x"),
             ("all", "scenes", {"steps": 3}, "to change steps, name one protocol"),
+            ("linear", Path("mine"), {}, "KIND:PATH, such as 'folder:mine', not the path mine"),
+            ("linear", None, {}, "KIND:PATH, such as 'folder:mine', not None"),
         ],
     )
     def test_refuses(
-        self, run: croc.Run, protocol: Any, data: str, options: dict[str, Any], said: str
+        self, run: croc.Run, protocol: Any, data: Any, options: dict[str, Any], said: str
     ):
         refused(re.escape(said), croc.evaluate, protocol, run.folder, data, **options)
 
@@ -420,8 +556,26 @@ class Halves:
     def read(self, index: int) -> Any:
         scene = make_scene(9, index, 32)
         changed = self.change(torch.from_numpy(scene.labels)).numpy()
-        kind = Labelled if self.change is torch.clone else SimpleNamespace
+        kind = croc.Labelled if self.change is torch.clone else Unchecked
         return kind(image=scene.image, labels=changed, name=self.name(index))
+
+
+class Unchecked(croc.Labelled):
+    """Past the tests' own check of shapes."""
+
+    def __init__(self, **fields: Any) -> None:
+        for name, value in fields.items():
+            object.__setattr__(self, name, value)
+
+
+@dataclass(frozen=True)
+class Odd(Halves):
+    """Gives what it is told to."""
+
+    given: Any = None
+
+    def read(self, index: int) -> Any:
+        return self.given
 
 
 def too_large(labels: Tensor) -> Tensor:
@@ -449,7 +603,7 @@ class TestAddedData:
             return Halves()
 
         refused("no data set is called halves", open_segmentation, "halves:x", "val")
-        add_data("halves", open_halves)
+        croc.add_data("halves", open_halves)
         assert protocols.protocols_of("halves:x") == protocols.SEGMENTATION
         found = croc.evaluate(
             "incontext", run.folder, f"halves:{tmp_path}", image_px=32, label_px=32, workers=1
@@ -460,19 +614,32 @@ class TestAddedData:
 
     @pytest.mark.parametrize("change", [too_large, cut, Tensor.float])
     def test_are_looked_at(self, change: Callable[[Tensor], Tensor], tmp_path: Path):
-        add_data("halves", lambda path, split: Halves(change))
+        croc.add_data("halves", lambda path, split: Halves(change))
         data = open_segmentation(f"halves:{tmp_path}", "val")
         said = {too_large: "a label is 2", cut: "its labels", Tensor.float: "must be bytes"}
         refused(f"halves, half 0: .*{said[change]}", data.read, 0)
 
+    def test_must_read_labelled(self, tmp_path: Path):
+        pixels, labels = np.zeros((4, 4, 3), np.uint8), np.zeros((4, 4), np.uint8)
+        wrong = {
+            "read must give croc.Labelled.*, not tuple": (pixels, labels, "a"),
+            "not NoneType": None,
+            "image must be a NumPy array, not Tensor": Unchecked(
+                image=torch.zeros(4, 4, 3), labels=labels, name="a"
+            ),
+        }
+        for said, given in wrong.items():
+            croc.add_data("odd", lambda path, split, given=given: Odd(given=given))
+            refused(f"odd, half 0: .*{said}", open_segmentation(f"odd:{tmp_path}", "val").read, 0)
+
     def test_bad_ones_are_refused(self, tmp_path: Path):
         for kind in ("voc12", "davis17", "scenes", "", "a:b"):
-            refused("are taken", add_data, kind, lambda path, split: Halves())
+            refused("are taken", croc.add_data, kind, lambda path, split: Halves())
         for opened, said in (
             (Halves(count=0), "the part val has no images"),
             (Halves(classes=()), "1 to 255 classes are possible, not 0"),
             (object(), "has no classes, __len__, name, read"),
         ):
-            add_data("halves", lambda path, split, opened=opened: opened)  # pyright: ignore
+            croc.add_data("halves", lambda path, split, opened=opened: opened)  # pyright: ignore
             refused(said, open_segmentation, f"halves:{tmp_path}", "val")
         refused("no such folder", open_segmentation, f"halves:{tmp_path}/no", "val")

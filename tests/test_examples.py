@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from PIL import Image
@@ -95,6 +96,39 @@ def test_search_in_my_photographs(tmp_path: Path, refused: Callable[..., str]):
     assert "no such run or file" in refused("search_by_patch.py", "mine", "--weights", "no")
 
 
+def test_search_passes_over_what_cannot_be_read(tmp_path: Path, refused: Callable[..., str]):
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    for number in (1, 2):
+        Image.fromarray(make_scene(3, number).image).save(folder / f"{number}.png")
+    whole = (folder / "1.png").read_bytes()
+    (folder / "0.png").write_bytes(whole[:300])
+    (folder / "._1.png").write_bytes(b"Mac OS X")
+    options = ["--weights", RANDOM, "--to", "out"]
+    lines = printed("search_by_patch.py", "mine", *options, cwd=tmp_path)
+    assert lines[0].startswith(f"left out: {Path('mine', '0.png')} cannot be read")
+    assert lines[1].endswith("of 1.png:")
+    assert len(lines) == 4  # the one match, and the picture
+
+    said = refused("search_by_patch.py", "mine/0.png", "mine", *options)
+    assert said == "mine/0.png cannot be read, and it is what is asked about"
+    (folder / "2.png").write_bytes(whole[:300])
+    assert "two photographs at least" in refused("search_by_patch.py", "mine", *options)
+
+
+@pytest.mark.parametrize("name", ["search_by_patch.py", "pretrain_my_folder.py"])
+def test_they_train_in_one_process(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Callable[..., str]
+):
+    """Of several each would go on to write the results."""
+
+    def pretrain(*_: Any, run: dict[str, Any], **__: Any) -> None:
+        raise croc.UserError(f"{run['devices']} process")
+
+    monkeypatch.setattr(croc, "pretrain", pretrain)
+    assert refused(name, "--small") == "1 process"
+
+
 def test_pretrain_my_folder(tmp_path: Path, refused: Callable[..., str]):
     lines = printed("pretrain_my_folder.py", "--small", cwd=tmp_path)
     assert re.fullmatch(r"step 12: loss \d\.\d+ → \d\.\d+", lines[0])
@@ -122,5 +156,17 @@ def test_my_segmentation_data(tmp_path: Path, refused: Callable[..., str]):
     (tmp_path / "out" / "data" / "masks" / "scene-001.png").unlink()
     said = refused("my_segmentation_data.py", "out/data", "--image-px", "96")
     assert "scene-001.png cannot be read" in said
+    (tmp_path / "out" / "data" / "photographs" / "._scene-001.png").write_bytes(b"Mac OS X")
+    assert "masks/scene-001.png cannot" in refused("my_segmentation_data.py", "out/data")
+    palette = tmp_path / "out" / "data" / "colours.json"
+    for text, said in (
+        ('{"sky": [1, 2', "colours.json is no JSON: "),
+        ('["sky"]', "colours.json must be as "),
+        ('{"sky": [1, 2]}', "colours.json must be as "),
+        ('{"sky": [1, 2, 256]}', "colours.json must be as "),
+    ):
+        palette.write_text(text)
+        assert said in refused("my_segmentation_data.py", "out/data")
+    palette.write_text('{"sky": [1, 2, 3]}')
     (tmp_path / "out" / "data" / "val.txt").unlink()
     assert "val.txt" in refused("my_segmentation_data.py", "out/data")

@@ -138,9 +138,9 @@ def test_bad_steps_in_a_row_end_the_run_with_a_diagnosis(
     assert page["not_finite"]["gradients"] == ["backbone.vit.blocks.1.attn.qkv.weight"]
     assert page["not_finite"]["weights"] == []
     assert {step: len(names) for step, names in page["images"].items()} == {
-        "3": 8,
         "4": 8,
         "5": 8,
+        "6": 8,
     }
     assert all(name.startswith("scene") for names in page["images"].values() for name in names)
     assert page["metrics"]["gradient_norm"] is None
@@ -195,6 +195,7 @@ HEALTHY = {
         ({"entropy_cluster": math.log(32) - 1e-4}, "the cluster level has become uniform"),
         ({"k_mean": 2.0}, "K has stopped choosing"),
         ({"k_mean": 5.0}, "K has stopped choosing"),
+        ({"k_mean": 3.0}, "K has stopped choosing"),
         ({"valid_share": 0.0}, "no cluster is in both views"),
     ],
 )
@@ -213,6 +214,11 @@ def test_a_healthy_run_and_passing_signs_are_left_in_peace():
         assert all(health.look(HEALTHY) == [] for _ in range(LINES))
         assert all(health.look(collapsed) == [] for _ in range(LINES - 1))
     assert all(Health(tiny_mae()).look({"loss": 0.0}) == [] for _ in range(2 * LINES))
+
+
+def test_what_is_no_number_is_no_sign():
+    health = Health(tiny_config())
+    assert all(health.look(dict.fromkeys(HEALTHY, math.nan)) == [] for _ in range(2 * LINES))
 
 
 def test_a_fixed_k_is_no_sign():

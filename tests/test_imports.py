@@ -13,8 +13,6 @@ HEAVY = {
     *("tensorboard", "torchmetrics", "transformers", "onnx", "webdataset", "rich", "jaxtyping"),
 }
 SAY = "print(*{name.partition('.')[0] for name in sys.modules}, file=sys.stderr)"
-SLOWEST_S = 5.0
-"""It takes 0.03 and 0.2 s on two idle cores; other tests may keep them busy."""
 
 
 def imported(code: str) -> set[str]:
@@ -60,12 +58,16 @@ def test_every_public_name_is_there_and_listed():
 
 
 @pytest.mark.parametrize(
-    "command", [["-c", "import croc"], ["-m", "croc", "--help"]], ids=["import", "help"]
+    ("command", "slowest_s"),
+    [(["-c", "import croc"], 1.5), (["-m", "croc", "--help"], 1.0)],
+    ids=["import", "help"],
 )
-def test_it_takes_no_time(command: list[str]):
+def test_it_takes_no_time(command: list[str], slowest_s: float):
+    """0.05 and 0.25 s on two idle cores; other tests may keep them busy."""
+
     def seconds() -> float:
         started = time.perf_counter()
         subprocess.run([sys.executable, *command], check=True, capture_output=True)
         return time.perf_counter() - started
 
-    assert min(seconds() for _ in range(3)) < SLOWEST_S
+    assert min(seconds() for _ in range(6)) < slowest_s

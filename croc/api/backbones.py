@@ -2,6 +2,7 @@
 
 import os
 
+from croc.errors import UserError
 from croc.evals import features
 from croc.evals.features import ConvBackbone, VitBackbone
 
@@ -10,7 +11,7 @@ def load_backbone(weights: str | os.PathLike[str]) -> VitBackbone | ConvBackbone
     """Open a backbone, frozen and in float32, on the CPU.
 
     Args:
-        weights: What `--weights` takes: a run's folder (its teacher is opened) or one of its
+        weights: What `--weights` takes: a run or its folder (its teacher is opened), one of its
             checkpoints, a file of weights, the name of shipped weights, `timm:NAME` for a model
             with timm's own weights, or `random:NAME` for an untrained one.
 
@@ -30,4 +31,14 @@ def load_backbone(weights: str | os.PathLike[str]) -> VitBackbone | ConvBackbone
         >>> backbone.features(torch.zeros(1, 3, 64, 96)).shape
         torch.Size([1, 192, 4, 6])
     """
-    return features.load_backbone(os.fspath(weights))
+    return features.load_backbone(name_of(weights))
+
+
+def name_of(weights: object) -> str:
+    """As `--weights` would have it."""
+    if isinstance(weights, str | os.PathLike):
+        return os.fspath(weights)
+    if isinstance(weights, VitBackbone | ConvBackbone):
+        raise UserError(f"{weights.name} is a backbone that is open: give its run, file or name")
+    kind = type(weights).__name__
+    raise UserError(f"weights are a run, a file or a name, not of type {kind}")

@@ -47,6 +47,10 @@ class Run:
         """The lines of metrics.jsonl: step, epoch, losses, entropies, mean K, images/s and more."""
         return read_metrics(self.folder)
 
+    def __fspath__(self) -> str:
+        """Its folder: a run is taken wherever a path or weights are."""
+        return str(self.folder)
+
     def backbone(self) -> VitBackbone:
         """The teacher's backbone of the last checkpoint, frozen: `croc.load_backbone(folder)`."""
         found = load_backbone(self.folder)
@@ -67,6 +71,9 @@ def pretrain(
     a checkpoint first and then raises KeyboardInterrupt; the same call goes on from there. In a
     thread other than the main one no signals are seen, and the run goes on to its end.
 
+    In a notebook, or wherever Python is interactive, a run takes one GPU unless
+    `run={"devices": …}` says otherwise: from there Lightning cannot start a process for each.
+
     Args:
         recipe: A recipe's name, such as "coco-vits16" or "demo", or a whole configuration.
         data: Where the photographs are: a folder of images at any depth, several of them, tar
@@ -79,7 +86,8 @@ def pretrain(
             `init` and `resume` stand alone, as they do there.
 
     Returns:
-        The `Run`. With several processes, every one of them returns it.
+        The `Run`. With several processes, every one of them returns it: a script that goes on
+            to evaluate would do so in each, unless it trains with `run={"devices": 1}`.
 
     Raises:
         UserError: In one line, for what can be mended: an unknown recipe or option (with the
@@ -96,7 +104,7 @@ def pretrain(
         A run of two steps on synthetic scenes:
 
         >>> short = {"stop_after_steps": 2, "report": False}
-        >>> run = croc.pretrain("demo", folder=folder, data={"scenes": 48}, run=short)
+        >>> run = croc.pretrain("demo", folder="runs/short", data={"scenes": 48}, run=short)
         >>> [line["step"] for line in run.metrics()]
         [1, 2]
         >>> run.backbone().stride_px
@@ -107,7 +115,7 @@ def pretrain(
         options["data"] = data if isinstance(data, Mapping) else {"root": data}
     if folder is not None:
         options["folder"] = os.fspath(folder)
-    config = configure(config, options)
+    config = _one_device_if_interactive(configure(config, options))
     from croc.train import pretrain as train
 
     try:
@@ -117,6 +125,15 @@ def pretrain(
         if error.number == signal.SIGINT:
             raise KeyboardInterrupt(str(error)) from None
         raise
+
+
+def _one_device_if_interactive(config: PretrainConfig) -> PretrainConfig:
+    """By Lightning's own test, since it is Lightning that refuses more."""
+    from lightning.fabric.utilities import imports
+
+    if config.run.devices != "auto" or not imports._IS_INTERACTIVE:
+        return config
+    return dataclasses.replace(config, run=dataclasses.replace(config.run, devices=1))
 
 
 def configure(config: PretrainConfig, options: Mapping[str, Any]) -> PretrainConfig:

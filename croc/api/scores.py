@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from tempfile import TemporaryDirectory
 from typing import Any, Literal, overload
 
+from croc.api.backbones import name_of
 from croc.api.settings import change, check_names
 from croc.errors import UserError
 from croc.evals.command import DEFAULTS, EvaluateOptions, by_epochs_or_steps
@@ -62,7 +63,8 @@ def evaluate(
         protocol: "linear" (a linear layer on the features), "kmeans" (clusters matched to
             classes), "incontext" (labels of the nearest neighbours), "video" (a first mask carried
             along), or "all".
-        weights: What `croc.load_backbone` takes; a run's folder is its teacher.
+        weights: What `croc.load_backbone` takes, not what it gave: a result says where weights
+            came from. A run or its folder is its teacher.
         data: KIND:PATH, such as "voc12:/data/VOC2012" or "folder:mine" for your own photographs
             and label maps (docs/evaluate.md), or "scenes", which needs no path.
         results: The folder whose results.jsonl gets a line, and whose pictures/ a picture of
@@ -94,7 +96,7 @@ def evaluate(
         croc.errors.UserError: there is no option step; perhaps you meant steps
     """
     check_names([protocol], [*PROTOCOLS, "all"], noun="protocol")
-    asked = EvaluateOptions(os.fspath(weights), data)
+    asked = EvaluateOptions(name_of(weights), _kind_and_path(data))
     carried = {"device": device, "precision": precision, "workers": workers, "hold_out": hold_out}
     asked = change(asked, carried)
     requests = _requests(protocol, data, hold_out, options)
@@ -107,6 +109,13 @@ def evaluate(
     if not found:
         raise UserError(f"{data} holds no truth to score against")
     return found[0]
+
+
+def _kind_and_path(data: object) -> str:
+    if isinstance(data, str):
+        return data
+    said = f"the path {os.fspath(data)}" if isinstance(data, os.PathLike) else f"{data!r}"
+    raise UserError(f"data are KIND:PATH, such as 'folder:mine', not {said}")
 
 
 def _requests(

@@ -22,13 +22,13 @@ def add_data(kind: str, opener: Opener) -> None:
     Args:
         kind: The name to stand before the colon; PATH is a folder or a file that is there.
         opener: Called with PATH and "train" or "val"; it gives an object with `classes` (a tuple
-            of names), `len()`, `name(index)` and `read(index)`, which gives `Labelled`: a
+            of names), `len()`, `name(index)` and `read(index)`, which gives `croc.Labelled`: a
             photograph of bytes "h w 3" and the class of each pixel as bytes "h w", counted from
             0, 255 where it is unknown. Worker processes get copies, so it must be picklable.
 
     Raises:
         UserError: In one line, for a name that is taken; and later, when the data are read, for
-            labels that do not fit the photograph or the classes.
+            what is not `Labelled`, or labels that do not fit the photograph or the classes.
     """
     taken = (*IMAGES, *VIDEOS, "scenes")
     if kind in taken or not kind or ":" in kind:
@@ -69,14 +69,19 @@ class CheckedData:
 
     def read(self, index: int) -> Labelled:
         read = self.data.read(index)
-        problem = _problem(read.image, read.labels, len(self.classes))
+        problem = _problem(read, len(self.classes))
         if problem:
             raise UserError(f"{self.kind}, {self.name(index)}: {problem}")
         return read
 
 
-def _problem(image: np.ndarray, labels: np.ndarray, classes: int) -> str:
+def _problem(read: object, classes: int) -> str:
+    if not isinstance(read, Labelled):
+        return f"read must give croc.Labelled(image, labels, name), not {type(read).__name__}"
+    image, labels = read.image, read.labels
     for what, array, axes in (("image", image, 3), ("labels", labels, 2)):
+        if not isinstance(array, np.ndarray):
+            return f"{what} must be a NumPy array, not {type(array).__name__}"
         if array.dtype != np.uint8 or array.ndim != axes:
             return f"{what} must be bytes of {axes} axes, not {array.dtype} of {array.ndim}"
     if image.shape != (*labels.shape, 3):

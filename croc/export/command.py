@@ -31,7 +31,7 @@ class Export:
     scores: str | None = None
     """A results.jsonl of croc evaluate, whose scores of these weights go into the card."""
     licence: str | None = None
-    """A note on the weights' licence; by default that of the file, or MIT."""
+    """A note on the weights' licence; by default that of the file, or none."""
 
 
 def export(asked: Export) -> tuple[Path, ...]:

@@ -18,7 +18,7 @@ from croc.weights.page import WeightsPage, page_of, read_page
 from croc.weights.runs import find_checkpoint, open_run
 from croc.weights.shipped import build_exported, find_weights, say_shipped
 
-LICENCE = "MIT; the photographs that it was trained on have licences of their own"
+LICENCE = "not stated; the photographs that it was trained on have licences of their own"
 
 
 @dataclass(frozen=True)

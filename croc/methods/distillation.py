@@ -24,6 +24,7 @@ from croc.layers import autocast_dtype
 from croc.losses import Center, sinkhorn_center, weighted_total
 from croc.optim import update_teacher
 from croc.schedules import Settings, teacher_momentum, teacher_temperature, views_at
+from croc.sharding import hold_gradients
 from croc.stages import stage
 from croc.types import Canvases, Views
 from croc.views import make_views
@@ -124,7 +125,7 @@ class Distillation(ABC, Generic[Targets]):
         measure = self.count([targets for _, _, targets in parts])
         metrics: dict[str, Tensor] = {}
         for index, (views, keys, targets) in enumerate(parts):
-            with fabric.no_backward_sync(student, enabled=index + 1 < len(parts)):
+            with hold_gradients(fabric, student, more=index + 1 < len(parts)):
                 shares = measure(targets, *student(views.pixels, keys, targets))
                 with stage("backward"):
                     # DDP takes the mean over processes, where the shares are to be added up.

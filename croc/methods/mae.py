@@ -20,6 +20,7 @@ from croc.layers import autocast_dtype, replace_in_blocks
 from croc.methods.distillation import split
 from croc.randomness import uniform
 from croc.schedules import Settings
+from croc.sharding import hold_gradients
 from croc.stages import stage
 from croc.types import Canvases
 from croc.views import make_views
@@ -135,7 +136,7 @@ class Mae:
                 dtype = autocast_dtype(fabric.device, torch.float32)
                 patch_px = self.student.backbone.patch_px
                 views = self._make_views(piece, self.config.views, patch_px, dtype, 1)
-            with fabric.no_backward_sync(student, enabled=index + 1 < len(pieces)):
+            with hold_gradients(fabric, student, more=index + 1 < len(pieces)):
                 loss = student(views.pixels[0], piece.keys).sum() / images
                 with stage("backward"):
                     # DDP takes the mean over processes, where the shares are to be added up.

@@ -83,9 +83,9 @@ class Reporter:
         self._spent += time.perf_counter() - began
 
 
-def weights_to_show(method: Method) -> Weights:
+def weights_to_show(method: Method, config: PretrainConfig) -> Weights:
     """Of the teacher's backbone, whole: every process must ask for them at the same time."""
-    teacher = method.modules.get("teacher")
+    teacher = method.modules.get("teacher") if config.run.report else None
     return whole(teacher.get_submodule("backbone").state_dict()) if teacher else {}
 
 

@@ -49,9 +49,11 @@ def make_card(name: str, facts: CardFacts, use: str | None = None) -> str:
     """Markdown; what comes from outside is escaped. `use` is Python that loads the weights."""
     page = facts.page
     method = METHODS.get(page.method, page.method)
+    # Of what it began with nothing is known, labels among it.
+    learned = "trained further without labels" if _origin(page) else "learned without labels"
     lines = [
         *(f"# {plain_markdown(name)}", ""),
-        *(f"Dense visual features, learned without labels by {plain_markdown(method)}.", ""),
+        *(f"Dense visual features, {learned} by {plain_markdown(method)}.", ""),
         *("| | |", "|---|---|"),
         *(f"| {fact} | {_plain(value)} |" for fact, value in _facts(facts).items()),
         *("", "## Use", "", "```python", (use or _own_use(name)).strip(), "```"),
@@ -101,11 +103,19 @@ def _facts(facts: CardFacts) -> dict[str, str]:
         "images": f"RGB in 0 … 1, minus {_triple(IMAGENET_MEAN)}, over {_triple(IMAGENET_STD)}; "
         f"sides are multiples of {page.patch_px} px",
         "recipe": f"{page.recipe}, step {page.step:,}",
+        **({"started from": origin} if (origin := _origin(page)) else {}),
         "data": " + ".join(page.data),
         "images seen": f"{page.images_seen:,} ({page.epochs:.3g} epochs)",
         "training took": "not known" if page.seconds is None else f"{page.seconds:,.0f} s",
         "licence": page.licence,
     }
+
+
+def _origin(page: WeightsPage) -> str | None:
+    """What --init named."""
+    model = page.config.get("model")
+    init = model.get("init") if isinstance(model, dict) else None
+    return init if isinstance(init, str) else None
 
 
 def _triple(values: tuple[float, float, float]) -> str:

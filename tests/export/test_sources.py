@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ from croc.weights.page import read_page
 from tests.evals.commands import call
 from tests.export.foreign import Job, describe_here, deviation, work_abroad
 from tests.export.sources import PAGE, make_file
-from tests.tiny import tiny_mae
+from tests.tiny import tiny_config, tiny_mae
 
 ROOT = Path(__file__).parents[2]
 
@@ -56,7 +57,7 @@ def test_every_source(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         assert f"\n# {name.partition('-')[0]}\n" in (folder / "README.md").read_text()
         page = read_page(folder / "model.safetensors")
         assert page
-        assert (page.step, page.recipe, page.licence[:4]) == (2, "tiny", "MIT;")
+        assert (page.step, page.recipe, page.licence[:4]) == (2, "tiny", "not ")
 
 
 def test_a_method_without_a_teacher(tmp_path: Path):
@@ -148,3 +149,16 @@ def test_the_hub_gives_shipped_weights(run: Path, tmp_path: Path):
     found = work_abroad({"hub": Job(SHIPPED, images)}, tmp_path)["hub"]
     assert deviation(found, str(file), images)["wide"] < 1e-4
     assert describe_here(str(file), images["wide"])[1].shape == (2, 18, 192)
+
+
+def test_a_card_tells_what_a_run_began_with(tmp_path: Path):
+    """Whose licence it bears and whether it had labels is not known, so neither is claimed."""
+    first = pretrain(tiny_config(tmp_path / "first", stop_after_steps=1, report=False), "tiny")
+    config = tiny_config(tmp_path / "second", stop_after_steps=1, report=False)
+    config = replace(config, model=replace(config.model, init=str(first)))
+    (made,) = export(Export(str(pretrain(config, "tiny")), "timm", folder=str(tmp_path / "out")))
+    card = (made / "README.md").read_text()
+    assert "| started from | first |" in card
+    assert "trained further without labels by CrOC" in card
+    assert card.startswith("---\nlicense: other\n")
+    assert "| licence | not stated; the photographs" in card

@@ -18,6 +18,8 @@ from croc.errors import UserError
 from croc.log import read_metrics
 from tests.tiny import FLAGS
 
+START_S = 8.0
+"""What a process takes to its first step, and some steps more."""
 INTERVAL = 2
 """Steps between two checkpoints, in FLAGS."""
 
@@ -29,6 +31,8 @@ class Told:
     kills: int = 0
     while_writing: int = 0
     """Kills at which a checkpoint was half-written."""
+    at_any_moment: int = 0
+    """Kills that waited for nothing: most fall before the first step."""
     most_lost: int = 0
     """Steps that were logged and had to be done again."""
     unreadable: list[str] = field(default_factory=list)
@@ -50,7 +54,8 @@ def train(folder: Path, more: Sequence[str] = ()) -> None:
 
 
 def kill_and_resume(folder: Path, kills: int, seed: int, more: Sequence[str] = ()) -> Told:
-    """Kill it so often, then let it end. Every second kill waits for a half-written checkpoint."""
+    """Kill it so often, then let it end: after some step, in the midst of a checkpoint, and at any
+    moment since its start, in turn."""
     draw, told = random.Random(seed), Told()
     while told.kills < kills:
         process = subprocess.Popen(
@@ -59,13 +64,17 @@ def kill_and_resume(folder: Path, kills: int, seed: int, more: Sequence[str] = (
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
-        writing = _wait(folder, process, draw, for_a_write=told.kills % 2 == 1)
+        moment = told.kills % 3
+        if moment == 2:
+            time.sleep(draw.uniform(0, START_S))
+        writing = moment < 2 and _wait(folder, process, draw, for_a_write=moment == 1)
         if process.poll() is not None:
             raise AssertionError(f"it ended by itself with {process.returncode}: give more steps")
         process.send_signal(signal.SIGKILL)
         process.wait()
         told.kills += 1
         told.while_writing += writing or _half_written(folder)
+        told.at_any_moment += moment == 2
         _examine(folder, told)
     train(folder, more)
     return told

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from croc.checkpoint import checkpoints, load_checkpoint
 from tests.reliability.kills import command, environment, train
 from tests.test_train import told
 
@@ -54,15 +55,19 @@ def wait_for_steps(folder: Path, steps: int, processes: list[subprocess.Popen[st
 
 
 @pytest.mark.parametrize(
-    ("victim", "how", "timeout_s"),
-    [(1, signal.SIGKILL, 600), (0, signal.SIGKILL, 600), (1, signal.SIGSTOP, 4)],
+    ("victim", "how", "timeout_s", "strategy"),
+    [
+        (1, signal.SIGKILL, 600, "ddp"),
+        (0, signal.SIGKILL, 600, "fsdp"),
+        (1, signal.SIGSTOP, 4, "ddp"),
+    ],
     ids=["one is killed", "the first is killed", "one does not answer"],
 )
 def test_a_lost_peer_ends_the_others_in_a_line_and_the_run_goes_on(
-    tmp_path: Path, victim: int, how: signal.Signals, timeout_s: int
+    tmp_path: Path, victim: int, how: signal.Signals, timeout_s: int, strategy: str
 ):
     folder, port = tmp_path / "run", free_port()
-    more = (*LONG, "--run.timeout-s", str(timeout_s))
+    more = (*LONG, "--run.timeout-s", str(timeout_s), "--run.strategy", strategy)
     processes = [start(folder, number, 2, port, *more) for number in range(2)]
     try:
         wait_for_steps(folder, 5, processes)
@@ -83,6 +88,31 @@ def test_a_lost_peer_ends_the_others_in_a_line_and_the_run_goes_on(
     train(tmp_path / "undisturbed", (*LONG, *stop))
     for ours, theirs in zip(told(folder), told(tmp_path / "undisturbed"), strict=True):
         assert ours == pytest.approx(theirs, rel=5e-4)
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_several_processes_end_together_when_asked(tmp_path: Path, strategy: str):
+    """The signal reaches one of them; all agree on a step, and save it. Lines are logged rarely,
+    which must not matter."""
+    folder = tmp_path / "run"
+    rarely = ("--run.log-every-steps", "5", "--run.checkpoint-every-steps", "1000")
+    more = (*LONG, *rarely, "--run.devices", "2", "--run.strategy", strategy)
+    process = subprocess.Popen(
+        command(folder, *more),
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    wait_for_steps(folder, 2, [process])
+    process.send_signal(signal.SIGTERM)
+    asked = time.monotonic()
+    _, said = process.communicate(timeout=60)
+    assert time.monotonic() - asked < 30
+    assert process.returncode == 75, said
+    saved = load_checkpoint(checkpoints(folder)[-1])["step"]
+    assert f"asked to end: saved step {saved};" in said
+    assert told(folder)[-1]["step"] == saved < 120
 
 
 def test_four_processes_give_the_losses_of_one(tmp_path: Path):

@@ -34,6 +34,27 @@ def test_one_process_that_holds_every_share_does_the_same(
     assert (shares / "report.html").exists()
 
 
+@pytest.mark.usefixtures("own_environment")
+def test_a_batch_in_parts_too(tmp_path: Path):
+    parts = {"micro_batch": 3, "stop_after_steps": 4, "report": False}
+    pretrain(tiny_config(tmp_path / "whole", **parts), "demo")
+    pretrain(tiny_config(tmp_path / "shares", strategy="fsdp", **parts), "demo")
+    assert told(tmp_path / "shares") == told(tmp_path / "whole")
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.cuda
+@pytest.mark.usefixtures("own_environment")
+@pytest.mark.parametrize("compile", [False, True])
+def test_on_a_gpu_too(tmp_path: Path, compile: bool):
+    """In bfloat16, by the fused optimiser and our kernels."""
+    gpu = {"accelerator": "cuda", "devices": 1, "compile": compile, "record": False}
+    pretrain(tiny_config(tmp_path / "whole", **gpu), "demo")
+    pretrain(tiny_config(tmp_path / "shares", strategy="fsdp", **gpu), "demo")
+    for ours, theirs in zip(told(tmp_path / "shares"), told(tmp_path / "whole"), strict=True):
+        assert ours == pytest.approx(theirs, rel=2e-2)
+
+
 def launch_two(*what: str) -> subprocess.CompletedProcess[str]:
     ask = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
     done = subprocess.run(
