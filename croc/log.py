@@ -30,12 +30,12 @@ class RunLog:
         self.writes = writes
         if not writes:
             return
-        from torch.utils.tensorboard.writer import SummaryWriter
+        from croc.board import Board
 
         path = folder / "metrics.jsonl"
         _drop_later(path, first_step)
         self._file = path.open("a", buffering=1)
-        self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=first_step + 1)
+        self._board = Board(folder / "tensorboard", first_step + 1)
         self._screen = _Screen(first_step, last_step)
         self._failed = False
         self._started = time.perf_counter()
@@ -52,8 +52,7 @@ class RunLog:
         line = {"step": step, "epoch": epoch, **finite_or_none(metrics), **timings}
         with self._disk_may_fail():
             self._file.write(json.dumps(line) + "\n")
-            for name, value in {**metrics, **timings}.items():
-                self._board.add_scalar(name, value, step)
+            self._board.write(step, {**metrics, **timings})
         self._screen.show(step, metrics, speed)
 
     def advance(self, step: int) -> None:

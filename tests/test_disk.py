@@ -176,8 +176,6 @@ def test_a_disk_that_is_read_only_for_a_while(
     assert told(folder) == told(undisturbed)
 
 
-# TensorBoard's thread writes by path and dies of it; the curves of metrics.jsonl go on.
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_folder_that_vanishes_is_not_made_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):

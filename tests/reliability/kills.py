@@ -64,16 +64,17 @@ def kill_and_resume(folder: Path, kills: int, seed: int, more: Sequence[str] = (
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
-        moment = told.kills % 3
+        moment, launched = told.kills % 3, time.time()
         if moment == 2:
             time.sleep(draw.uniform(0, START_S))
-        writing = moment < 2 and _wait(folder, process, draw, for_a_write=moment == 1)
+        else:
+            _wait(folder, process, draw, launched if moment == 1 else None)
         if process.poll() is not None:
             raise AssertionError(f"it ended by itself with {process.returncode}: give more steps")
         process.send_signal(signal.SIGKILL)
         process.wait()
         told.kills += 1
-        told.while_writing += writing or _half_written(folder)
+        told.while_writing += _half_written(folder, launched)
         told.at_any_moment += moment == 2
         _examine(folder, told)
     train(folder, more)
@@ -81,22 +82,26 @@ def kill_and_resume(folder: Path, kills: int, seed: int, more: Sequence[str] = (
 
 
 def _wait(
-    folder: Path, process: subprocess.Popen[Any], draw: random.Random, for_a_write: bool
-) -> bool:
-    """Until the run has moved on, then some moments; whether a checkpoint is being written."""
+    folder: Path, process: subprocess.Popen[Any], draw: random.Random, writes_since: float | None
+) -> None:
+    """For a checkpoint that is being written, or until the run has moved on and some moments."""
     before, deadline = _last_step(folder), time.monotonic() + 120
     while process.poll() is None and time.monotonic() < deadline:
-        if for_a_write and _half_written(folder):
-            return True
-        if not for_a_write and _last_step(folder) > before:
+        if writes_since and _half_written(folder, writes_since):
+            return
+        if not writes_since and _last_step(folder) > before:
             time.sleep(draw.uniform(0, 0.15))
-            return False
+            return
         time.sleep(0.0005)
-    return False
 
 
-def _half_written(folder: Path) -> bool:
-    return any((folder / "checkpoints").glob("*.partial"))
+def _half_written(folder: Path, since: float) -> bool:
+    """Whether a checkpoint is; what a kill before `since` left does not count."""
+    try:
+        times = [path.stat().st_mtime for path in (folder / "checkpoints").glob("*.partial")]
+    except FileNotFoundError:  # renamed meanwhile
+        return False
+    return any(time > since for time in times)
 
 
 def _last_step(folder: Path) -> int:
