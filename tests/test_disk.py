@@ -3,7 +3,7 @@
 import errno
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -21,22 +21,6 @@ from tests.tiny import tiny_config
 @pytest.fixture(autouse=True)
 def _no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(saving, "PAUSE_S", 0.01)
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
-    """A disk of its own, of so many kilobytes."""
-    place = tmp_path / "disk"
-    place.mkdir()
-
-    def mount(kilobytes: int) -> Path:
-        command = ["mount", "-t", "tmpfs", "-o", f"size={kilobytes}k", "tmpfs", str(place)]
-        if subprocess.run(command, capture_output=True).returncode:
-            pytest.skip("no disk may be mounted here")
-        return place
-
-    yield mount
-    subprocess.run(["umount", str(place)], capture_output=True)
 
 
 def remount(place: Path, how: str) -> None:
