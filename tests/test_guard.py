@@ -13,6 +13,7 @@ from croc.checkpoint import checkpoint_path, checkpoints, load_checkpoint
 from croc.config import CrocConfig
 from croc.diagnosis import DIAGNOSIS
 from croc.errors import UserError
+from croc.guard import Guard
 from croc.health import LINES, Health
 from croc.log import read_metrics
 from croc.losses import Center
@@ -96,22 +97,43 @@ def test_a_bad_step_leaves_student_and_optimiser_alone(
         assert all(torch.equal(one[name], other[name]) for name in one)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@pytest.mark.cuda
-@pytest.mark.parametrize("damage", [spoil_one_gradient, overflow_one_gradient, spoil_the_loss])
-def test_on_a_gpu_the_optimiser_itself_leaves_it_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: Damage
-):
-    inject(monkeypatch, damage, at={4})
-    gpu = {"accelerator": "cuda", "devices": 1, "compile": False, "record": False}
-    folder = pretrain(every_step(tmp_path / "run", stop_after_steps=4, **gpu), "tiny")
-    before, after = (load_checkpoint(checkpoint_path(folder, step)) for step in (3, 4))
+def left_alone_by_the_fused_optimiser(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, damage: Damage, **run: object
+) -> None:
+    # Not the fourth: in it, the first of an epoch, the prototypes get their first memories.
+    inject(monkeypatch, damage, at={5})
+    folder = pretrain(every_step(folder, stop_after_steps=5, **run), "tiny")
+    before, after = (load_checkpoint(checkpoint_path(folder, step)) for step in (4, 5))
     assert (before["skipped"], after["skipped"]) == (0, 1)
     for name, value in before["modules"]["student"].items():
         assert torch.equal(value, after["modules"]["student"][name]), name
     states = (each["optimizer"]["state"].values() for each in (before, after))
     for one, other in zip(*states, strict=True):
         assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.parametrize("damage", [spoil_one_gradient, overflow_one_gradient, spoil_the_loss])
+def test_the_fused_optimiser_itself_leaves_it_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: Damage
+):
+    """As on a GPU; torch has the fused optimiser for CPUs too."""
+    real, begin = torch.optim.AdamW, Guard.__init__
+
+    def begin_asking(self: Guard, *given) -> None:
+        begin(self, *given)
+        self._asks_itself = True
+
+    monkeypatch.setattr(Guard, "__init__", begin_asking)
+    monkeypatch.setattr(torch.optim, "AdamW", lambda *a, **k: real(*a, **k | {"fused": True}))
+    left_alone_by_the_fused_optimiser(tmp_path / "run", monkeypatch, damage)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.cuda
+@pytest.mark.parametrize("damage", [spoil_one_gradient, overflow_one_gradient, spoil_the_loss])
+def test_on_a_gpu_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: Damage):
+    gpu = {"accelerator": "cuda", "devices": 1, "compile": False, "record": False}
+    left_alone_by_the_fused_optimiser(tmp_path / "run", monkeypatch, damage, **gpu)
 
 
 def test_the_count_goes_on_after_a_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
