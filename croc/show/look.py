@@ -121,13 +121,14 @@ def read_photographs(
     """Those that are named, else the first of the run's own data."""
     if images:
         return [read_photograph(name, longest_px) for name in images]
-    found = list(islice(_readable(open_source(config.data, config.run.seed)), SHOWN))
+    found = list(islice(readable(open_source(config.data, config.run.seed)), SHOWN))
     if not found:
         raise UserError("the run's data hold no readable photograph: name some")
     return found
 
 
-def _readable(source: ImageSource) -> Iterator[np.ndarray]:
+def readable(source: ImageSource) -> Iterator[np.ndarray]:
+    """Its images in order, without those that cannot be decoded."""
     for index in range(len(source)):
         with contextlib.suppress(UndecodableImage):
             yield source.read(index)

@@ -1,0 +1,56 @@
+"""What K depends on, against K that were made to depend on it."""
+
+import json
+
+import pytest
+import torch
+from PIL import Image
+
+from benchmarks.chosen_k import analyse, main
+from croc.train import pretrain
+from tests.tiny import tiny_config
+
+
+def spread(shape: tuple[int, int, int]) -> torch.Tensor:
+    """K of 2 to 9, by one of seed, image and head alone: the side that is not 1."""
+    return torch.randint(2, 10, shape, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize(
+    ("shape", "named"), [((50, 1, 1), "seeds"), ((1, 50, 1), "images"), ((1, 1, 50), "heads")]
+)
+def test_the_cause_is_named(shape, named):
+    k = spread(shape).expand(50, 50, 50)
+    found = analyse("run", k)
+    assert found.mean == pytest.approx(k.double().mean().item())
+    assert found.variance == pytest.approx(k.double().var(correction=0).item())
+    shares = {each: getattr(found, each) for each in ("seeds", "images", "heads", "both")}
+    assert shares == pytest.approx({each: float(each == named) for each in shares}, abs=1e-9)
+
+
+def test_pure_chance_is_the_seeds():
+    found = analyse("run", spread((60, 40, 30)))
+    assert found.seeds > 0.95
+    assert found.seeds + found.images + found.heads + found.both == pytest.approx(1)
+
+
+def test_one_k_everywhere_has_no_cause():
+    found = analyse("run", torch.full((3, 4, 5), 7))
+    assert (found.variance, found.seeds, found.images, found.heads, found.both) == (0,) * 5
+    assert found.histogram == {7: 1.0}
+
+
+def test_the_command_draws_and_tells(tmp_path, capsys):
+    run = pretrain(tiny_config(tmp_path / "run", stop_after_steps=1, report=False), "tiny")
+    capsys.readouterr()
+    options = ["--images", "5", "--seeds", "3", "--to", str(tmp_path / "k.png")]
+    main(["--run", str(run), *options])
+    told = json.loads(capsys.readouterr().out)
+    page = json.loads((tmp_path / "k.json").read_text())
+    assert page["runs"] == [told]
+    assert (page["images"], page["seeds"]) == (5, 3)
+    assert sum(told["histogram"].values()) == pytest.approx(1)
+    assert set(map(int, told["histogram"])) <= set(range(2, 6))  # K_start is 5
+    assert 0 <= told["seeds"] <= 1
+    with Image.open(tmp_path / "k.png") as picture:
+        assert picture.size[0] > 500
