@@ -14,6 +14,9 @@ from croc.errors import UserError
 class _Whose:
     run: str | None = None
     """The run's folder."""
+    step: int | None = None
+    """Which of the run's checkpoints, by its step; 0 is the network before its first. By default
+    the last."""
     weights: str | None = None
     """Instead of a run, the name of shipped weights or a file of croc export."""
     heads: tuple[int, ...] | None = None
@@ -66,6 +69,8 @@ def run_command(kind: str, arguments: list[str]) -> None:
     if (asked.run is None) == (asked.weights is None):
         noun = "features" if kind == "features" else "clusters"
         raise UserError(f"say whose {noun}: --run RUN, or --weights NAME")
+    if asked.run is None and asked.step is not None:
+        raise UserError("--step is for --run: weights have no other steps")
     if kind == "merging" and len(asked.images) != 1:
         raise UserError("croc show merging takes one photograph: name it")
     if kind != "features" and asked.image_px is not None and not asked.whole:
@@ -77,7 +82,7 @@ def _draw(asked: _Whose) -> Path:
     from croc.show.look import look_at_run, look_at_weights
 
     if asked.run is not None:
-        look = look_at_run(Path(asked.run))
+        look = look_at_run(Path(asked.run), asked.step)
     else:
         look = look_at_weights(asked.weights or "")
     side_px = look.side_px(asked.image_px)

@@ -14,17 +14,17 @@ from jaxtyping import Float, Int64, UInt8
 from torch import Tensor
 
 from croc.backbone import Backbone
-from croc.checkpoint import checkpoints
+from croc.checkpoint import checkpoint_path, checkpoints
 from croc.config import CrocConfig, PretrainConfig
 from croc.data import ImageSource, UndecodableImage, decode_image, open_source, place_on_canvas
 from croc.errors import UserError
 from croc.photometric import normalise
 from croc.randomness import sample_key
-from croc.run_folder import PAGE, parse_config
+from croc.run_folder import PAGE, parse_config, read_config
 from croc.show.figures import picture_path
 from croc.types import Canvases, Views
 from croc.weights.page import LARGEST_PX, read_page
-from croc.weights.runs import open_run
+from croc.weights.runs import open_run, untrained
 from croc.weights.shipped import build_exported, find_weights, say_shipped
 
 SHOWN = 4
@@ -65,15 +65,23 @@ class Look:
         return asked or min(2 * self.config.views.size_px, MOST_PX)
 
 
-def look_at_run(run: Path) -> Look:
-    """The teacher of a run's last checkpoint."""
+def look_at_run(run: Path, step: int | None = None) -> Look:
+    """The teacher of a run's last checkpoint, or of the one at that step; 0 is before the first."""
     if not (run / PAGE).is_file():
         raise UserError(f"{run} holds no run: give the folder that `croc pretrain` wrote")
+    title = run.resolve().name
+    if step == 0:
+        config, recipe = read_config(run / PAGE)
+        return Look(f"{title}, untrained", recipe, config, _frozen(untrained(config)), run)
     found = checkpoints(run)
     if not found:
         raise UserError(f"{run} has no checkpoint yet: train until the first is written")
-    opened = open_run(run, found[-1])
-    title = f"{run.resolve().name}, step {opened.step:,}"
+    chosen = found[-1] if step is None else checkpoint_path(run, step)
+    if chosen not in found:
+        kept = ", ".join(["0", *(path.stem.rpartition("-")[2].lstrip("0") for path in found)])
+        raise UserError(f"--step {step}: {run} keeps the steps {kept}")
+    opened = open_run(run, chosen)
+    title = f"{title}, step {opened.step:,}"
     return Look(title, opened.recipe, opened.config, _frozen(opened.backbone), run)
 
 

@@ -202,6 +202,7 @@ def test_clusters_by_name(
         (("--weights", "other", "photo.png"), "other methods know no clusters"),
         (("--weights", "small", "--run", str(run)), "say whose clusters"),
         ((), "say whose clusters"),
+        (("--weights", "small", "--step", "3"), "--step is for --run"),
     ]
     for arguments, said in bad:
         assert main(["show", "clusters", *arguments]) == 2

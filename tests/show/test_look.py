@@ -6,11 +6,14 @@ import numpy as np
 import pytest
 import torch
 
-from croc.checkpoint import checkpoints, load_checkpoint
+from croc.checkpoint import checkpoint_path, checkpoints, load_checkpoint
 from croc.errors import UserError
 from croc.photometric import unnormalise
 from croc.show.look import Look, look_at_run, read_photograph, read_photographs, whole_view
+from croc.train import pretrain
 from croc.views import patch_centres
+from croc.weights.runs import untrained
+from tests.tiny import tiny_config
 
 
 def test_a_run_shows_its_teacher(run: Path):
@@ -21,6 +24,28 @@ def test_a_run_shows_its_teacher(run: Path):
     assert look.title == "tiny, step 1"
     assert not look.backbone.training
     assert look.picture("clusters", None) == run / "clusters.png"
+
+
+def test_the_teacher_of_an_earlier_step(tmp_path: Path):
+    config = tiny_config(tmp_path / "run", keep_every_steps=2, stop_after_steps=6, report=False)
+    run = pretrain(config, "tiny")
+    for step in (2, 4, 6):
+        look = look_at_run(run, step)
+        assert look.title == f"run, step {step}"
+        state = load_checkpoint(checkpoint_path(run, step))["modules"]["teacher"]
+        for name, value in look.backbone.state_dict().items():
+            assert torch.equal(value, state[f"backbone.{name}"])
+    with pytest.raises(UserError, match=r"--step 3: .* keeps the steps 0, 2, 4, 6$"):
+        look_at_run(run, 3)
+
+
+def test_the_network_before_its_first_step(run: Path):
+    look = look_at_run(run, 0)
+    assert look.title == "tiny, untrained"
+    own = untrained(look.config).state_dict()
+    for name, value in look.backbone.state_dict().items():
+        assert torch.equal(value, own[name])
+    assert not look.backbone.training
 
 
 def test_other_methods_know_no_clusters(mae_run: Path):
