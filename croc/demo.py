@@ -15,9 +15,13 @@ from croc.log import read_metrics
 from croc.rank import is_first_process
 from croc.report import FILE
 from croc.report.build import write_report
-from croc.show.clusters import show_clusters
+from croc.show.clusters import draw_clusters, show_clusters
+from croc.show.look import look_at_weights
 from croc.train import pretrain
+from croc.weights.shipped import shipped
 
+SHIPPED = "coco-20min"
+"""Weights that come with the project, learned from photographs."""
 LEAST_GAIN = 5.0
 """Points of mIoU by which training must be ahead."""
 
@@ -44,6 +48,9 @@ def run_demo(config: CrocConfig) -> bool:
     print(f"  metrics, a line a step   {folder / 'metrics.jsonl'}")
     print(f"  weights                  {folder / 'checkpoints'}")
     print(f"  curves                   tensorboard --logdir {folder / 'tensorboard'}")
+    if SHIPPED in shipped():
+        drawn = draw_clusters(look_at_weights(SHIPPED), (), str(folder / f"{SHIPPED}.png"), seed=0)
+        print(f"  two photographs, as the weights {SHIPPED} cluster them  {drawn}")
     return all(learned)
 
 

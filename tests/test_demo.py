@@ -9,10 +9,12 @@ import pytest
 from PIL import Image
 
 from croc.cli import main
-from croc.demo import judge
+from croc.demo import SHIPPED, judge
 from croc.evals.protocols import linear_protocol
 from croc.evals.results import read_results
-from tests.tiny import FLAGS
+from croc.export import Export, export
+from croc.train import pretrain
+from tests.tiny import FLAGS, tiny_config
 
 
 @pytest.mark.parametrize("expected", [-100.0, 100.0])
@@ -40,6 +42,21 @@ def test_the_demo_draws_scores_and_says_where_all_lies(
         assert (tmp_path / "run" / name).exists()
     with Image.open(tmp_path / "run" / "clusters.png") as picture:
         assert min(picture.size) > 100
+
+
+def test_the_demo_shows_what_shipped_weights_see(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    run = pretrain(tiny_config(tmp_path / "tiny", stop_after_steps=1, report=False), "tiny")
+    export(Export(str(run), str(tmp_path / f"{SHIPPED}.safetensors")))
+    monkeypatch.setenv("CROC_WEIGHTS", str(tmp_path))
+    monkeypatch.setattr("croc.demo.judge", lambda *_: True)
+    monkeypatch.setattr("croc.demo.compare", lambda *_: True)
+    main(["demo", *FLAGS, "--run.folder", str(tmp_path / "run"), "--run.stop-after-steps", "1"])
+    picture = tmp_path / "run" / f"{SHIPPED}.png"
+    assert str(picture) in capsys.readouterr().out
+    with Image.open(picture) as drawn:
+        assert min(drawn.size) > 100
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from croc.backbone import Backbone
 from croc.config import CrocConfig
-from croc.errors import UserError
 from croc.methods.network import locate
+from croc.photographs import own_photographs
 from croc.photometric import unnormalise
 from croc.show.figures import Found, choose_heads, cluster_figure
 from croc.show.look import (
@@ -43,8 +43,8 @@ def draw_clusters(
 ) -> Path:
     """Two augmented views of each image; with a side, instead the whole image at that size."""
     config, path = look.croc, look.picture("clusters", to)
-    if not images and look.folder is None:
-        raise UserError("--weights come without photographs: name some")
+    if not images and look.folder is None:  # weights have no data of their own
+        images = own_photographs()
     longest_px = config.data.canvas_px if side_px is None else WHOLE_PX
     pictures = read_photographs(config, images, longest_px)
     if side_px is None:

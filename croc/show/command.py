@@ -32,7 +32,7 @@ class ShowClusters(_Whose):
     """Draw the clusters that a run's teacher finds in two augmented views of an image."""
 
     images: Annotated[tuple[str, ...], tyro.conf.Positional] = ()
-    """Photographs; by default four of the run's own."""
+    """Photographs; by default four of the run's own, or for weights the two that we ship."""
     whole: bool = False
     """Instead of two augmented views, the whole image once, clustered alone."""
     seed: int = 0
@@ -56,7 +56,7 @@ class ShowFeatures(_Whose):
     """Draw the tokens of whole photographs by PCA, and the attention of the CLS token."""
 
     images: Annotated[tuple[str, ...], tyro.conf.Positional] = ()
-    """Photographs."""
+    """Photographs; by default the two that we ship."""
     patch: tuple[float, float] | None = None
     """X and Y, in the photograph's pixels, of what all is compared with; by default its middle."""
     together: bool = False

@@ -15,6 +15,7 @@ from matplotlib.patches import Rectangle
 from torch import Tensor
 
 from croc.errors import UserError
+from croc.photographs import own_photographs
 from croc.photometric import unnormalise
 from croc.show.figures import (
     GAP_IN,
@@ -62,10 +63,8 @@ def draw_features(
     together: bool = False,
 ) -> Path:
     """Write the picture and return where it lies; `patch` is x, y in a photograph's pixels."""
-    if not images:
-        raise UserError("croc show features needs photographs: name some")
     path = look.picture("features", to)
-    found = [describe(look, name, side_px, patch) for name in images]
+    found = [describe(look, name, side_px, patch) for name in images or own_photographs()]
     chosen = choose_heads(heads, len(found[0].attention))
     tokens = [image.patches for image in found]
     colours = project(tokens) if together else [project([each])[0] for each in tokens]

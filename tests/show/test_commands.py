@@ -6,6 +6,7 @@ import pytest
 from PIL import Image
 
 from croc.cli import main
+from croc.photographs import own_photographs
 
 
 def test_pictures_are_written(
@@ -25,6 +26,15 @@ def test_pictures_are_written(
             assert min(picture.size) > 200
 
 
+def test_features_of_our_own_photographs(run: Path, tmp_path: Path):
+    assert {Path(name).stem for name in own_photographs()} == {"cat", "coffee"}
+    asked = ["show", "features", "--run", str(run), "--image-px", "64"]
+    for named, to in (((), "own.png"), (own_photographs(), "named.png")):
+        assert main([*asked[:2], *named, *asked[2:], "--to", str(tmp_path / to)]) == 0
+    with Image.open(tmp_path / "own.png") as own, Image.open(tmp_path / "named.png") as named:
+        assert own.tobytes() == named.tobytes()
+
+
 BAD = [
     (("clusters", "PHOTO", "--heads", "3"), "--heads 3: the network has heads 0 to 2"),
     (("clusters", "PHOTO", "--heads", "-1"), "--heads -1: the network has heads 0 to 2"),
@@ -38,7 +48,6 @@ BAD = [
     (("merging", "PHOTO", "--heads", "7"), "--heads 7"),
     (("merging", "FOLDER"), "is a folder"),
     (("merging", "no.jpg"), "no.jpg cannot be read"),
-    (("features",), "needs photographs"),
     (("features", "FOLDER"), "is a folder"),
     (("features", "no.jpg"), "no.jpg cannot be read"),
     (("features", "PHOTO", "--patch", "60", "3"), "--patch 60 3 lies outside"),
