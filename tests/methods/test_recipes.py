@@ -24,7 +24,7 @@ def reduced(config: PretrainConfig) -> PretrainConfig:
     config = replace(
         config,
         data=tiny.data,
-        views=replace(config.views, size_px=32),
+        views=replace(config.views, size_px=32, early_px=config.views.early_px and 24),
         model=replace(config.model, depth=2, patch_px=8),
         optim=replace(config.optim, batch=8),
     )
@@ -79,3 +79,13 @@ def test_the_baselines_have_the_papers_settings():
     views = mae.views
     assert (views.scale, views.flip, views.jitter, views.grayscale) == ((0.2, 1.0), 0.5, 0.0, 0.0)
     assert views.blur == views.solarise == (0.0, 0.0)
+
+
+def test_what_is_compared_sees_as_many_images():
+    croc, dino, mae = (RECIPES[f"{name}coco-20min"]() for name in ("", "dino-", "mae-"))
+    for other in (dino, mae):
+        assert (other.optim.epochs, other.optim.batch) == (croc.optim.epochs, croc.optim.batch)
+        assert other.data == croc.data
+        assert other.model == croc.model
+        assert other.views.size_px == croc.views.size_px
+    assert (dino.views, dino.optim) == (croc.views, croc.optim)
