@@ -83,8 +83,11 @@ class Labelled:
     """A photograph and the class of each of its pixels."""
 
     image: UInt8[np.ndarray, "h w 3"]
+    """Red, green, blue."""
     labels: UInt8[np.ndarray, "h w"]
+    """Number of the class; 255 counts for nothing, neither in training nor in scores."""
     name: str
+    """What messages and hold-outs call it."""
 
 
 @runtime_checkable
