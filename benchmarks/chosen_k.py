@@ -4,7 +4,8 @@
 
 Each image keeps its two views; only the tokens that the centroids start from are drawn anew, so
 `seeds` is the share of K's variance that is chance. What is left is split between the means of the
-images, those of the heads, and the two together. The figures go to k.json, beside the picture.
+images, those of the heads, and the two together. All are estimates without bias, so that a share of
+nothing may come out a little below 0. The figures go to k.json, beside the picture.
 """
 
 import argparse
@@ -56,22 +57,36 @@ def choose(look: Look, images: int, seeds: int, device: torch.device) -> Int64[T
         canvases = to_canvases(part, config.data.canvas_px, start).to(device)
         views = make_views(canvases, config.views, backbone.patch_px)
         tokens = backbone.describe(views.pixels, config.cluster.tokens)
-        keys = (keys_of(seed + 1, len(part)).to(device) ^ canvases.keys for seed in range(seeds))
-        counts = [locate(tokens, views, each, config.cluster).count for each in keys]
+        drawn = (keys_of(seed, len(pictures))[start : start + AT_ONCE] for seed in range(seeds))
+        counts = [locate(tokens, views, k.to(device), config.cluster).count for k in drawn]
         found.append(torch.stack(counts).cpu())
     return torch.cat(found, dim=1)
 
 
 def analyse(run: str, k: Int64[Tensor, "S B H"]) -> ChosenK:
+    seeds, images, heads = k.shape
     values = k.double()
-    total = values.var(correction=0)
-    cells = values.mean(dim=0)  # images, heads
-    by_image, by_head = (cells.mean(dim=d).var(correction=0) for d in (1, 0))
-    chance = values.var(dim=0, correction=0).mean()
-    shares = torch.stack([chance, by_image, by_head, total - chance - by_image - by_head])
-    seeds, images, heads, both = (shares / total if total > 0 else torch.zeros(4)).tolist()
+    chance = values.var(dim=0).mean()
+    cells = values.mean(dim=0)  # images, heads; in each mean some of the chance is left
+    between = cells.var(correction=0) - chance / seeds
+    by_image = cells.mean(dim=1).var(correction=0) - chance / (seeds * heads)
+    by_head = cells.mean(dim=0).var(correction=0) - chance / (seeds * images)
+    total = chance + between
+    parts = torch.stack([chance, by_image, by_head, between - by_image - by_head])
+    of_seeds, of_images, of_heads, of_both = (
+        parts / total if total > 0 else torch.zeros(4)
+    ).tolist()
     counted = {int(each): (k == each).double().mean().item() for each in k.unique()}
-    return ChosenK(run, values.mean().item(), total.item(), seeds, images, heads, both, counted)
+    return ChosenK(
+        run,
+        mean=values.mean().item(),
+        variance=total.item(),
+        seeds=of_seeds,
+        images=of_images,
+        heads=of_heads,
+        both=of_both,
+        histogram=counted,
+    )
 
 
 def draw(found: Sequence[ChosenK], to: Path) -> None:
@@ -87,7 +102,7 @@ def draw(found: Sequence[ChosenK], to: Path) -> None:
     axes.set_xlabel("K", fontsize=9)
     axes.set_ylabel("share of images and heads", fontsize=9)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, fontsize=8)
+    figure.legend(loc="outside upper left", frameon=False, fontsize=8)
     figure.savefig(to)
 
 
@@ -95,7 +110,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--run", nargs="+", type=Path, required=True, help="folders of runs")
     parser.add_argument("--images", type=int, default=256, help="of the runs' data, the first")
-    parser.add_argument("--seeds", type=int, default=8, help="clusterings of each image")
+    parser.add_argument("--seeds", type=int, default=8, help="clusterings of each image, 2 or more")
     parser.add_argument("--to", type=Path, required=True, help="the picture's file")
     chosen = parser.parse_args(arguments)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -10,7 +10,7 @@ image explains. Of the training parts, so that what is chosen by it is not chose
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 
 import torch
@@ -30,15 +30,23 @@ class Shares:
     image: float
 
 
-def shares_of(features: Float[Tensor, "n C h w"]) -> Shares:
-    tokens = features.double().flatten(2)
-    tokens = tokens - tokens.mean(dim=(0, 2), keepdim=True)
-    # A feature that never varies has no share in anything.
-    scale = tokens.square().mean(dim=(0, 2), keepdim=True).sqrt().clamp_min(1e-12)
-    tokens = tokens / scale
-    total = tokens.square().mean()
-    by_position, by_image = (tokens.mean(dim=d).square().mean() / total for d in (0, 2))
-    return Shares(by_position.item(), by_image.item())
+def shares_of(parts: Iterable[Float[Tensor, "_ C h w"]]) -> Shares:
+    """Of tokens that come in parts, so that they need not be held together."""
+    count, squares, by_place = 0, torch.zeros(()), torch.zeros(())
+    image_means: list[Tensor] = []
+    for part in parts:
+        tokens = part.double().cpu().flatten(2)
+        count, by_place = count + len(tokens), by_place + tokens.sum(dim=0)
+        squares = squares + tokens.square().mean(dim=2).sum(dim=0)
+        image_means.append(tokens.mean(dim=2))
+    means = torch.cat(image_means)
+    mean = means.mean(dim=0)
+    variance = squares / count - mean.square()
+    varies = variance > 1e-9 * squares / count  # a constant feature has no share in anything
+    by_position = (by_place / count - mean[:, None]).square().mean(dim=1)
+    by_image = (means - mean).square().mean(dim=0)
+    position, image = ((each / variance)[varies].mean().item() for each in (by_position, by_image))
+    return Shares(position, image)
 
 
 def measure(backbone: DenseBackbone, data: str, image_px: int, device: torch.device) -> Shares:
@@ -50,8 +58,9 @@ def measure(backbone: DenseBackbone, data: str, image_px: int, device: torch.dev
         blocks=1,
         device=device,
         workers=0,
+        held_bytes=0,
     )
-    return shares_of(torch.cat([features.cpu() for features, _ in patches.passes("features")]))
+    return shares_of(features for features, _ in patches.passes("features"))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -15,8 +15,8 @@ class _Whose:
     run: str | None = None
     """The run's folder."""
     step: int | None = None
-    """Which of the run's checkpoints, by its step; 0 is the network before its first. By default
-    the last."""
+    """Which of the run's checkpoints, by its step; 0 is the network untrained. By default the
+    last."""
     weights: str | None = None
     """Instead of a run, the name of shipped weights or a file of croc export."""
     heads: tuple[int, ...] | None = None

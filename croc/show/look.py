@@ -66,7 +66,7 @@ class Look:
 
 
 def look_at_run(run: Path, step: int | None = None) -> Look:
-    """The teacher of a run's last checkpoint, or of the one at that step; 0 is before the first."""
+    """The teacher of a run's last checkpoint, or of the one at that step; 0 is untrained."""
     if not (run / PAGE).is_file():
         raise UserError(f"{run} holds no run: give the folder that `croc pretrain` wrote")
     title = run.resolve().name
