@@ -6,11 +6,14 @@
 Each feature has deviation 1, as where tokens are clustered or segmented. `position` is the share
 of the variance that the mean over all images explains, `image` the share that the mean over an
 image explains. Of the training parts, so that what is chosen by it is not chosen by what is scored.
+With --kmeans, also what K-means scores on the tokens as they are and on tokens of other shares:
+without what their place explains, without it and with the image's mean doubled, and the image's
+mean alone. It tells which share K-means suffers from.
 """
 
 import argparse
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 
 import torch
@@ -19,7 +22,9 @@ from torch import Tensor
 
 from croc.evals.features import DenseBackbone, open_backbone
 from croc.evals.inputs import PatchFeatures
+from croc.evals.kmeans import evaluate_kmeans
 from croc.evals.parts import ALONE, open_part
+from croc.evals.protocols import KmeansConfig
 
 
 @dataclass(frozen=True)
@@ -49,7 +54,27 @@ def shares_of(parts: Iterable[Float[Tensor, "_ C h w"]]) -> Shares:
     return Shares(position, image)
 
 
-def measure(backbone: DenseBackbone, data: str, image_px: int, device: torch.device) -> Shares:
+class Reweighted:
+    """A backbone whose tokens lose what their place explains, and have other shares of the rest."""
+
+    def __init__(
+        self, backbone: DenseBackbone, place: Float[Tensor, "C h w"], image: float, own: float
+    ) -> None:
+        self.name, self.stride_px = backbone.name, backbone.stride_px
+        self._backbone, self._place, self._image, self._own = backbone, place, image, own
+
+    def features(
+        self, images: Float[Tensor, "B 3 h w"], blocks: int = 1
+    ) -> Float[Tensor, "B C rows columns"]:
+        tokens = self._backbone.features(images, blocks) - self._place
+        mean = tokens.mean(dim=(2, 3), keepdim=True)
+        return self._image * mean + self._own * (tokens - mean)
+
+
+def tokens_of(
+    backbone: DenseBackbone, data: str, image_px: int, device: torch.device
+) -> Iterator[Float[Tensor, "_ C h w"]]:
+    """In parts."""
     patches = PatchFeatures(
         backbone,
         open_part(data, ALONE),
@@ -60,7 +85,31 @@ def measure(backbone: DenseBackbone, data: str, image_px: int, device: torch.dev
         workers=0,
         held_bytes=0,
     )
-    return shares_of(features for features, _ in patches.passes("features"))
+    return (features for features, _ in patches.passes("features"))
+
+
+def mean_by_place(parts: Iterable[Float[Tensor, "_ C h w"]]) -> Float[Tensor, "C h w"]:
+    count, total = 0, torch.zeros(())
+    for part in parts:
+        count, total = count + len(part), total.to(part.device) + part.float().sum(dim=0)
+    return total / count
+
+
+def score_kmeans(
+    backbone: DenseBackbone, data: str, image_px: int, device: torch.device
+) -> dict[str, tuple[float, float]]:
+    """Mean and deviation over five seeds, for each kind of tokens."""
+    config = KmeansConfig(reading="tokens", image_px=image_px)
+    place = mean_by_place(tokens_of(backbone, data, image_px, device))
+    kinds = {
+        "kmeans": backbone,
+        "kmeans without place": Reweighted(backbone, place, image=1, own=1),
+        "kmeans image doubled": Reweighted(backbone, place, image=2, own=1),
+        "kmeans image alone": Reweighted(backbone, place, image=1, own=0),
+    }
+    part = open_part(data, ALONE)
+    found = {kind: evaluate_kmeans(each, part, config, device) for kind, each in kinds.items()}
+    return {kind: (100 * report.mean, 100 * report.deviation) for kind, report in found.items()}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -70,13 +119,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--image-px", type=int, default=448, help="side to which images are squashed"
     )
+    parser.add_argument("--kmeans", action="store_true", help="and what K-means makes of them")
     chosen = parser.parse_args(arguments)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     for weights in chosen.weights:
         backbone = open_backbone(weights, chosen.image_px).to(device)
         for data in chosen.data:
-            found = measure(backbone, data, chosen.image_px, device)
-            print(json.dumps({"weights": weights, "data": data.partition(":")[0]} | asdict(found)))
+            asked = (backbone, data, chosen.image_px, device)
+            told = {"weights": weights, "data": data.partition(":")[0]}
+            told |= asdict(shares_of(tokens_of(*asked)))
+            print(json.dumps(told | (score_kmeans(*asked) if chosen.kmeans else {})))
 
 
 if __name__ == "__main__":

@@ -29,6 +29,8 @@ HELP = """CrOC: dense visual features from unlabelled scene photographs.
                                      score dense features by the paper's protocols
   croc evaluate table --weights WEIGHTS ... --data DATA ...
                                      several weights side by side, as the paper's tables
+  croc evaluate curve --weights RUN ... --data DATA ...
+                                     every checkpoint of runs: scores against images seen
   croc show clusters [IMAGE ...] --run RUN
                                      the clusters found in two views of an image, head by head
   croc show merging IMAGE --run RUN  how they were merged, step by step, and at what cost
@@ -263,6 +265,14 @@ def table_command(arguments: list[str]) -> None:
         sys.exit(1)
 
 
+def curve_command(arguments: list[str]) -> None:
+    """croc evaluate curve --weights RUN ... --data DATA ...; 1 if a cell failed."""
+    from croc.evals.curve.command import run_command
+
+    if not run_command(arguments):
+        sys.exit(1)
+
+
 COMMANDS: dict[tuple[str, ...], Callable[[list[str]], None]] = {
     ("demo",): demo_command,
     ("pretrain",): pretrain_command,
@@ -271,6 +281,7 @@ COMMANDS: dict[tuple[str, ...], Callable[[list[str]], None]] = {
         for protocol in (*PROTOCOLS, "all")
     },
     ("evaluate", "table"): table_command,
+    ("evaluate", "curve"): curve_command,
     **{("show", kind): partial(show_command, kind) for kind in ("clusters", "merging", "features")},
     ("show", "report"): show_report_command,
     ("show", "weights"): show_weights_command,

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from benchmarks.variance import main, shares_of
+from benchmarks.variance import Reweighted, main, mean_by_place, shares_of
 
 
 def made(position: float, image: float, own: float) -> torch.Tensor:
@@ -45,3 +45,40 @@ def test_the_command_prints_a_line_for_each_pair(capsys):
     assert (told["weights"], told["data"]) == (weights, "scenes")
     assert 0 < told["position"] < 1
     assert 0 < told["image"] < 1
+
+
+class Given:
+    """A backbone that gives what it was told to."""
+
+    name, stride_px = "given", 16
+
+    def __init__(self, tokens: torch.Tensor) -> None:
+        self._tokens = tokens
+
+    def features(self, images: torch.Tensor, blocks: int = 1) -> torch.Tensor:
+        return self._tokens
+
+
+def test_tokens_of_other_shares_have_them():
+    tokens = made(0.4, 0.2, 0.4)
+    place = mean_by_place(tokens.split(10))
+    none = torch.zeros(1)
+
+    def shares(image: float, own: float) -> tuple[float, float]:
+        found = shares_of([Reweighted(Given(tokens), place, image, own).features(none)])
+        return found.position, found.image
+
+    assert shares(1, 1) == pytest.approx((0, 1 / 3), abs=0.03)
+    assert shares(2, 1) == pytest.approx((0, 2 / 3), abs=0.03)
+    assert shares(1, 0) == pytest.approx((0, 1), abs=1e-6)
+
+
+def test_kmeans_is_told_for_each_kind_of_tokens(capsys):
+    weights = "random:vit_tiny_patch16_224"
+    main(["--weights", weights, "--data", "scenes", "--image-px", "32", "--kmeans"])
+    told = json.loads(capsys.readouterr().out)
+    scores = {kind: score for kind, score in told.items() if kind.startswith("kmeans")}
+    assert len(scores) == 4
+    for mean, deviation in scores.values():
+        assert 0 < mean < 100
+        assert 0 <= deviation < 50

@@ -1,7 +1,9 @@
 """`croc evaluate table`: flags to weights and cells. Nothing here imports torch."""
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -88,11 +90,14 @@ def run_command(arguments: list[str]) -> bool:
     return make_table(options, weights, wanted)
 
 
-def read_flags(arguments: list[str]) -> tuple[TableOptions, list[Wanted]]:
+def read_flags(
+    arguments: list[str], kind: type[TableOptions] = TableOptions, program: str = PROGRAM
+) -> tuple[TableOptions, list[Wanted]]:
     """The options, and what is scored on which data, as each kind of data has it."""
-    first_kind = given_kind(arguments)
-    options = _parse(arguments, first_kind)
-    by_kind = {first_kind: options} | _parse_others(options, arguments, first_kind)
+    first = given_kind(arguments)
+    read = partial(_parse, arguments, kind, program)
+    options = read(first)
+    by_kind = {first: options} | _parse_others(options, read, first)
     return options, _wanted(options, by_kind, _flags(arguments))
 
 
@@ -107,26 +112,27 @@ def split_label(text: str) -> tuple[str, str]:
     return label, spec
 
 
-def _parse(arguments: list[str], data_kind: str) -> TableOptions:
+def _parse(
+    arguments: list[str], options: type[TableOptions], program: str, data_kind: str
+) -> TableOptions:
     """The options for a kind of data: what is not asked for is as its papers have it."""
-    options: type = TableOptions
     for protocol, default in DEFAULTS.items():
         config = default(data_kind)
         if protocol == "linear":
             config = by_epochs_or_steps(config, _flags(arguments))
         options = with_default(options, protocol, config)
-    return parse(options, arguments, PROGRAM)
+    return parse(options, arguments, program)
 
 
 def _parse_others(
-    options: TableOptions, arguments: list[str], first_kind: str
+    options: TableOptions, read: Callable[[str], TableOptions], first_kind: str
 ) -> dict[str, TableOptions]:
     """The same flags for the other kinds of data."""
     found = {}
     kinds = dict.fromkeys(spec.partition(":")[0] for spec in options.data)
     for kind in (kind for kind in kinds if kind != first_kind):
         try:
-            found[kind] = _parse(arguments, kind)
+            found[kind] = read(kind)
         except UserError as error:  # what suits one kind of data may not suit another
             raise UserError(f"{kind}: {error}") from None
     return found

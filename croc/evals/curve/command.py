@@ -1,0 +1,72 @@
+"""Flags to the checkpoints of runs, a row of a table each; then the curves through them."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from croc.errors import UserError
+from croc.evals.table.command import TableOptions, read_flags, split_label
+from croc.run_folder import PAGE, read_config
+
+PROGRAM = "croc evaluate curve"
+
+
+@dataclass(frozen=True)
+class CurveOptions(TableOptions):
+    """Every checkpoint of some runs, and their networks before the first step: scores against the
+    images seen. What is finished is not computed again, so it may be asked while a run goes on."""
+
+    weights: tuple[str, ...]  # pyright: ignore[reportIncompatibleVariableOverride]
+    """LABEL=RUN, or just RUN: folders of croc pretrain; a line each. --run.keep-every-steps keeps
+    more of a run than its last two checkpoints."""
+    average: bool = False
+    """A panel with the mean of a protocol's data sets, if there are several."""
+    to: str = "curves"
+    """Folder of curve.png, of table.md, .tex, .html and .json with a row a checkpoint, of
+    results.jsonl, which grows and holds what is finished, and of the pictures."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """Weights on a run's line."""
+
+    line: str
+    images: int
+    """Seen so far, repeated ones counted again."""
+    spec: str
+
+    @property
+    def label(self) -> str:
+        return f"{self.line}, {self.images:,} images"
+
+
+def run_command(arguments: list[str]) -> bool:
+    """Score, write the table and draw; whether every cell was filled."""
+    options, wanted = read_flags(arguments, CurveOptions, PROGRAM)
+    points = [point for text in options.weights for point in points_of(*split_label(text))]
+    by_label = {point.label: point for point in points}
+    if len(by_label) < len(points):
+        raise UserError("two of the runs are called the same: give them LABEL=RUN")
+    from croc.evals.curve.picture import draw_curves
+    from croc.evals.table.make import make_table
+
+    filled = make_table(options, {point.label: point.spec for point in points}, wanted)
+    draw_curves(Path(options.to), points)
+    return filled
+
+
+def points_of(label: str, run: str) -> list[Point]:
+    """The run before its first step, and after each step that it has a checkpoint of."""
+    from croc.checkpoint import checkpoints
+
+    folder = Path(run)
+    found = checkpoints(folder) if (folder / PAGE).is_file() else []
+    if not found:
+        raise UserError(f"--weights {run}: a curve is of runs, and this is no folder of one")
+    config, _ = read_config(folder / PAGE)
+    steps = [int(path.stem.removeprefix("step-")) for path in found]
+    line = folder.name if label == run else label
+    start = Point(line, 0, f"random:{run}")
+    return [
+        start,
+        *(Point(line, n * config.optim.batch, str(path)) for n, path in zip(steps, found) if n),
+    ]
