@@ -2,6 +2,8 @@
 
 import json
 import math
+import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +45,18 @@ def test_a_line_starts_at_no_images_and_has_a_point_for_each_checkpoint(runs: Pa
     assert points[0].spec == f"random:{runs / 'croc'}"
     assert points[-1].spec.endswith("step-00000009.pt")
     assert {point.line for point in points} == {"CrOC"}
+
+
+def test_a_run_from_other_weights_did_not_start_at_random_ones(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    config = tiny_config()
+    run = tmp_path / "more"
+    shutil.copytree(runs / "croc", run)
+    write_config(run, replace(config, model=replace(config.model, init="a")), "demo")
+    monkeypatch.chdir(run)
+    points = points_of(".", ".")
+    assert [(point.line, point.images) for point in points][:2] == [("more", 24), ("more", 48)]
 
 
 def test_the_points_are_the_scores_of_the_table_and_computed_once(

@@ -55,7 +55,7 @@ def run_command(arguments: list[str]) -> bool:
 
 
 def points_of(label: str, run: str) -> list[Point]:
-    """The run before its first step, and after each step that it has a checkpoint of."""
+    """The run before its first step (of random weights), and at each of its checkpoints."""
     from croc.checkpoint import checkpoints
 
     folder = Path(run)
@@ -64,9 +64,8 @@ def points_of(label: str, run: str) -> list[Point]:
         raise UserError(f"--weights {run}: a curve is of runs, and this is no folder of one")
     config, _ = read_config(folder / PAGE)
     steps = [int(path.stem.removeprefix("step-")) for path in found]
-    line = folder.name if label == run else label
-    start = Point(line, 0, f"random:{run}")
-    return [
-        start,
-        *(Point(line, n * config.optim.batch, str(path)) for n, path in zip(steps, found) if n),
-    ]
+    line = folder.resolve().name if label == run else label
+    # A run from other weights did not start from random ones.
+    start = [] if config.model.init else [Point(line, 0, f"random:{run}")]
+    seen = (step * config.optim.batch for step in steps)
+    return start + [Point(line, images, str(path)) for images, path in zip(seen, found) if images]
