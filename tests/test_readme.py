@@ -19,6 +19,7 @@ SHELLS = ("", "bash", "sh", "shell", "console")
 ENDS = {
     "sweep": "croc.sweep.sweep.run_sweep",
     "evaluate table": "croc.evals.table.make.make_table",
+    "evaluate curve": "croc.evals.curve.command.points_of",
     "evaluate": "croc.evals.evaluate.evaluate",
 }
 """Commands that check more than their flags, and where they begin to work."""
