@@ -35,23 +35,26 @@ class Shares:
     image: float
 
 
-def shares_of(parts: Iterable[Float[Tensor, "_ C h w"]]) -> Shares:
-    """Of tokens that come in parts, so that they need not be held together."""
-    count, squares, by_place = 0, torch.zeros(()), torch.zeros(())
+def shares_of(
+    parts: Iterable[Float[Tensor, "_ C h w"]],
+) -> tuple[Shares, Float[Tensor, "C h w"]]:
+    """Of tokens that come in parts, so that they need not be held together; and the mean token of
+    each place."""
+    count, squares, total = 0, torch.zeros(()), torch.zeros(())
     image_means: list[Tensor] = []
     for part in parts:
-        tokens = part.double().cpu().flatten(2)
-        count, by_place = count + len(tokens), by_place + tokens.sum(dim=0)
-        squares = squares + tokens.square().mean(dim=2).sum(dim=0)
-        image_means.append(tokens.mean(dim=2))
-    means = torch.cat(image_means)
+        tokens = part.double().cpu()
+        count, total = count + len(tokens), total + tokens.sum(dim=0)
+        squares = squares + tokens.square().mean(dim=(2, 3)).sum(dim=0)
+        image_means.append(tokens.mean(dim=(2, 3)))
+    means, place = torch.cat(image_means), total / count
     mean = means.mean(dim=0)
     variance = squares / count - mean.square()
     varies = variance > 1e-9 * squares / count  # a constant feature has no share in anything
-    by_position = (by_place / count - mean[:, None]).square().mean(dim=1)
+    by_position = (place - mean[:, None, None]).square().mean(dim=(1, 2))
     by_image = (means - mean).square().mean(dim=0)
     position, image = ((each / variance)[varies].mean().item() for each in (by_position, by_image))
-    return Shares(position, image)
+    return Shares(position, image), place
 
 
 class Reweighted:
@@ -88,19 +91,16 @@ def tokens_of(
     return (features for features, _ in patches.passes("features"))
 
 
-def mean_by_place(parts: Iterable[Float[Tensor, "_ C h w"]]) -> Float[Tensor, "C h w"]:
-    count, total = 0, torch.zeros(())
-    for part in parts:
-        count, total = count + len(part), total.to(part.device) + part.float().sum(dim=0)
-    return total / count
-
-
 def score_kmeans(
-    backbone: DenseBackbone, data: str, image_px: int, device: torch.device
+    backbone: DenseBackbone,
+    place: Float[Tensor, "C h w"],
+    data: str,
+    image_px: int,
+    device: torch.device,
 ) -> dict[str, tuple[float, float]]:
     """Mean and deviation over five seeds, for each kind of tokens."""
     config = KmeansConfig(reading="tokens", image_px=image_px)
-    place = mean_by_place(tokens_of(backbone, data, image_px, device))
+    place = place.float().to(device)
     kinds = {
         "kmeans": backbone,
         "kmeans without place": Reweighted(backbone, place, image=1, own=1),
@@ -125,10 +125,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for weights in chosen.weights:
         backbone = open_backbone(weights, chosen.image_px).to(device)
         for data in chosen.data:
-            asked = (backbone, data, chosen.image_px, device)
-            told = {"weights": weights, "data": data.partition(":")[0]}
-            told |= asdict(shares_of(tokens_of(*asked)))
-            print(json.dumps(told | (score_kmeans(*asked) if chosen.kmeans else {})))
+            asked = (data, chosen.image_px, device)
+            shares, place = shares_of(tokens_of(backbone, *asked))
+            told = {"weights": weights, "data": data.partition(":")[0]} | asdict(shares)
+            told |= score_kmeans(backbone, place, *asked) if chosen.kmeans else {}
+            print(json.dumps(told))
 
 
 if __name__ == "__main__":

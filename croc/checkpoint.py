@@ -98,6 +98,10 @@ def checkpoints(folder: Path) -> list[Path]:
     return sorted(path for path in names if re.fullmatch(r"step-\d{8,}", path.stem))
 
 
+def step_of(checkpoint: Path) -> int:
+    return int(checkpoint.stem.removeprefix("step-"))
+
+
 def save_checkpoint(folder: Path, state: dict[str, Any], keep_every: int | None) -> Path:
     """Write, rename, then drop all but the last two and every n-th."""
     path = checkpoint_path(folder, state["step"])
@@ -128,8 +132,8 @@ def drop_oldest(folder: Path, keep_every: int | None) -> bool:
 
 def _passing(folder: Path, keep_every: int | None, kept: int) -> list[Path]:
     """All but the last ones, and those that are kept for good."""
-    numbered = {path: int(path.stem.removeprefix("step-")) for path in checkpoints(folder)[:-kept]}
-    return [path for path, n in numbered.items() if keep_every is None or n % keep_every]
+    passing = checkpoints(folder)[:-kept]
+    return [path for path in passing if keep_every is None or step_of(path) % keep_every]
 
 
 def load_checkpoint(path: Path, advice: str = TO_GO_ON) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from croc.backbone import Backbone
-from croc.checkpoint import checkpoint_path, checkpoints
+from croc.checkpoint import checkpoint_path, checkpoints, step_of
 from croc.config import ClusterConfig, CrocConfig, ModelConfig, PretrainConfig, ViewsConfig
 from croc.errors import UserError
 from croc.show.look import look_at_export
@@ -61,7 +61,7 @@ def _checkpoints(run: Path, steps: tuple[int, ...]) -> list[Path]:
     asked = [checkpoint_path(run, step) for step in steps]
     for step, path in zip(steps, asked):
         if path not in found:
-            there = ", ".join(str(int(old.stem.removeprefix("step-"))) for old in found)
+            there = ", ".join(str(step_of(old)) for old in found)
             raise UserError(f"{run} has no checkpoint of step {step}; it has {there}")
     return asked if len(asked) > 1 else [*asked, found[-1]]
 

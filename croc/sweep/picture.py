@@ -11,19 +11,15 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 
+from croc.charts import COLOURS, save_chart, span_enough, verbatim
 from croc.sweep.page import first_scores
 
-# Okabe and Ito's, which colour-blind readers can tell apart; markers and dashes differ, too.
-LINE = "#0072B2"
-OTHER = "#D55E00"
-UNTRAINED = "#333333"
+LINE, OTHER, UNTRAINED = COLOURS[0], COLOURS[1], COLOURS[-1]
 SEED: dict[str, Any] = {"ls": "", "marker": "o", "color": LINE, "ms": 4.5, "alpha": 0.55, "mew": 0}
 MEAN: dict[str, Any] = {"ls": "-", "marker": "D", "color": LINE, "lw": 1.4, "ms": 4.5}
 REFERENCE: dict[str, Any] = {"ls": "--", "color": UNTRAINED, "lw": 1.2}
 PANEL_IN, WIDEST_IN, PAGE_IN = 4.0, 8.0, 16.0
 SIGN_IN = 0.075
-LEAST_POINTS = 2.0
-"""That an axis spans: differences of hundredths must not look like much."""
 LABEL_SIGNS = 14
 """A name is broken into lines of so many."""
 
@@ -48,14 +44,7 @@ def make_ticks(names: list[str]) -> Ticks:
 
 
 def draw_page(page: dict[str, Any], path: Path) -> None:
-    """Written beside its place and renamed, as the other files are."""
-    figure = make_figure(page)
-    partial = path.with_name(f"{path.name}.partial")
-    try:
-        figure.savefig(partial, format="png")
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+    save_chart(make_figure(page), path)
 
 
 def make_figure(page: dict[str, Any]) -> Figure:
@@ -76,15 +65,10 @@ def make_figure(page: dict[str, Any]) -> Figure:
         _name_settings(axes, ticks, page["command"]["sweep"]["vary"] or "")
     for axes in grid[panels:]:
         axes.set_visible(False)
-    title = _verbatim(_title(page, int(14 * size[0])))
+    title = verbatim(_title(page, int(14 * size[0])))
     figure.suptitle(title, x=0.01, ha="left", fontsize=9)
     _add_legend(figure, page)
     return figure
-
-
-def _verbatim(text: str) -> str:
-    """Between two dollars matplotlib would read a formula."""
-    return text.replace("$", r"\$")
 
 
 def _is_scored(page: dict[str, Any], place: str) -> bool:
@@ -122,12 +106,10 @@ def _draw_scores(axes: Axes, page: dict[str, Any], column: dict[str, str]) -> No
         axes.plot(*_means(page, "untrained", place), marker="d", ms=4, **REFERENCE)
     elif place in page["untrained"]:
         axes.axhline(page["untrained"][place]["mean"], **REFERENCE)
-    axes.set_title(_verbatim(column["title"]), fontsize=9, loc="left")
+    axes.set_title(verbatim(column["title"]), fontsize=9, loc="left")
     axes.set_ylabel(f"{column['metric']}, %", fontsize=8)
     axes.margins(y=0.12)
-    low, high = axes.get_ylim()
-    spare = max(0.0, LEAST_POINTS - (high - low)) / 2
-    axes.set_ylim(low - spare, high + spare)
+    span_enough(axes)
 
 
 def _means(page: dict[str, Any], kind: str, name: str) -> tuple[list[int], list[float]]:
@@ -153,7 +135,7 @@ def _draw_clusters(axes: Axes, page: dict[str, Any]) -> None:
 
 
 def _name_settings(axes: Axes, ticks: Ticks, varied: str) -> None:
-    axes.set_xticks(range(len(ticks.labels)), list(map(_verbatim, ticks.labels)))
+    axes.set_xticks(range(len(ticks.labels)), list(map(verbatim, ticks.labels)))
     if ticks.slanted:
         for label in axes.get_xticklabels():
             label.set(rotation=40, ha="right", rotation_mode="anchor")

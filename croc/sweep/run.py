@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from croc.checkpoint import checkpoints
+from croc.checkpoint import checkpoints, step_of
 from croc.errors import AskedToEnd, UserError
 from croc.evals.table.layout import one_line
 from croc.log import TIMINGS, read_metrics
@@ -80,7 +80,7 @@ def train_once(run: Run, last_step: int) -> None:
 
 def steps_done(folder: Path) -> int:
     found = checkpoints(folder)
-    return int(found[-1].stem.removeprefix("step-")) if found else 0
+    return step_of(found[-1]) if found else 0
 
 
 def seconds_of(lines: list[dict[str, Any]]) -> float:

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 from matplotlib.axes import Axes
 
+from croc.charts import LEAST_POINTS
 from croc.cli import main
 from croc.evals.curve.command import Point, points_of
-from croc.evals.curve.picture import LEAST_POINTS, make_figure
+from croc.evals.curve.picture import make_figure
 from croc.run_folder import write_config
 from croc.train import pretrain
 from tests.evals.commands import SMALL

@@ -56,16 +56,15 @@ def run_command(arguments: list[str]) -> bool:
 
 def points_of(label: str, run: str) -> list[Point]:
     """The run before its first step (of random weights), and at each of its checkpoints."""
-    from croc.checkpoint import checkpoints
+    from croc.checkpoint import checkpoints, step_of
 
     folder = Path(run)
     found = checkpoints(folder) if (folder / PAGE).is_file() else []
     if not found:
         raise UserError(f"--weights {run}: a curve is of runs, and this is no folder of one")
     config, _ = read_config(folder / PAGE)
-    steps = [int(path.stem.removeprefix("step-")) for path in found]
     line = folder.resolve().name if label == run else label
     # A run from other weights did not start from random ones.
     start = [] if config.model.init else [Point(line, 0, f"random:{run}")]
-    seen = (step * config.optim.batch for step in steps)
+    seen = (step_of(path) * config.optim.batch for path in found)
     return start + [Point(line, images, str(path)) for images, path in zip(seen, found) if images]

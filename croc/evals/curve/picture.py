@@ -10,27 +10,21 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
+from croc.charts import COLOURS, save_chart, span_enough, verbatim
 from croc.evals.curve.command import Point
 
-# Okabe and Ito's, which colour-blind readers can tell apart; the markers differ, too.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#333333")
 PANEL_IN, PANELS_A_LINE = (3.8, 3.0), 4
 MARKERS = "osD^vP*X"
 MILLION = 1_000_000
 SHADE = 0.15
-LEAST_POINTS = 2.0
-"""That an axis spans: differences of hundredths must not look like much."""
+LEGEND_IN, SIGN_IN = 0.6, 0.075
+"""What a label of the legend takes: its mark, and each of its letters."""
 
 
 def draw_curves(folder: Path, points: Sequence[Point]) -> None:
-    """From the table beside it; written beside its place and renamed."""
+    """From the table beside it."""
     page = json.loads((folder / "table.json").read_text())
-    partial = folder / "curve.png.partial"
-    try:
-        make_figure(page, points).savefig(partial, format="png")
-        partial.replace(folder / "curve.png")
-    finally:
-        partial.unlink(missing_ok=True)
+    save_chart(make_figure(page, points), folder / "curve.png")
     print(f"and {folder / 'curve.png'}")
 
 
@@ -48,9 +42,9 @@ def make_figure(page: dict[str, Any], points: Sequence[Point]) -> Figure:
     for axes in grid[len(columns) :]:
         axes.set_visible(False)
     handles, labels = grid[0].get_legend_handles_labels()
-    figure.legend(
-        handles, labels, loc="outside lower left", ncols=len(labels), fontsize=8, frameon=False
-    )
+    beside = int(size[0] / (LEGEND_IN + SIGN_IN * max(map(len, labels))))
+    ncols = max(1, min(len(labels), beside))
+    figure.legend(handles, labels, loc="outside lower left", ncols=ncols, fontsize=8, frameon=False)
     return figure
 
 
@@ -71,18 +65,16 @@ def _draw_panel(
         }
         seen = [images for images, _ in own]
         scores = [_or_gap(cell["value"]) for _, cell in own]
-        axes.plot(seen, scores, lw=1.4, ms=4, label=line.replace("$", r"\$"), **style)
+        axes.plot(seen, scores, lw=1.4, ms=4, label=verbatim(line), **style)
         spread = [cell["deviation"] or 0.0 for _, cell in own]
         if any(spread):
             low = [score - by for score, by in zip(scores, spread)]
             high = [score + by for score, by in zip(scores, spread)]
             axes.fill_between(seen, low, high, color=style["color"], alpha=SHADE, lw=0)
-    axes.set_title(f"{column['group']}, {column['title']}", fontsize=9, loc="left")
+    axes.set_title(verbatim(f"{column['group']}, {column['title']}"), fontsize=9, loc="left")
     axes.set_xlabel("images seen" + (", millions" if unit == MILLION else ""), fontsize=8)
     axes.xaxis.set_major_formatter("{x:,g}")
-    low, high = axes.get_ylim()
-    spare = max(0.0, LEAST_POINTS - (high - low)) / 2
-    axes.set_ylim(low - spare, high + spare)
+    span_enough(axes)
     axes.tick_params(labelsize=8)
     axes.spines[["top", "right"]].set_visible(False)
 
