@@ -1,31 +1,42 @@
-"""AdamW with weight decay where it belongs, and the teacher's moving average."""
+"""The optimiser with weight decay where it belongs, and the teacher's moving average."""
 
 from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
 
+from croc.config import OptimConfig
 from croc.distributed import sum_over_processes
+from croc.muon import Muon
 from croc.schedules import Settings
 from croc.sharding import is_sharded, own_shares
 
 
 def make_optimizer(
-    student: nn.Module, device: torch.device, betas: tuple[float, float] = (0.9, 0.999)
-) -> torch.optim.AdamW:
+    student: nn.Module, device: torch.device, config: OptimConfig | None = None
+) -> torch.optim.AdamW | Muon:
     """Biases and one-dimensional parameters are not decayed; rates come with each step."""
-    parameters = [p for p in student.parameters() if p.requires_grad]
+    config = config or OptimConfig()
+    named = {name: p for name, p in student.named_parameters() if p.requires_grad}
+    matrices: dict[str, nn.Parameter] = {}
+    if config.matrices == "muon":
+        matrices = {name: p for name, p in named.items() if ".blocks." in name and p.ndim == 2}
+    rest = [p for name, p in named.items() if name not in matrices]
     groups = [
-        {"params": [p for p in parameters if p.ndim > 1], "decayed": True},
-        {"params": [p for p in parameters if p.ndim <= 1], "decayed": False},
+        {"params": [p for p in rest if p.ndim > 1], "decayed": True, "rate_factor": 1.0},
+        {"params": [p for p in rest if p.ndim <= 1], "decayed": False, "rate_factor": 1.0},
     ]
     fused = device.type == "cuda"
-    return torch.optim.AdamW(groups, lr=0.0, betas=betas, weight_decay=0.0, fused=fused)
+    adamw = torch.optim.AdamW(groups, lr=0.0, betas=config.betas, weight_decay=0.0, fused=fused)
+    if not matrices:
+        return adamw
+    return Muon(matrices, adamw, decayed=True, rate_factor=config.muon_rate_factor)
 
 
 def set_rates(optimizer: torch.optim.Optimizer, settings: Settings) -> None:
     for group in optimizer.param_groups:
-        group["lr"] = settings.rate
+        # Checkpoints from before there was a factor have none.
+        group["lr"] = settings.rate * group.get("rate_factor", 1.0)
         group["weight_decay"] = settings.weight_decay if group["decayed"] else 0.0
 
 

@@ -119,7 +119,7 @@ def make_ready(
     student.train()
     if isinstance(fabric.strategy, ModelParallelStrategy) and "teacher" in method.modules:
         shard_teacher(method.modules["teacher"], fabric.strategy.device_mesh)
-    optimizer: Any = make_optimizer(method.student, fabric.device, config.optim.betas)
+    optimizer: Any = make_optimizer(method.student, fabric.device, config.optim)
     optimizer = fabric.setup_optimizers(optimizer)
     gradients = make_gradients(fabric, method, student, records(run, fabric, compile))
     state = TrainState(method.modules, optimizer, images)

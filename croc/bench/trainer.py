@@ -35,7 +35,7 @@ class Trainer:
         use_kernels(config.run.kernels)
         compiled = compiles(config.run, fabric.device)
         self.method: Any = build_method(config, fabric.device, compiled)
-        optimizer = make_optimizer(self.method.student, fabric.device, config.optim.betas)
+        optimizer = make_optimizer(self.method.student, fabric.device, config.optim)
         self._student, optimizer = fabric.setup(self.method.student, optimizer)
         self._guard = Guard(optimizer, fabric.device)
         self._student.train()

@@ -100,7 +100,7 @@ class LossConfig(DistillationConfig):
 
 @dataclass(frozen=True)
 class OptimConfig:
-    """AdamW and its schedules."""
+    """The optimiser and its schedules."""
 
     batch: int = 256
     """Images a step, over all processes."""
@@ -120,11 +120,16 @@ class OptimConfig:
     """Largest norm of the gradient; 0 for none."""
     betas: tuple[float, float] = (0.9, 0.999)
     """AdamW's memories of the gradient and of its square."""
+    matrices: Literal["adamw", "muon"] = "adamw"
+    """What moves the matrices of the ViT's blocks: AdamW as in the paper, or Muon, which learned
+    the same from a third of the images (docs/log.md); all else is AdamW's."""
+    muon_rate_factor: float = 1.0
+    """Muon's rate as a multiple of the rate."""
 
     def __post_init__(self) -> None:
         require_least(self, "optim", 1, "batch", "epochs")
         require_least(self, "optim", 0, "rate", "rate_end", "warmup_epochs", "clip_gradient")
-        require_least(self, "optim", 0, "weight_decay", "weight_decay_end")
+        require_least(self, "optim", 0, "weight_decay", "weight_decay_end", "muon_rate_factor")
         require(
             all(0 <= beta < 1 for beta in self.betas),
             f"--optim.betas must lie in 0 … 1, 1 left out: {self.betas}",

@@ -23,6 +23,11 @@ class PretrainConfig:
     def __post_init__(self) -> None:
         for section in dataclasses.fields(self):
             require_finite(section.name, getattr(self, section.name))
+        require(
+            self.optim.matrices == "adamw" or self.run.strategy == "ddp",
+            "--optim.matrices muon needs whole matrices, and FSDP has shares of them: "
+            "take --run.strategy ddp, or --optim.matrices adamw",
+        )
 
 
 @dataclass(frozen=True)

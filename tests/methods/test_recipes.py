@@ -43,7 +43,7 @@ def test_every_recipe_does_a_step(name: str):
     fabric, device = Fabric(accelerator="cpu", devices=1), torch.device("cpu")
     method = build_method(config, device, compile=False)
     assert isinstance(method, Method)
-    optimizer = make_optimizer(method.student, device, config.optim.betas)
+    optimizer = make_optimizer(method.student, device, config.optim)
     student, optimizer = fabric.setup(method.student, optimizer)
     projection = method.student.get_parameter("backbone.vit.patch_embed.proj.weight")
     before = projection.detach().clone()
