@@ -1,7 +1,7 @@
 """Any timm ViT as the backbone: its tokens, and what its last attention saw."""
 
 import difflib
-from typing import Any
+from typing import Any, cast
 
 import timm
 import torch
@@ -17,6 +17,9 @@ from croc.errors import UserError
 from croc.layers import autocast_dtype, replace_layers
 from croc.randomness import uniform
 from croc.types import Tokens
+from croc.windows import draw_windows, positions_of
+
+WHOLE = (1.0, 1.0)
 
 
 class Backbone(nn.Module):
@@ -29,6 +32,7 @@ class Backbone(nn.Module):
         self.vit = _create_vit(config, view_px, drop_path)
         self.patch_px: int = self.vit.patch_embed.patch_size[0]
         self.width: int = self.vit.embed_dim
+        self._sides = config.position_window
         self._drop_paths = replace_layers(self.vit)
         keep = torch.tensor([1 - drop_path.rate for drop_path in self._drop_paths])
         self.register_buffer("_keep", keep, persistent=False)
@@ -41,9 +45,10 @@ class Backbone(nn.Module):
     def forward(
         self, pixels: Float[Tensor, "M B 3 h w"], keys: Int64[Tensor, "B"] | None = None
     ) -> tuple[Float[Tensor, "M B D"], Float[Tensor, "M B N D"]]:
-        """CLS and patch tokens, after the final norm; with `keys`, stochastic depth is on."""
+        """CLS and patch tokens, after the final norm; with `keys`, what training draws at random
+        is on: windows of positions, and the student's stochastic depth."""
         self._set_drop_paths(len(pixels), keys)
-        return self._finish(self.vit.blocks(self._embed(pixels.flatten(0, 1))), len(pixels))
+        return self._finish(self.vit.blocks(self._embed_views(pixels, keys)), len(pixels))
 
     def encode(
         self,
@@ -59,10 +64,13 @@ class Backbone(nn.Module):
         cls, patches = self._finish(self.vit.blocks(seen), views=1)
         return cls[0], patches[0]
 
-    def describe(self, pixels: Float[Tensor, "M B 3 h w"], kind: str) -> Tokens:
-        """The tokens, with the keys, queries or values of the last block, or its output (last)."""
+    def describe(
+        self, pixels: Float[Tensor, "M B 3 h w"], kind: str, keys: Int64[Tensor, "B"] | None = None
+    ) -> Tokens:
+        """The tokens, with the keys, queries or values of the last block, or its output (last);
+        `keys` draw windows of positions, as in `forward`."""
         self._set_drop_paths(len(pixels), None)
-        before = self.vit.blocks[:-1](self._embed(pixels.flatten(0, 1)))
+        before = self.vit.blocks[:-1](self._embed_views(pixels, keys))
         return self._describe_last(before, len(pixels), kind)
 
     def compile_parts(self) -> None:
@@ -89,9 +97,29 @@ class Backbone(nn.Module):
         prefix = self.vit.num_prefix_tokens
         return Tokens(cls, patches, chosen[..., prefix:, :], chosen[..., 0, :], attention)
 
-    def _embed(self, pixels: Float[Tensor, "b 3 h w"]) -> Float[Tensor, "b n D"]:
+    def _embed_views(
+        self, pixels: Float[Tensor, "M B 3 h w"], keys: Int64[Tensor, "B"] | None
+    ) -> Float[Tensor, "b n D"]:
+        views, windows = len(pixels), None
+        if keys is not None and self._sides != WHOLE:
+            # The teacher's are others than the student's, so that no place is common to both.
+            purpose = f"position window of the {'student' if self.training else 'teacher'}"
+            windows = draw_windows(keys, purpose, views, self._sides)
+        return self._embed(pixels.flatten(0, 1), windows)
+
+    def _embed(
+        self, pixels: Float[Tensor, "b 3 h w"], windows: Float[Tensor, "b 2 2"] | None = None
+    ) -> Float[Tensor, "b n D"]:
         vit = self.vit
-        x = vit.norm_pre(vit.patch_drop(vit._pos_embed(vit.patch_embed(pixels))))
+        patches = vit.patch_embed(pixels)
+        x = vit._pos_embed(patches)
+        if windows is not None:
+            prefix, (g, h) = vit.num_prefix_tokens, vit.patch_embed.grid_size
+            grid = cast(Tensor, vit.pos_embed)[0, -g * h :].unflatten(0, (g, h))
+            usual = vit._pos_embed(torch.zeros_like(patches[:1]))[:, prefix:]
+            moved = positions_of(windows, grid, *patches.shape[1:3]) - usual
+            x = torch.cat([x[:, :prefix], x[:, prefix:] + moved], dim=1)
+        x = vit.norm_pre(vit.patch_drop(x))
         # All blocks add to this: in autocast's type it takes half of the memory and its traffic.
         return x.to(autocast_dtype(x.device, x.dtype))
 

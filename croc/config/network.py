@@ -20,12 +20,20 @@ class ModelConfig:
     """Number of blocks, if not the named model's own."""
     drop_path: float = 0.1
     """Stochastic depth of the student, rising linearly to this in the last block."""
+    position_window: tuple[float, float] = (1.0, 1.0)
+    """While training, a view has the positions of a random window of the grid, with sides of least
+    and most these shares of the grid's, so that a token cannot tell where in its view it lies;
+    1 1 is the whole grid, as in the paper."""
     init: Annotated[str | None, tyro.conf.arg(prefix_name=False)] = None
     """Weights that the backbone starts from: a run, timm:NAME or a file; by default random ones."""
 
     def __post_init__(self) -> None:
         require(0 <= self.drop_path < 1, f"--model.drop-path must lie in 0 … 1: {self.drop_path}")
         require_least(self, "model", 1, "depth", "patch_px")
+        require(
+            0 < self.position_window[0] <= self.position_window[1] <= 1,
+            f"--model.position-window must rise within 0 … 1: {self.position_window}",
+        )
         require(self.init != "", "--init is empty: name weights, or leave it out")
 
 

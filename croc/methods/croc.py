@@ -45,7 +45,7 @@ class Croc(Distillation[Targets]):
         """The teacher's clusters, and its outputs for every image and centroid."""
         config, teacher = self.config.cluster, self.teacher
         with stage("teacher"):
-            tokens = teacher.backbone.describe(views.pixels, config.tokens)
+            tokens = teacher.backbone.describe(views.pixels, config.tokens, keys)
         with stage("clustering"):
             found = self._locate(tokens, views, keys, config)
             centroids = teacher.pool(tokens.patches, found.assignments, tokens.cls, config)

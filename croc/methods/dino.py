@@ -56,7 +56,7 @@ class Dino(Distillation[ImageTargets]):
         self, views: Views, keys: Int64[Tensor, "B"], temperature: Float[Tensor, ""]
     ) -> ImageTargets:
         with stage("teacher"):
-            cls, _ = self.teacher.backbone(views.pixels)
+            cls, _ = self.teacher.backbone(views.pixels, keys)
         with stage("heads"):
             images = self.teacher.head.images(cls)
         with stage("loss"):

@@ -107,6 +107,8 @@ class Mae:
 
     def __init__(self, config: MaeConfig, device: torch.device, compile: bool = False) -> None:
         require(config.views.early_px is None, "--views.early-px is not for MAE")
+        whole = config.model.position_window == (1.0, 1.0)
+        require(whole, "--model.position-window is not for MAE, whose places are fixed")
         self.config, self.views = config, config.views
         self.student = MaeNetwork(config)
         self.micro_batch = config.run.micro_batch or (16 if device.type == "cpu" else None)
