@@ -1,7 +1,7 @@
 """Positions of a random window of the grid, one for each view.
 
-With those of the whole grid a token knows where in its view it lies. Teacher and student can then
-agree on that alone: upper rows are a cluster in both views, whatever they show.
+With those of the whole grid a token knows where in its view it lies. Where crops share most of an
+image, a cluster's row in one view foretells its row in the other, and no content is needed.
 """
 
 import torch
