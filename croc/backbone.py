@@ -17,9 +17,7 @@ from croc.errors import UserError
 from croc.layers import autocast_dtype, replace_layers
 from croc.randomness import uniform
 from croc.types import Tokens
-from croc.windows import draw_windows, positions_of
-
-WHOLE = (1.0, 1.0)
+from croc.windows import WHOLE, draw_windows, positions_of
 
 
 class Backbone(nn.Module):

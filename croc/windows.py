@@ -10,6 +10,9 @@ from torch import Tensor
 
 from croc.randomness import uniform
 
+WHOLE = (1.0, 1.0)
+"""The sides of windows that are the grid itself."""
+
 
 def draw_windows(
     keys: Int64[Tensor, "B"], purpose: str, views: int, sides: tuple[float, float]

@@ -24,6 +24,7 @@ from croc.sharding import hold_gradients
 from croc.stages import stage
 from croc.types import Canvases
 from croc.views import make_views
+from croc.windows import WHOLE
 
 
 class Decoder(nn.Module):
@@ -107,7 +108,7 @@ class Mae:
 
     def __init__(self, config: MaeConfig, device: torch.device, compile: bool = False) -> None:
         require(config.views.early_px is None, "--views.early-px is not for MAE")
-        whole = config.model.position_window == (1.0, 1.0)
+        whole = config.model.position_window == WHOLE
         require(whole, "--model.position-window is not for MAE, whose places are fixed")
         self.config, self.views = config, config.views
         self.student = MaeNetwork(config)
