@@ -21,6 +21,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
+from benchmarks.command import run
 from benchmarks.surroundings import hardware, versions
 from croc.data import open_source
 from croc.methods.network import locate
@@ -128,4 +129,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

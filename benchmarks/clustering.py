@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor
 
+from benchmarks.command import run
 from benchmarks.surroundings import hardware, versions
 from croc.bench.curves import Curve, Point, draw_curves, say
 from croc.bench.served import KERNEL, clustering_by
@@ -290,4 +291,4 @@ def write_scaling(path: Path, curves: list[Curve], base: Sizes, device: torch.de
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

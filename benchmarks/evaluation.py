@@ -22,6 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from benchmarks.command import run
 from benchmarks.made_up import write_davis, write_voc
 from benchmarks.surroundings import hardware, versions
 from croc.evals.datasets import open_segmentation
@@ -274,4 +275,4 @@ def show(figures: Sequence[Figure], device: torch.device) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

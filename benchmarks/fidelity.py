@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from matplotlib.figure import Figure
 
+from benchmarks.command import run
 from benchmarks.surroundings import hardware, versions
 from croc.config import CrocConfig
 from croc.log import read_metrics
@@ -139,4 +140,4 @@ def draw(curves: dict[str, Any], to: Path) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

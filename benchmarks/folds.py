@@ -15,6 +15,7 @@ from statistics import fmean, stdev
 
 import torch
 
+from benchmarks.command import run
 from croc.config import DataConfig
 from croc.data.loader import worker_count
 from croc.evals.datasets import SegmentationData
@@ -98,4 +99,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

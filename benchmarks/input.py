@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from PIL import Image
 
+from benchmarks.command import run
 from benchmarks.evaluation import RESULTS, Figure, write
 from benchmarks.made_up import noise, picture
 from benchmarks.surroundings import hardware
@@ -217,4 +218,4 @@ def show(figures: Sequence[Figure], device: torch.device) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -20,6 +20,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from benchmarks.command import run
 from croc.evals.features import DenseBackbone, open_backbone
 from croc.evals.inputs import PatchFeatures
 from croc.evals.kmeans import evaluate_kmeans
@@ -133,4 +134,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

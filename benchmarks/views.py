@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from triton.testing import do_bench
 
+from benchmarks.command import run
 from benchmarks.surroundings import hardware
 from croc.config import ViewsConfig
 from croc.kernels import use_kernels
@@ -148,4 +149,4 @@ def distance(found: Tensor, exact: Tensor) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -7,12 +7,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from PIL import Image
 
 from benchmarks.clustering import Sizes, measure_curves, write_scaling
+from benchmarks.command import run
 from benchmarks.made_up import write_davis, write_voc
 from croc.bench.curves import Curve, Point, draw_curves
+from croc.errors import UserError
 from croc.evals.datasets import open_segmentation
 from croc.evals.videos import open_videos
 
@@ -86,3 +89,22 @@ def test_kernel_and_definition_in_one_picture(tmp_path: Path):
     draw_curves([curve], "title", tmp_path / "x.png")
     assert (tmp_path / "x.png").stat().st_size > 5000
     assert curve.describe()["lines"]["kernel"]["worst"] < 1e-9
+
+
+@pytest.mark.parametrize(
+    "program", sorted(ROOT.glob("benchmarks/*.py")), ids=lambda path: path.stem
+)
+def test_every_program_ends_by_the_same_rule(program: Path):
+    """That of `benchmarks.command`, which the next test tries."""
+    text, end = program.read_text(), 'if __name__ == "__main__":\n    run(main)\n'
+    assert ("argparse" in text) == text.endswith(end)
+
+
+def test_what_the_user_can_mend_is_one_line_and_code_2(capsys):
+    def main() -> None:
+        raise UserError("no such\nrun: give another")
+
+    with pytest.raises(SystemExit) as ended:
+        run(main)
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.endswith(": no such run: give another\n")
