@@ -5,12 +5,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from croc.errors import UserError
+from croc.evals.table.layout import one_line
 
 
 def run(main: Callable[[], None]) -> None:
     try:
         main()
     except UserError as error:
-        program = Path(sys.argv[0]).stem
-        print(f"{program}: {' '.join(str(error).split())}", file=sys.stderr)
+        print(f"{Path(sys.argv[0]).stem}: {one_line(str(error))}", file=sys.stderr)
         sys.exit(2)

@@ -13,12 +13,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, stdev
 
-import torch
-
 from benchmarks.command import run
-from croc.config import DataConfig
-from croc.data.loader import worker_count
+from croc.errors import UserError
+from croc.evals.command import EvaluateOptions
 from croc.evals.datasets import SegmentationData
+from croc.evals.evaluate import Machine, find_machine
 from croc.evals.features import DenseBackbone, open_backbone
 from croc.evals.kmeans import evaluate_kmeans
 from croc.evals.linear import evaluate_linear
@@ -38,6 +37,8 @@ class Scores:
 
 def split_into_folds(data: SegmentationData, count: int) -> list[tuple[Subset, Subset]]:
     """What is trained on and what is scored: image i belongs to fold i modulo `count`."""
+    if not 2 <= count <= len(data):
+        raise UserError(f"--folds must lie in 2 … {len(data)}, the images to be scored: {count}")
     numbers = range(len(data))
     return [
         (
@@ -54,14 +55,14 @@ def score(
     linear: LinearConfig,
     kmeans: KmeansConfig,
     folds: int,
-    device: torch.device,
+    machine: Machine,
 ) -> Scores:
-    workers = worker_count(DataConfig())
+    where = machine.device, machine.workers
     found = [
-        100 * evaluate_linear(backbone, train, held, linear, device, workers).best.iou.mean
+        100 * evaluate_linear(backbone, train, held, linear, *where).best.iou.mean
         for train, held in split_into_folds(data, folds)
     ]
-    clusters = evaluate_kmeans(backbone, data, kmeans, device, workers)
+    clusters = evaluate_kmeans(backbone, data, kmeans, *where)
     return Scores(fmean(found), stdev(found), 100 * clusters.mean, 100 * clusters.deviation)
 
 
@@ -75,7 +76,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--image-px", type=int, help="side of the images; likewise")
     parser.add_argument("--most", type=int, help="images of each set, by their names' hashes")
     chosen = parser.parse_args(arguments)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     for weights in chosen.weights:
         for data in chosen.data:
             kind = data.partition(":")[0]
@@ -85,14 +85,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
             if chosen.image_px:
                 linear = replace(linear, image_px=chosen.image_px)
                 kmeans = replace(kmeans, image_px=chosen.image_px)
-            backbone = open_backbone(weights, linear.image_px).to(device)
-            if device.type == "cuda":
-                backbone = backbone.to(torch.bfloat16)  # as `croc evaluate` has it there
+            machine = find_machine(EvaluateOptions(weights, data))
+            backbone = open_backbone(weights, linear.image_px)
+            backbone.to(machine.device, machine.precision)
             part = open_part(data, ALONE)
             if chosen.most and chosen.most < len(part):
                 part = split_training(part, chosen.most / len(part))["val"]
             kmeans = replace(kmeans, seeds=chosen.seeds)
-            found = score(backbone, part, linear, kmeans, chosen.folds, device)
+            found = score(backbone, part, linear, kmeans, chosen.folds, machine)
             told = {"weights": weights, "data": kind, "images": len(part)}
             rounded = {name: round(value, 2) for name, value in vars(found).items()}
             print(json.dumps(told | rounded), flush=True)

@@ -77,7 +77,9 @@ def coco_20min() -> CrocConfig:
       paper's, it stays near the uniform distribution for the first minutes.
     - Views keep most of their colours, or images can hardly be told apart by their tokens.
 
-    418 s on one H200, compiling and the scoring of checkpoints beside it counted (docs/log.md).
+    418 s on one H200, compiling and the scoring of checkpoints beside it counted. In folds of the
+    training parts of COCO-Things-mini and IDD-Lite 22.7 and 47.1 mIoU by a linear layer (random
+    weights 10.3, 30.5), by K-means 8.8 and 27.9 (8.4, 16.8): on things not yet what it should be.
     """
     return CrocConfig(
         data=DataConfig(canvas_px=192),

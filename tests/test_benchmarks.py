@@ -2,6 +2,7 @@
 
 import json
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -12,10 +13,8 @@ import torch
 from PIL import Image
 
 from benchmarks.clustering import Sizes, measure_curves, write_scaling
-from benchmarks.command import run
 from benchmarks.made_up import write_davis, write_voc
 from croc.bench.curves import Curve, Point, draw_curves
-from croc.errors import UserError
 from croc.evals.datasets import open_segmentation
 from croc.evals.videos import open_videos
 
@@ -92,19 +91,18 @@ def test_kernel_and_definition_in_one_picture(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    "program", sorted(ROOT.glob("benchmarks/*.py")), ids=lambda path: path.stem
+    ("program", "words"),
+    [
+        ("folds", ("--weights", "no/run", "--data", "scenes")),
+        ("variance", ("--weights", "no/run", "--data", "scenes")),
+        ("chosen_k", ("--run", "no/run", "--to", "k.png")),
+    ],
 )
-def test_every_program_ends_by_the_same_rule(program: Path):
-    """That of `benchmarks.command`, which the next test tries."""
-    text, end = program.read_text(), 'if __name__ == "__main__":\n    run(main)\n'
-    assert ("argparse" in text) == text.endswith(end)
-
-
-def test_what_the_user_can_mend_is_one_line_and_code_2(capsys):
-    def main() -> None:
-        raise UserError("no such\nrun: give another")
-
+def test_what_the_user_can_mend_is_one_line_and_code_2(program, words, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", [f"{program}.py", *words])
     with pytest.raises(SystemExit) as ended:
-        run(main)
+        runpy.run_path(str(ROOT / "benchmarks" / f"{program}.py"), run_name="__main__")
+    (line,) = capsys.readouterr().err.splitlines()
     assert ended.value.code == 2
-    assert capsys.readouterr().err.endswith(": no such run: give another\n")
+    assert line.startswith(f"{program}: ")
+    assert "no/run" in line
