@@ -25,13 +25,21 @@ class Backbone(nn.Module):
 
     _keep: Tensor
 
-    def __init__(self, config: ModelConfig, view_px: int, drop_path: float = 0.0) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        view_px: int,
+        drop_path: float = 0.0,
+        trained: int | None = None,
+    ) -> None:
+        """`trained` blocks learned; by default all, but an export may end with one that did not."""
         super().__init__()
         self.vit = _create_vit(config, view_px, drop_path)
+        self.trained: int = len(self.vit.blocks) if trained is None else trained
         self.patch_px: int = self.vit.patch_embed.patch_size[0]
         self.width: int = self.vit.embed_dim
-        self._sides = config.position_window
-        self._drop_paths = replace_layers(self.vit)
+        self._sides, self._image_from = config.position_window, config.image_from
+        self._drop_paths = replace_layers(self.vit, self.trained)
         keep = torch.tensor([1 - drop_path.rate for drop_path in self._drop_paths])
         self.register_buffer("_keep", keep, persistent=False)
         if view_px % self.patch_px:
@@ -43,8 +51,9 @@ class Backbone(nn.Module):
     def forward(
         self, pixels: Float[Tensor, "M B 3 h w"], keys: Int64[Tensor, "B"] | None = None
     ) -> tuple[Float[Tensor, "M B D"], Float[Tensor, "M B N D"]]:
-        """CLS and patch tokens, after the final norm; with `keys`, what training draws at random
-        is on: windows of positions, and the student's stochastic depth."""
+        """The image's token (by default CLS) and the patches', after the final norm; with `keys`,
+        what training draws at random is on: windows of positions, and the student's stochastic
+        depth."""
         self._set_drop_paths(len(pixels), keys)
         return self._finish(self.vit.blocks(self._embed_views(pixels, keys)), len(pixels))
 
@@ -65,10 +74,11 @@ class Backbone(nn.Module):
     def describe(
         self, pixels: Float[Tensor, "M B 3 h w"], kind: str, keys: Int64[Tensor, "B"] | None = None
     ) -> Tokens:
-        """The tokens, with the keys, queries or values of the last block, or its output (last);
+        """The tokens, with the keys, queries or values of the last block that learned, or (last)
+        the patch tokens themselves;
         `keys` draw windows of positions, as in `forward`."""
         self._set_drop_paths(len(pixels), None)
-        before = self.vit.blocks[:-1](self._embed_views(pixels, keys))
+        before = self.vit.blocks[: self.trained - 1](self._embed_views(pixels, keys))
         return self._describe_last(before, len(pixels), kind)
 
     def compile_parts(self) -> None:
@@ -80,9 +90,12 @@ class Backbone(nn.Module):
         self._draw_drop_paths = compiled(self._draw_drop_paths)
 
     def _describe_last(self, before: Float[Tensor, "b n D"], views: int, kind: str) -> Tokens:
-        last: Any = self.vit.blocks[-1]
+        last: Any = self.vit.blocks[self.trained - 1]
         last.attn.qkv.seen = []
-        cls, patches = self._finish(last(before), views)
+        x = last(before)
+        for block in list(self.vit.blocks)[self.trained :]:
+            x = block(x)
+        cls, patches = self._finish(x, views)
         (seen,), last.attn.qkv.seen = last.attn.qkv.seen, None
         qkv = rearrange(seen, "b n (s h d) -> s b h n d", s=3, h=last.attn.num_heads)
         queries, keys, values = last.attn.q_norm(qkv[0]), last.attn.k_norm(qkv[1]), qkv[2]
@@ -123,7 +136,11 @@ class Backbone(nn.Module):
 
     def _finish(self, x: Float[Tensor, "b n D"], views: int) -> tuple[Tensor, Tensor]:
         x = rearrange(self.vit.norm(x), "(m b) n d -> m b n d", m=views)
-        return x[:, :, 0], x[:, :, self.vit.num_prefix_tokens :]
+        cls, patches = x[:, :, 0], x[:, :, self.vit.num_prefix_tokens :]
+        if self._image_from == "cls":
+            return cls, patches
+        mean = patches.mean(dim=2)
+        return (mean if self._image_from == "patches" else (cls + mean) / 2), patches
 
     def _attention(
         self,

@@ -96,7 +96,7 @@ def coco_20min() -> CrocConfig:
             blur=(0.0, 0.0),
             solarise=(0.0, 0.0),
         ),
-        model=ModelConfig(drop_path=0.0, position_window=(0.3, 1.0)),
+        model=ModelConfig(depth=11, drop_path=0.0, position_window=(0.3, 1.0)),
         head=HeadConfig(image_prototypes=1024, cluster_prototypes=1024),
         cluster=ClusterConfig(k_start=8),
         loss=LossConfig(
@@ -137,6 +137,7 @@ def mae_coco_20min() -> MaeConfig:
     return replace(
         mae,
         data=croc.data,
+        model=replace(mae.model, depth=croc.model.depth),
         views=replace(mae.views, size_px=croc.views.size_px),
         optim=replace(mae.optim, epochs=croc.optim.epochs),
         run=croc.run,
