@@ -38,7 +38,7 @@ class Backbone(nn.Module):
         self.trained: int = len(self.vit.blocks) if trained is None else trained
         self.patch_px: int = self.vit.patch_embed.patch_size[0]
         self.width: int = self.vit.embed_dim
-        self._sides, self._image_from = config.position_window, config.image_from
+        self._sides = config.position_window
         self._drop_paths = replace_layers(self.vit, self.trained)
         keep = torch.tensor([1 - drop_path.rate for drop_path in self._drop_paths])
         self.register_buffer("_keep", keep, persistent=False)
@@ -51,9 +51,8 @@ class Backbone(nn.Module):
     def forward(
         self, pixels: Float[Tensor, "M B 3 h w"], keys: Int64[Tensor, "B"] | None = None
     ) -> tuple[Float[Tensor, "M B D"], Float[Tensor, "M B N D"]]:
-        """The image's token (by default CLS) and the patches', after the final norm; with `keys`,
-        what training draws at random is on: windows of positions, and the student's stochastic
-        depth."""
+        """CLS and patch tokens, after the final norm; with `keys`, what training draws at random
+        is on: windows of positions, and the student's stochastic depth."""
         self._set_drop_paths(len(pixels), keys)
         return self._finish(self.vit.blocks(self._embed_views(pixels, keys)), len(pixels))
 
@@ -136,11 +135,7 @@ class Backbone(nn.Module):
 
     def _finish(self, x: Float[Tensor, "b n D"], views: int) -> tuple[Tensor, Tensor]:
         x = rearrange(self.vit.norm(x), "(m b) n d -> m b n d", m=views)
-        cls, patches = x[:, :, 0], x[:, :, self.vit.num_prefix_tokens :]
-        if self._image_from == "cls":
-            return cls, patches
-        mean = patches.mean(dim=2)
-        return (mean if self._image_from == "patches" else (cls + mean) / 2), patches
+        return x[:, :, 0], x[:, :, self.vit.num_prefix_tokens :]
 
     def _attention(
         self,

@@ -52,7 +52,6 @@ class Tokens:
     """What a backbone says of its views."""
 
     cls: Float[Tensor, "M B D"]
-    """What stands for the image: the CLS token, or what `--model.image-from` takes for it."""
     patches: Float[Tensor, "M B N D"]
     heads: Float[Tensor, "M B H N d"]
     """Keys, queries or values of the last block; for `last`, the patches (H = 1, d = D)."""

@@ -72,26 +72,6 @@ def test_last_is_one_head_of_full_width():
     torch.testing.assert_close(tokens.attention.sum(-1), torch.ones(2, 3, 1))
 
 
-@pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "vit_small_patch14_reg4_dinov2"])
-@torch.no_grad()
-def test_what_stands_for_the_image(name: str):
-    """CLS, or the patches without registers, or both; the rest of the tokens stays as it is."""
-    plain = make(name, 112)
-    pixels = torch.randn(2, 3, 3, 112, 112)
-    cls, patches = plain(pixels)
-    mean = torch.stack([patches[:, :, n] for n in range(patches.shape[2])]).mean(dim=0)
-    for source, expected in (("patches", mean), ("both", 0.5 * cls + 0.5 * mean)):
-        torch.manual_seed(0)
-        other = Backbone(ModelConfig(name, depth=2, image_from=source), 112).eval()
-        image, same = other(pixels)
-        torch.testing.assert_close(image, expected)
-        assert torch.equal(same, patches)
-        tokens, usual = other.describe(pixels, "keys"), plain.describe(pixels, "keys")
-        torch.testing.assert_close(tokens.cls, expected)
-        assert torch.equal(tokens.attention, usual.attention)
-        assert torch.equal(tokens.cls_heads, usual.cls_heads)
-
-
 @torch.no_grad()
 def test_other_image_sizes_than_the_views_work():
     backbone = make()

@@ -1,7 +1,7 @@
 """The networks that learn."""
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated
 
 import tyro
 
@@ -24,9 +24,6 @@ class ModelConfig:
     """While training, a view has the positions of a random window of the grid, with sides of least
     and most these shares of the grid's, so that a token cannot tell where in its view it lies;
     1 1 is the whole grid, as in the paper."""
-    image_from: Literal["cls", "patches", "both"] = "cls"
-    """What stands for the image in the image-level loss: the CLS token, as in DINO, the mean of the
-    patch tokens, or the mean of these two."""
     init: Annotated[str | None, tyro.conf.arg(prefix_name=False)] = None
     """Weights that the backbone starts from: a run, timm:NAME or a file; by default random ones."""
 

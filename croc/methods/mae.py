@@ -110,8 +110,6 @@ class Mae:
         require(config.views.early_px is None, "--views.early-px is not for MAE")
         whole = config.model.position_window == WHOLE
         require(whole, "--model.position-window is not for MAE, whose places are fixed")
-        cls = config.model.image_from == "cls"
-        require(cls, "--model.image-from is not for MAE, which has no image-level loss")
         self.config, self.views = config, config.views
         self.student = MaeNetwork(config)
         self.micro_batch = config.run.micro_batch or (16 if device.type == "cpu" else None)

@@ -156,13 +156,6 @@ def test_a_mask_must_leave_some_and_hide_some(mask: float):
         MaeNetwork(replace(config, decoder=replace(config.decoder, mask=mask)))
 
 
-def test_it_has_no_image_level():
-    config = tiny_mae()
-    config = replace(config, model=replace(config.model, image_from="both"))
-    with pytest.raises(UserError, match=r"--model\.image-from is not for MAE"):
-        Mae(config, torch.device("cpu"))
-
-
 def test_a_step_is_the_mean_of_the_images_errors():
     config = tiny_mae()
     torch.manual_seed(0)
