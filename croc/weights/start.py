@@ -7,6 +7,8 @@ from croc.backbone import Backbone
 from croc.errors import UserError
 from croc.evals.features import INIT, VitBackbone, open_backbone
 from croc.weights.build import fill
+from croc.weights.page import read_page
+from croc.weights.shipped import find_weights
 
 
 def load_into(backbone: Backbone, spec: str) -> str:
@@ -20,6 +22,11 @@ def load_into(backbone: Backbone, spec: str) -> str:
     opened = open_backbone(spec, backbone.vit.patch_embed.img_size[0], flag=INIT)
     if not isinstance(opened, VitBackbone):
         raise UserError(f"--init {spec}: {opened.name} is a ConvNet, the backbone is a ViT")
+    said = opened.origin
+    if _ends_with_context(spec):
+        # It could not learn: queries and keys of zero give each other no gradient.
+        opened.vit.blocks = opened.vit.blocks[:-1]
+        said += ", without the last block, which was not trained"
     ours, theirs = _measures(backbone.vit), _measures(opened.vit)
     unlike = [
         f"{name} {theirs[name]}, not {ours[name]}" for name in ours if theirs[name] != ours[name]
@@ -27,12 +34,17 @@ def load_into(backbone: Backbone, spec: str) -> str:
     if unlike:
         raise UserError(f"--init {spec} does not fit --model.name: it has {', '.join(unlike)}")
     weights = opened.vit.state_dict()
-    said = opened.origin
     if isinstance(opened.vit.norm, nn.Identity):
         weights |= {f"norm.{name}": value for name, value in backbone.vit.norm.state_dict().items()}
         said += ", which has no final norm: that starts fresh"
     fill(backbone.vit, weights, f"--init {spec}")
     return said
+
+
+def _ends_with_context(spec: str) -> bool:
+    path = find_weights(spec)
+    page = read_page(path) if path.is_file() else None
+    return page is not None and page.context is not None
 
 
 def _measures(vit: VisionTransformer) -> dict[str, object]:
