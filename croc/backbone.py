@@ -74,7 +74,7 @@ class Backbone(nn.Module):
         self, pixels: Float[Tensor, "M B 3 h w"], kind: str, keys: Int64[Tensor, "B"] | None = None
     ) -> Tokens:
         """The tokens, with the keys, queries or values of the last block that learned, or (last)
-        the patch tokens themselves;
+        its output;
         `keys` draw windows of positions, as in `forward`."""
         self._set_drop_paths(len(pixels), None)
         before = self.vit.blocks[: self.trained - 1](self._embed_views(pixels, keys))
@@ -92,16 +92,17 @@ class Backbone(nn.Module):
         last: Any = self.vit.blocks[self.trained - 1]
         last.attn.qkv.seen = []
         x = last(before)
+        cls, patches = own, shown = self._finish(x, views)
         for block in list(self.vit.blocks)[self.trained :]:
             x = block(x)
-        cls, patches = self._finish(x, views)
+            cls, patches = self._finish(x, views)
         (seen,), last.attn.qkv.seen = last.attn.qkv.seen, None
         qkv = rearrange(seen, "b n (s h d) -> s b h n d", s=3, h=last.attn.num_heads)
         queries, keys, values = last.attn.q_norm(qkv[0]), last.attn.k_norm(qkv[1]), qkv[2]
         attention = self._attention(queries, keys, last.attn.scale, views)
         if kind == "last":
             attention = attention.mean(dim=2, keepdim=True)
-            return Tokens(cls, patches, patches[:, :, None], cls[:, :, None], attention)
+            return Tokens(cls, patches, shown[:, :, None], own[:, :, None], attention)
         chosen = {"queries": queries, "keys": keys, "values": values}[kind]
         chosen = rearrange(chosen, "(m b) h n d -> m b h n d", m=views)
         prefix = self.vit.num_prefix_tokens

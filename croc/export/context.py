@@ -19,6 +19,9 @@ from croc.export.command import Export
 from croc.export.source import Source, open_source
 from croc.photographs import own_photographs
 
+LEAST, MOST = 0.001, 100.0
+"""What is less does nothing; of more, nothing is left of the token itself."""
+
 
 def open_asked(asked: Export) -> Source:
     source = open_source(asked.run, asked.licence)
@@ -31,8 +34,11 @@ def add_context(source: Source, weight: float) -> Source:
     The deviation is that of a token's own numbers, so that `weight` is how much of the mean there
     is for one of the token.
     """
-    if not 0 < weight < float("inf"):
-        raise UserError(f"--context {weight:g}: give a number above 0, 1 for as much as the token")
+    if not LEAST <= weight <= MOST:
+        raise UserError(
+            f"--context {weight:g}: give a number in {LEAST:g} … {MOST:g}; "
+            "with 1 there is as much of the mean as of the token"
+        )
     if source.page.context is not None:
         raise UserError(f"--context: {source.name} has such a block already")
     page = replace(source.page, depth=source.page.depth + 1, context=weight)

@@ -148,7 +148,11 @@ def _data(line: dict[str, Any]) -> str:
     kind, _, path = str(line["data"]).partition(":")
     share = line.get("hold_out", 0.0)
     held = f", {100 * share:g}% of its training part" if share else ""
-    return (DATA_TITLES.get(kind) or bare(path)) + held
+    count = line.get("count", {})
+    # A part of a data set may lie under the name of the whole.
+    kinds = (("videos", "videos"), ("val", "images"))
+    scored = "".join(f", {count[part]:,} {things}" for part, things in kinds if part in count)
+    return (DATA_TITLES.get(kind) or bare(path)) + held + scored
 
 
 def _first(line: dict[str, Any]) -> str:

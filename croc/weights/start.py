@@ -22,17 +22,21 @@ def load_into(backbone: Backbone, spec: str) -> str:
     opened = open_backbone(spec, backbone.vit.patch_embed.img_size[0], flag=INIT)
     if not isinstance(opened, VitBackbone):
         raise UserError(f"--init {spec}: {opened.name} is a ConvNet, the backbone is a ViT")
-    said = opened.origin
+    said, left = opened.origin, ""
     if _ends_with_context(spec):
         # It could not learn: queries and keys of zero give each other no gradient.
         opened.vit.blocks = opened.vit.blocks[:-1]
-        said += ", without the last block, which was not trained"
+        left = "without the last block, which was not trained"
+        said += f", {left}"
     ours, theirs = _measures(backbone.vit), _measures(opened.vit)
     unlike = [
         f"{name} {theirs[name]}, not {ours[name]}" for name in ours if theirs[name] != ours[name]
     ]
     if unlike:
-        raise UserError(f"--init {spec} does not fit --model.name: it has {', '.join(unlike)}")
+        left = left and f" ({left})"
+        raise UserError(
+            f"--init {spec} does not fit --model.name: it has {', '.join(unlike)}{left}"
+        )
     weights = opened.vit.state_dict()
     if isinstance(opened.vit.norm, nn.Identity):
         weights |= {f"norm.{name}": value for name, value in backbone.vit.norm.state_dict().items()}
@@ -42,7 +46,7 @@ def load_into(backbone: Backbone, spec: str) -> str:
 
 
 def _ends_with_context(spec: str) -> bool:
-    path = find_weights(spec)
+    path = find_weights(spec.rpartition("@")[2] if spec.startswith("timm:") else spec)
     page = read_page(path) if path.is_file() else None
     return page is not None and page.context is not None
 

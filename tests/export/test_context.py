@@ -1,11 +1,15 @@
 """`croc export --context`: a block that adds the tokens' mean, in every layout and by hand."""
 
+import json
 from pathlib import Path
 
 import pytest
 import timm
 import torch
 import torch.nn.functional as F
+import transformers
+from safetensors import safe_open
+from safetensors.torch import save_file
 
 from croc.cli import main
 from croc.errors import UserError
@@ -56,6 +60,8 @@ def test_what_is_exported_has_it_whoever_loads_it(run: Path, tmp_path: Path):
     assert (page.context, page.depth) == (1.0, plain.page.depth + 1)
     assert "the last block was not trained: it adds 1 × the mean" in card.read_text()
     export(Export(str(file), "timm", folder=str(tmp_path / "there")))
+    again = read_page(tmp_path / "there" / "model.safetensors")
+    assert (again and again.context) == 1.0
     theirs = timm.create_model(f"local-dir:{tmp_path / 'there'}", pretrained=True).eval()
     with torch.no_grad():
         expected = theirs.forward_features(IMAGES)[:, 1:].mT.unflatten(2, (6, 4))
@@ -63,6 +69,21 @@ def test_what_is_exported_has_it_whoever_loads_it(run: Path, tmp_path: Path):
     without = plain.backbone.features(IMAGES)
     spread = [f.var(dim=(2, 3)).mean() / f.var(dim=(0, 2, 3)).mean() for f in (expected, without)]
     assert spread[0] < 0.95 * spread[1]  # the tokens of an image are more alike
+
+
+def test_folders_have_it_at_once(run: Path, tmp_path: Path):
+    """Without a file between, in other names; and the blocks before it are as they were."""
+    folder = tmp_path / "there"
+    export(Export(str(run), "transformers", folder=str(folder), context=1.0))
+    vit = transformers.ViTModel.from_pretrained(folder, add_pooling_layer=False).eval()
+    source = add_context(open_source(str(run), None), 1.0)
+    square = IMAGES[..., :32, :]
+    with torch.no_grad():
+        tokens = vit(square).last_hidden_state[:, 1:].mT.unflatten(2, (4, 4))
+    torch.testing.assert_close(tokens, source.backbone.features(square), rtol=1e-4, atol=1e-4)
+    before, after = source.backbone.features(square, blocks=2).chunk(2, dim=1)
+    torch.testing.assert_close(before, open_backbone(str(run)).features(square))
+    torch.testing.assert_close(after, tokens, rtol=1e-4, atol=1e-4)
 
 
 @torch.no_grad()
@@ -74,9 +95,10 @@ def test_clusters_are_those_of_the_block_that_learned(run: Path, tmp_path: Path)
     assert found is not None
     trained, exported = open_run(*found).backbone.eval(), look_at_weights(str(file)).backbone
     pixels = IMAGES[None, :, :, :32]
-    for kind in ("values", "keys"):
+    for kind in ("last", "values", "keys"):
         before, after = trained.describe(pixels, kind), exported.describe(pixels, kind)
         torch.testing.assert_close(after.heads, before.heads)
+        torch.testing.assert_close(after.cls_heads, before.cls_heads)
         torch.testing.assert_close(after.attention, before.attention)
     assert not torch.allclose(after.patches, before.patches, atol=1e-2)
     torch.testing.assert_close(after.patches, exported(pixels)[1])
@@ -84,10 +106,24 @@ def test_clusters_are_those_of_the_block_that_learned(run: Path, tmp_path: Path)
 
 def test_what_cannot_be_is_refused(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     to = ["--to", str(tmp_path / "a.safetensors")]
-    for weight in ("0", "-1", "inf", "nan"):
+    for weight in ("0", "-1", "1e-60", "1e39", "inf", "nan"):
         assert main(["export", str(run), *to, "--context", weight]) == 2
-        assert "--context" in capsys.readouterr().err
+        said = capsys.readouterr().err
+        assert said.startswith(f"croc: --context {float(weight):g}: give a number in 0.001 … 100")
+        assert said.count("\n") == 1
     assert not list(tmp_path.iterdir())
     file, _ = export(Export(str(run), to[1], context=0.5))
     with pytest.raises(UserError, match="has such a block already"):
         export(Export(str(file), str(tmp_path / "b.safetensors"), context=0.5))
+
+
+@pytest.mark.parametrize("wrong", [{"depth": 1}, {"context": float("nan")}, {"context": "much"}])
+def test_a_page_that_tells_of_an_impossible_block_is_refused(wrong: dict, tmp_path: Path):
+    file = make_file(tmp_path / "a.safetensors", "vit_tiny_patch16_224")
+    with safe_open(file, "pt") as held:
+        weights = {name: held.get_tensor(name) for name in held.keys()}  # noqa: SIM118
+        page = json.loads(held.metadata()["croc"])
+    changed = {"format": "pt", "croc": json.dumps(page | {"depth": 2, "context": 1.0} | wrong)}
+    save_file(weights, file, changed)
+    with pytest.raises(UserError, match=r"what .* says of itself cannot be read"):
+        read_page(file)

@@ -121,7 +121,7 @@ def test_the_card(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str])
     text = to.with_suffix(".md").read_text()
     held, other, rounded = (line["scores"]["mIoU"] for line in read_results(out))
     assert f"| Scenes, 50% of its training part | mIoU {held:.1f} | before rounding |" in text
-    assert f"| Scenes | mIoU {rounded:.1f} | as here |" in text
+    assert f"| Scenes, 8 images | mIoU {rounded:.1f} | as here |" in text
     assert text.count("| mIoU") == 2, other
     assert r"mine \| \*alone\*" in text
     assert r"# a\|b" in text

@@ -90,7 +90,7 @@ def test_the_card(run: Path, tmp_path: Path):
         "tags": '"timm", "self-supervised", "dense-features", "vision-transformer", "croc"',
     }
     score = json.loads((out / "results.jsonl").read_text())["scores"]["mIoU"]
-    assert f"| Scenes | mIoU {score:.1f} | as here |" in text
+    assert f"| Scenes, 4 images | mIoU {score:.1f} | as here |" in text
     for said in (r"# a\|b", "local-dir:made", "16 (0.667 epochs)", "tiny, step 2", "in float32"):
         assert said in text
     assert "minus (0.485, 0.456, 0.406), over (0.229, 0.224, 0.225)" in text

@@ -9,12 +9,16 @@ import torch.nn.functional as F
 from PIL import Image, ImageOps
 
 import croc
+from croc.backbone import Backbone
+from croc.config import ModelConfig
+from croc.errors import UserError
 from croc.evals.features import fingerprint
 from croc.photographs import own_photographs
 from croc.recipes import RECIPES
 from croc.run_folder import parse_config
 from croc.weights.page import read_page, without_paths
 from croc.weights.shipped import shipped
+from croc.weights.start import load_into
 
 NAME = "coco-20min"
 SIDE = 20
@@ -45,6 +49,15 @@ def test_they_are_of_the_recipe_as_it_stands():
     assert recipe == NAME
     for part in ("views", "model", "head", "cluster", "loss", "optim"):
         assert getattr(config, part) == getattr(without_paths(wanted), part), part
+
+
+def test_training_starts_without_the_block_that_cannot_learn():
+    file = shipped()[NAME]
+    for spec in (NAME, f"timm:vit_small_patch16_224@{file}"):
+        with pytest.raises(UserError, match=r"it has depth 11, not 12 \(without the last block"):
+            load_into(Backbone(ModelConfig(), 192), spec)
+    backbone = Backbone(ModelConfig(depth=11), 192)
+    assert load_into(backbone, NAME).endswith("without the last block, which was not trained")
 
 
 @pytest.mark.parametrize("photograph", own_photographs(), ids=lambda path: Path(path).stem)
