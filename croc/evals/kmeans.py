@@ -7,6 +7,7 @@ assigns all features to them. Resized features exist for a few images at a time.
 """
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -39,6 +40,7 @@ from croc.evals.scoring import (
 from croc.evals.tracking import Track, silent
 from croc.randomness import sample_key
 
+FEW_PRODUCTS = 20_000_000  # of all points with all centroids
 POINTS_PER_CENTROID = 256  # faiss' own default; the rest is only assigned
 IMAGES_AT_ONCE = 8
 
@@ -202,8 +204,23 @@ def fit_kmeans(
         min_points_per_centroid=1,
         max_points_per_centroid=max(POINTS_PER_CENTROID, len(points)),  # sampled by us
     )
-    kmeans.train(points, init_centroids=start)
+    with _threads_for(points.size * clusters):
+        kmeans.train(points, init_centroids=start)
     return np.ascontiguousarray(kmeans.centroids).reshape(clusters, -1)
+
+
+@contextmanager
+def _threads_for(products: int) -> Iterator[None]:
+    """One thread for a small task: several would wait for each other longer than they work, and
+    where other programs use the same cores a hundred times longer."""
+    import faiss
+
+    before = faiss.omp_get_max_threads()
+    faiss.omp_set_num_threads(1 if products < FEW_PRODUCTS else before)
+    try:
+        yield
+    finally:
+        faiss.omp_set_num_threads(before)
 
 
 def _assigned(

@@ -50,6 +50,27 @@ def test_the_same_seed_gives_the_same_centroids():
     assert not np.array_equal(one, other)
 
 
+def test_small_tasks_have_one_thread_and_threads_are_given_back(monkeypatch: pytest.MonkeyPatch):
+    import faiss
+
+    seen, train = [], faiss.Kmeans.train
+
+    def watched(*given: Any, **named: Any) -> Any:
+        seen.append(faiss.omp_get_max_threads())
+        return train(*given, **named)
+
+    monkeypatch.setattr(faiss.Kmeans, "train", watched)
+    usual = faiss.omp_get_max_threads()
+    faiss.omp_set_num_threads(3)
+    try:
+        fit_kmeans(blobs(0), 5, 2, 1, 0)
+        monkeypatch.setattr("croc.evals.kmeans.FEW_PRODUCTS", 600 * 8 * 5)
+        fit_kmeans(blobs(0), 5, 2, 1, 0)
+        assert (seen, faiss.omp_get_max_threads()) == ([1, 3], 3)
+    finally:
+        faiss.omp_set_num_threads(usual)
+
+
 def test_nearest_is_the_nearest():
     features, centroids = torch.randn(2, 8, 3, 4), torch.randn(5, 8)
     distances = (features[:, None] - centroids[None, :, :, None, None]).square().sum(dim=2)
