@@ -73,9 +73,8 @@ class Backbone(nn.Module):
     def describe(
         self, pixels: Float[Tensor, "M B 3 h w"], kind: str, keys: Int64[Tensor, "B"] | None = None
     ) -> Tokens:
-        """The tokens, with the keys, queries or values of the last block that learned, or (last)
-        its output;
-        `keys` draw windows of positions, as in `forward`."""
+        """The tokens, with the keys, queries or values of the last block that learned, or its
+        output (last); `keys` draw windows of positions, as in `forward`."""
         self._set_drop_paths(len(pixels), None)
         before = self.vit.blocks[: self.trained - 1](self._embed_views(pixels, keys))
         return self._describe_last(before, len(pixels), kind)

@@ -7,8 +7,6 @@ from croc.backbone import Backbone
 from croc.errors import UserError
 from croc.evals.features import INIT, VitBackbone, open_backbone
 from croc.weights.build import fill
-from croc.weights.page import read_page
-from croc.weights.shipped import find_weights
 
 
 def load_into(backbone: Backbone, spec: str) -> str:
@@ -23,8 +21,7 @@ def load_into(backbone: Backbone, spec: str) -> str:
     if not isinstance(opened, VitBackbone):
         raise UserError(f"--init {spec}: {opened.name} is a ConvNet, the backbone is a ViT")
     said, left = opened.origin, ""
-    if _ends_with_context(spec):
-        # It could not learn: queries and keys of zero give each other no gradient.
+    if _cannot_learn(opened.vit.blocks[-1]):
         opened.vit.blocks = opened.vit.blocks[:-1]
         left = "without the last block, which was not trained"
         said += f", {left}"
@@ -45,10 +42,11 @@ def load_into(backbone: Backbone, spec: str) -> str:
     return said
 
 
-def _ends_with_context(spec: str) -> bool:
-    path = find_weights(spec.rpartition("@")[2] if spec.startswith("timm:") else spec)
-    page = read_page(path) if path.is_file() else None
-    return page is not None and page.context is not None
+def _cannot_learn(block: nn.Module) -> bool:
+    """What `croc export --context` appends: queries and keys of zero, which give each other no
+    gradient."""
+    qkv = block.get_parameter("attn.qkv.weight")
+    return not qkv[: 2 * len(qkv) // 3].any()
 
 
 def _measures(vit: VisionTransformer) -> dict[str, object]:
