@@ -169,6 +169,7 @@ def test_shares_of_matrices_are_refused_before_anything_is_made(tmp_path: Path):
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.cuda
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 def test_on_a_gpu_it_is_near_the_cpus_and_waits_for_nothing():
     network = Network(tiny_config(), drop_path=0.0)
     twin = copy.deepcopy(network).cuda()

@@ -75,11 +75,10 @@ def append_result(folder: Path, result: Result) -> Path:
     }
     text = json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n"
     path = folder / FILE
-    with path.open("a+b") as file:
+    with path.open("a+b", buffering=0) as file:  # one write: other processes append, too
         if _lacks_newline(file):
             text = "\n" + text  # a line cut off by a full disk must not spoil the next
         file.write(text.encode())
-        file.flush()
         os.fsync(file.fileno())
     return path
 

@@ -20,7 +20,9 @@ from croc.sweep.settings import Run, Setting
 def check_runs(runs: Sequence[Run], scorer: Scorer) -> dict[str, int]:
     """As pretrain and the evaluations would, they refuse; else the steps of each setting's runs."""
     if int(os.environ.get("WORLD_SIZE", 1)) > 1:
-        raise UserError("a sweep trains in one process: start it without torchrun")
+        raise UserError(
+            "start the same command once a GPU instead of torchrun: they share the runs"
+        )
     count = cache(_count_images)
     steps = {}
     for run in {run.setting.name: run for run in reversed(runs)}.values():

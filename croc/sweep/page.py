@@ -80,7 +80,7 @@ def make_page(
         "columns": _columns(scorer.wanted),
         "settings": [_setting(each, _of(each, outcomes)) for each in settings],
         "untrained": shared_untrained(outcomes),
-        "to_come": [run.name for run in runs[len(outcomes) :]],
+        "to_come": [run.name for run in runs if run not in [each.run for each in outcomes]],
     }
 
 

@@ -4,6 +4,7 @@ import gc
 import json
 import sys
 import traceback
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -44,13 +45,15 @@ class Outcome:
         return self.steps * self.run.config.optim.batch
 
 
-def carry_out(run: Run, last_step: int, scorer: Scorer) -> Outcome:
+def carry_out(
+    run: Run, last_step: int, scorer: Scorer, alone: AbstractContextManager[None]
+) -> Outcome:
     """One run's failure must not cost the others, whatever it is."""
     scored, untrained, failed = Scored(), Scored(), None
     try:
         train_once(run, last_step)
         _let_go()
-        scored, untrained, failed = scorer.score(run.folder, run.name)
+        scored, untrained, failed = scorer.score(run.folder, run.name, alone)
     except Exception as error:
         failed = _reason(error)
         say(f"failed: {run.name}: {failed}")

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -12,7 +13,7 @@ from croc.errors import UserError
 from croc.evals.evaluate import Machine, check_folder, find_machine
 from croc.evals.table.cells import FinishedCells
 from croc.evals.table.command import Wanted, read_flags
-from croc.evals.table.make import Filling
+from croc.evals.table.make import Failure, Filling
 from croc.evals.table.plan import Entry, Task, plan_tasks, plan_weights
 from croc.run_folder import write_config
 from croc.sweep.options import SweepConfig
@@ -45,20 +46,29 @@ class Scorer:
             spec = f"random:{network}"
             plan_weights(spec, spec, self.tasks, self.machine)
 
-    def score(self, run: Path, name: str) -> tuple[Scored, Scored, str | None]:
+    def score(
+        self, run: Path, name: str, alone: AbstractContextManager[None]
+    ) -> tuple[Scored, Scored, str | None]:
         """The run, its network before the first step, and what failed.
 
-        Runs that differ in no weight before training, such as two λ_pos, share those cells.
+        Runs that differ in no weight before training, such as two λ_pos, share those cells, which
+        is why one process `alone` computes them.
         """
         trained = plan_weights(name, str(run), self.tasks, self.machine)
-        entries = [trained]
+        failures = self._fill(trained)
+        untrained = Scored()
         if self.untrained:
             label = f"{name}, untrained"
-            entries.append(plan_weights(label, f"random:{run}", self.tasks, self.machine))
-        failures = Filling(self.folder, self.machine, self.cells, entries).fill()
+            before = plan_weights(label, f"random:{run}", self.tasks, self.machine)
+            with alone:
+                failures += self._fill(before)
+            untrained = self._collect(before)
         reasons = "; ".join(f"{each.name}: {each.reason}" for each in failures)
-        untrained = self._collect(entries[-1]) if self.untrained else Scored()
         return self._collect(trained), untrained, reasons or None
+
+    def _fill(self, entry: Entry) -> list[Failure]:
+        self.cells.read()  # another process may have filled some
+        return Filling(self.folder, self.machine, self.cells, [entry]).fill()
 
     def _collect(self, entry: Entry) -> Scored:
         found = {place_name(*each.task.place): self.cells.get(each.key) for each in entry.planned}

@@ -19,8 +19,8 @@ OpenRecipe = Callable[[str], tuple[PretrainConfig, str]]
 OURS = {
     "--run.seed": "--sweep.seeds says with which seeds",
     "--run.folder": "--sweep.to says where",
-    "--run.devices": "a sweep trains in one process",
-    "--run.nodes": "a sweep trains in one process",
+    "--run.devices": "start the same command once a GPU: they share the runs",
+    "--run.nodes": "start the same command once a GPU: they share the runs",
 }
 
 

@@ -9,6 +9,8 @@ from typing import Any
 from croc.errors import UserError
 from croc.evals.table.make import write_whole
 from croc.sweep.check import check_runs
+from croc.sweep.claims import FILE as LOCK
+from croc.sweep.claims import Claims
 from croc.sweep.options import SweepConfig
 from croc.sweep.page import differences, identify, make_page, to_json
 from croc.sweep.picture import draw_page
@@ -20,6 +22,9 @@ from croc.sweep.tables import print_page, to_markdown
 FILE = "sweep.json"
 TABLE = "sweep.md"
 PICTURE = "sweep.png"
+
+WRITING, SCORING_UNTRAINED = range(2)
+"""What one process does at a time."""
 
 
 @dataclass(frozen=True)
@@ -46,26 +51,44 @@ def run_sweep(sweep: Sweep) -> bool:
     fixed = identify(sweep.recipe, sweep.config, sweep.settings, scorer.wanted)
     open_sweep_folder(sweep.folder, fixed)
     steps = check_runs(sweep.runs, scorer)
-    outcomes: list[Outcome] = []
-    page = _write(sweep, fixed, scorer, outcomes)
+    sweep.folder.mkdir(parents=True, exist_ok=True)
+    with Claims(sweep.folder, [run.name for run in sweep.runs]) as claims:
+        return _run_in_turn(sweep, fixed, scorer, steps, claims)
+
+
+def _run_in_turn(
+    sweep: Sweep, fixed: dict[str, Any], scorer: Scorer, steps: dict[str, int], claims: Claims
+) -> bool:
+    """All runs, those that other processes are at after the others."""
+    found: dict[int, Outcome] = {}
+
+    def write() -> tuple[dict[str, Any], list[Outcome]]:
+        outcomes = [found[place] for place in sorted(found)]
+        with claims.alone(WRITING):
+            return _write(sweep, fixed, scorer, outcomes), outcomes
+
+    page, outcomes = write()
     try:
-        for number, run in enumerate(sweep.runs, start=1):
-            say(f"run {number} of {len(sweep.runs)}: {run.name}{_state(run, steps)}")
-            outcomes.append(carry_out(run, steps[run.setting.name], scorer))
-            page = _write(sweep, fixed, scorer, outcomes)
+        for place in claims.in_turn():
+            run = sweep.runs[place]
+            say(f"run {place + 1} of {len(sweep.runs)}: {run.name}{_state(run, steps)}")
+            scoring = claims.alone(SCORING_UNTRAINED)
+            found[place] = carry_out(run, steps[run.setting.name], scorer, scoring)
+            page, outcomes = write()
     except KeyboardInterrupt:
         say("stopped; what is finished is kept, the same command goes on from here")
         raise
     finally:
         if any(outcome.scored.scores for outcome in outcomes):
-            draw_page(page, sweep.folder / PICTURE)
+            with claims.alone(WRITING):
+                draw_page(page, sweep.folder / PICTURE)
     return _finish(sweep, page, outcomes)
 
 
 def open_sweep_folder(folder: Path, fixed: dict[str, Any]) -> None:
     """Make sure the folder is this sweep's own, or free."""
     if not (folder / FILE).exists():
-        if folder.exists() and any(each.suffix != ".partial" for each in folder.iterdir()):
+        if folder.exists() and any(map(_is_foreign, folder.iterdir())):
             raise UserError(f"{folder} exists and holds no sweep: choose another --sweep.to")
         return
     try:
@@ -78,6 +101,11 @@ def open_sweep_folder(folder: Path, fixed: dict[str, Any]) -> None:
             f"{folder} holds another sweep ({'; '.join(changes[:3])}): choose another --sweep.to, "
             "or give the same settings to continue it"
         )
+
+
+def _is_foreign(path: Path) -> bool:
+    """Not left by a sweep that was ended before its first page."""
+    return path.suffix != ".partial" and path.name != LOCK
 
 
 def _state(run: Run, steps: dict[str, int]) -> str:

@@ -34,9 +34,14 @@ class FinishedCells:
     """The lines of a folder's results.jsonl, those of `croc evaluate` among them."""
 
     def __init__(self, folder: Path) -> None:
+        self._folder = folder
         self._lines: dict[str, dict[str, Any]] = {}
-        if (folder / FILE).exists():
-            for line in read_results(folder, pass_over_bad=True):
+        self.read()
+
+    def read(self) -> None:
+        """Again, if another process writes to the folder, too."""
+        if (self._folder / FILE).exists():
+            for line in read_results(self._folder, pass_over_bad=True):
                 self._add(line)
 
     def _add(self, line: Any) -> None:
