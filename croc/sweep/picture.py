@@ -13,12 +13,15 @@ from matplotlib.lines import Line2D
 
 from croc.charts import COLOURS, save_chart, span_enough, verbatim
 from croc.sweep.page import first_scores
+from croc.sweep.settings import number_of
 
 LINE, OTHER, UNTRAINED = COLOURS[0], COLOURS[1], COLOURS[-1]
 SEED: dict[str, Any] = {"ls": "", "marker": "o", "color": LINE, "ms": 4.5, "alpha": 0.55, "mew": 0}
 MEAN: dict[str, Any] = {"ls": "-", "marker": "D", "color": LINE, "lw": 1.4, "ms": 4.5}
+APART: dict[str, Any] = {**MEAN, "ls": ""}
+"""Between names there is nothing that a line could stand for."""
 REFERENCE: dict[str, Any] = {"ls": "--", "color": UNTRAINED, "lw": 1.2}
-PANEL_IN, WIDEST_IN, PAGE_IN = 4.0, 8.0, 16.0
+PANEL_IN, WIDEST_IN, PAGE_IN = 4.0, 8.0, 12.0
 SIGN_IN = 0.075
 LABEL_SIGNS = 14
 """A name is broken into lines of so many."""
@@ -49,7 +52,8 @@ def draw_page(page: dict[str, Any], path: Path) -> None:
 
 def make_figure(page: dict[str, Any]) -> Figure:
     scored = [column for column in page["columns"] if _is_scored(page, column["place"])]
-    clusters = any("k_mean" in setting["metrics"] for setting in page["settings"])
+    clustered = ["k_mean" in setting["metrics"] for setting in page["settings"]]
+    clusters = sum(clustered) >= min(2, len(clustered))  # one of several says nothing
     ticks = make_ticks([setting["name"] for setting in page["settings"]])
     panels = len(scored) + clusters
     columns = min(panels, int(PAGE_IN / ticks.panel_in))
@@ -101,15 +105,20 @@ def _draw_scores(axes: Axes, page: dict[str, Any], column: dict[str, str]) -> No
         found = [first_scores(run["scores"]).get(place) for run in setting["runs"]]
         dots = [value for value in found if value is not None]
         axes.plot([x] * len(dots), dots, **SEED, zorder=3)
-    axes.plot(*_means(page, "scores", place), **MEAN)
+    axes.plot(*_means(page, "scores", place), **(MEAN if _is_scale(page) else APART))
     if page["untrained"] is None:  # the settings start from different networks
-        axes.plot(*_means(page, "untrained", place), marker="d", ms=4, **REFERENCE)
+        for x, value in zip(*_means(page, "untrained", place)):
+            axes.plot([x - 0.4, x + 0.4], [value, value], **REFERENCE)
     elif place in page["untrained"]:
         axes.axhline(page["untrained"][place]["mean"], **REFERENCE)
     axes.set_title(verbatim(column["title"]), fontsize=9, loc="left")
     axes.set_ylabel(f"{column['metric']}, %", fontsize=8)
     axes.margins(y=0.12)
     span_enough(axes)
+
+
+def _is_scale(page: dict[str, Any]) -> bool:
+    return all(number_of(setting["name"]) is not None for setting in page["settings"])
 
 
 def _means(page: dict[str, Any], kind: str, name: str) -> tuple[list[int], list[float]]:
@@ -120,16 +129,18 @@ def _means(page: dict[str, Any], kind: str, name: str) -> tuple[list[int], list[
 
 def _draw_clusters(axes: Axes, page: dict[str, Any]) -> None:
     """Two scales: mean K on the left, the share of clusters that both views have on the right."""
-    other = axes.twinx()
-    for side, name, colour, style in (
-        (axes, "k_mean", LINE, "-o"),
-        (other, "valid_share", OTHER, "--s"),
+    other, lines = axes.twinx(), _is_scale(page)
+    for side, name, colour, marker, style in (
+        (axes, "k_mean", LINE, "o", "-"),
+        (other, "valid_share", OTHER, "s", "--"),
     ):
-        side.plot(*_means(page, "metrics", name), style, color=colour, lw=1.4, ms=5)
+        look: dict[str, Any] = {"marker": marker, "ls": style if lines else "", "color": colour}
+        side.plot(*_means(page, "metrics", name), **look, lw=1.4, ms=5)
         side.margins(y=0.15)
         side.tick_params(axis="y", labelsize=8, colors=colour)
-    axes.set_ylabel("mean K (dots, full line)", fontsize=8, color=LINE)
-    other.set_ylabel("valid share (squares, dashed)", fontsize=8, color=OTHER)
+    axes.set_ylabel(f"mean K (dots{', full line' if lines else ''})", fontsize=8, color=LINE)
+    dashed = ", dashed" if lines else ""
+    other.set_ylabel(f"valid share (squares{dashed})", fontsize=8, color=OTHER)
     other.spines[["top", "left"]].set_visible(False)
     axes.set_title("clusters at the end of training, mean of the seeds", fontsize=9, loc="left")
 
@@ -147,7 +158,8 @@ def _name_settings(axes: Axes, ticks: Ticks, varied: str) -> None:
 
 def _add_legend(figure: Figure, page: dict[str, Any]) -> None:
     """One for all panels, below them, where it can hide nothing."""
-    keys = [Line2D([], [], **SEED, label="a seed"), Line2D([], [], **MEAN, label="mean")]
+    mean = MEAN if _is_scale(page) else APART
+    keys = [Line2D([], [], **SEED, label="a seed"), Line2D([], [], **mean, label="mean")]
     if any(setting["untrained"] for setting in page["settings"]):
         keys.append(Line2D([], [], **REFERENCE, label="untrained"))
     figure.legend(

@@ -125,6 +125,31 @@ def test_nothing_in_the_picture_is_clipped_or_overlaps(names: list[str]):
         assert all(a.x1 <= b.x0 for a, b in pairwise(labels))
 
 
+@pytest.mark.parametrize(("names", "joined"), [(["1", "2", "inf"], True), (["keys", "2"], False)])
+def test_a_line_joins_numbers_and_not_names(names: list[str], joined: bool):
+    scores, clusters, shares = make_figure(made_up_page(names)).axes
+    means = [line for line in scores.lines if line.get_marker() == "D"]
+    assert [list(line.get_xdata()) for line in means] == [list(range(len(names)))]
+    lines = [*means, *clusters.lines, *shares.lines]
+    assert [line.get_linestyle() for line in lines] == (
+        ["-", "-", "--"] if joined else ["None"] * 3
+    )
+    # Each setting has a network of its own here, and before training no line joins those.
+    dashed = [line for line in scores.lines if line.get_linestyle() == "--"]
+    assert [sum(line.get_xdata()) / 2 for line in dashed] == list(range(len(names)))
+
+
+@pytest.mark.parametrize(("with_clusters", "panels"), [(0, 1), (1, 1), (2, 2)])
+def test_clusters_are_drawn_where_they_can_be_compared(with_clusters: int, panels: int):
+    page = made_up_page(["CrOC", "CrOC again", "DINO"])
+    for setting in page["settings"][with_clusters:]:
+        setting["metrics"] = {}
+    shown = [
+        axes for axes in make_figure(page).axes if axes.get_visible() and axes.get_title("left")
+    ]
+    assert len(shown) == panels
+
+
 def test_a_name_may_hold_anything():
     text = to_markdown(made_up_page(["a | b", "<i>*c*</i>"]))
     assert r"| a \| b |" in text
