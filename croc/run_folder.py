@@ -83,7 +83,10 @@ def _build(kind: Any, page: Any, name: str) -> Any:
 
 def open_run_folder(folder: Path, config: PretrainConfig) -> None:
     """Make sure the folder is this run's own, or free."""
-    there = (folder / PAGE).exists()
+    others = folder.exists() and (
+        not folder.is_dir() or any(path.name != PARTIAL for path in folder.iterdir())
+    )
+    there = (folder / PAGE).exists()  # after the others, if another process makes it just now
     if config.run.resume == "never" and there:
         raise UserError(f"--resume never: {folder} holds a run; choose another --run.folder")
     if config.run.resume == "must" and not there:
@@ -101,9 +104,7 @@ def open_run_folder(folder: Path, config: PretrainConfig) -> None:
                 f"{folder} holds a run with other settings ({'; '.join(changes[:4])}): "
                 "choose another --run.folder, or give the same settings to continue it"
             )
-    elif folder.exists() and (
-        not folder.is_dir() or any(path.name != PARTIAL for path in folder.iterdir())
-    ):
+    elif others:
         raise UserError(f"{folder} exists and holds no run: choose another --run.folder")
 
 

@@ -1,6 +1,8 @@
 """What an evaluation found, as a line of results.jsonl and as a table on screen."""
 
+import contextlib
 import dataclasses
+import fcntl
 import hashlib
 import json
 import math
@@ -75,10 +77,13 @@ def append_result(folder: Path, result: Result) -> Path:
     }
     text = json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n"
     path = folder / FILE
-    with path.open("a+b", buffering=0) as file:  # one write: other processes append, too
+    with path.open("a+b") as file:
+        with contextlib.suppress(OSError):  # a disk without locks is one process's alone
+            fcntl.lockf(file, fcntl.LOCK_EX)
         if _lacks_newline(file):
             text = "\n" + text  # a line cut off by a full disk must not spoil the next
         file.write(text.encode())
+        file.flush()
         os.fsync(file.fileno())
     return path
 

@@ -2,19 +2,23 @@
 
 Each byte of a file without content stands for a run, and the process at it has locked the byte.
 Such locks end with their process, however it ends, and workers that it starts do not inherit them.
+The first bytes are for what only one process does at a time.
 """
 
 import fcntl
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Self
 
 from croc.errors import UserError
 from croc.sweep.run import say
 
 FILE = "sweep.lock"
+PAGE, UNTRAINED = "the page", "the untrained networks"
+EXTRA = (PAGE, UNTRAINED)
+LOOK_AGAIN_S = 1.0
 
 
 class Claims:
@@ -24,7 +28,7 @@ class Claims:
         self._path, self._names = folder / FILE, list(names)
         self._file = self._path.open("ab")
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "Claims":
         return self
 
     def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
@@ -36,32 +40,38 @@ class Claims:
         It is held until the next is asked for. When only those are left that others are at, they
         are waited for: they may be ended before they are done.
         """
-        left = list(range(len(self._names)))
+        left, told = list(range(len(self._names))), False
         while left:
-            place = next((each for each in left if self._lock(each, wait=False)), None)
+            place = next((each for each in left if self._lock(len(EXTRA) + each)), None)
             if place is None:
-                place = left[0]
-                say(f"waiting for another process, which is at {self._names[place]}")
-                self._lock(place, wait=True)
+                if not told:
+                    names = "; ".join(self._names[each] for each in left)
+                    say(f"waiting for runs that other processes are at: {names}")
+                told = True
+                time.sleep(LOOK_AGAIN_S)
+                continue
             left.remove(place)
             try:
                 yield place
             finally:
-                self._unlock(place)
+                self._unlock(len(EXTRA) + place)
 
     @contextmanager
-    def alone(self, extra: int) -> Iterator[None]:
-        """What only one process does at a time, and others wait for."""
-        place = len(self._names) + extra
-        self._lock(place, wait=True)
+    def alone(self, extra: str) -> Iterator[None]:
+        """One of EXTRA, which others wait for."""
+        byte = EXTRA.index(extra)
+        if not self._lock(byte):
+            say(f"waiting for another process, which is at {extra}")
+            while not self._lock(byte):
+                time.sleep(LOOK_AGAIN_S)
         try:
             yield
         finally:
-            self._unlock(place)
+            self._unlock(byte)
 
-    def _lock(self, place: int, wait: bool) -> bool:
+    def _lock(self, byte: int) -> bool:
         try:
-            fcntl.lockf(self._file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB), 1, place)
+            fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, byte)
         except (BlockingIOError, PermissionError):  # POSIX allows either for a lock that is held
             return False
         except OSError as error:
@@ -71,5 +81,6 @@ class Claims:
             ) from None
         return True
 
-    def _unlock(self, place: int) -> None:
-        fcntl.lockf(self._file, fcntl.LOCK_UN, 1, place)
+    def _unlock(self, byte: int) -> None:
+        if not self._file.closed:  # a generator that was left may end after all else
+            fcntl.lockf(self._file, fcntl.LOCK_UN, 1, byte)

@@ -15,7 +15,7 @@ from croc.run_folder import FREE
 from croc.sweep.options import SweepConfig
 from croc.sweep.run import Outcome
 from croc.sweep.scoring import Scorer, place_name
-from croc.sweep.settings import Run, Setting
+from croc.sweep.settings import Run, Setting, run_name
 
 FORMAT = 1
 
@@ -66,10 +66,12 @@ def make_page(
     command: dict[str, Any],
     fixed: dict[str, Any],
     runs: Sequence[Run],
-    outcomes: Sequence[Outcome],
+    found: Mapping[str, dict[str, Any]],
     scorer: Scorer,
 ) -> dict[str, Any]:
+    """From what was found of each run, by its name."""
     settings = list({run.setting.name: run.setting for run in runs}.values())
+    of_runs = {run.name: found[run.name] for run in runs if run.name in found}
     return {
         "format": FORMAT,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -78,14 +80,29 @@ def make_page(
         "command": {**command, "sweep": dataclasses.asdict(command["sweep"])},
         "configuration": fixed,
         "columns": _columns(scorer.wanted),
-        "settings": [_setting(each, _of(each, outcomes)) for each in settings],
-        "untrained": shared_untrained(outcomes),
-        "to_come": [run.name for run in runs if run not in [each.run for each in outcomes]],
+        "settings": [
+            _setting(
+                setting,
+                [
+                    of_runs[run.name]
+                    for run in runs
+                    if run.setting.name == setting.name and run.name in of_runs
+                ],
+            )
+            for setting in settings
+        ],
+        "untrained": shared_untrained(list(of_runs.values())),
+        "to_come": [run.name for run in runs if run.name not in of_runs],
     }
 
 
-def _of(setting: Setting, outcomes: Sequence[Outcome]) -> list[Outcome]:
-    return [outcome for outcome in outcomes if outcome.run.setting.name == setting.name]
+def runs_of(page: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """What a page says of its runs, by their names."""
+    return {
+        run_name(setting["name"], run["seed"]): run
+        for setting in page["settings"]
+        for run in setting["runs"]
+    }
 
 
 def _columns(wanted: Sequence[Wanted]) -> list[dict[str, str]]:
@@ -104,21 +121,22 @@ def _metric(protocol: str) -> str:
     return METRICS.get(protocol, ("mIoU",))[0]
 
 
-def _setting(setting: Setting, outcomes: Sequence[Outcome]) -> dict[str, Any]:
+def _setting(setting: Setting, runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Means are over the runs that have a score: `count` says how many those are."""
     return {
         "name": setting.name,
         "recipe": setting.recipe,
         "options": list(setting.options),
-        "runs": [_run(outcome) for outcome in outcomes],
-        "scores": summarise([first_scores(each.scored.scores) for each in outcomes]),
-        "untrained": summarise([first_scores(each.untrained.scores) for each in outcomes]),
-        "metrics": summarise([each.metrics for each in outcomes if not each.failed]),
+        "runs": list(runs),
+        "scores": summarise([first_scores(run["scores"]) for run in runs]),
+        "untrained": summarise([first_scores(run["untrained"]) for run in runs]),
+        "metrics": summarise([run["metrics"] for run in runs if not run["failed"]]),
     }
 
 
-def _run(outcome: Outcome) -> dict[str, Any]:
-    return {
+def run_page(outcome: Outcome) -> dict[str, Any]:
+    """As it is read again from sweep.json."""
+    page = {
         "seed": outcome.run.seed,
         "folder": str(outcome.run.folder),
         "failed": outcome.failed,
@@ -130,14 +148,15 @@ def _run(outcome: Outcome) -> dict[str, Any]:
         "untrained": outcome.untrained.scores,
         "metrics": outcome.metrics,
     }
+    return plain(page)
 
 
-def shared_untrained(outcomes: Sequence[Outcome]) -> dict[str, dict[str, Any]] | None:
+def shared_untrained(runs: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]] | None:
     """Over the seeds, where all settings start from the same networks; else None."""
     by_seed: dict[int, dict[str, float]] = {}
-    for outcome in outcomes:
-        found = first_scores(outcome.untrained.scores)
-        if found and by_seed.setdefault(outcome.run.seed, found) != found:
+    for run in runs:
+        found = first_scores(run["untrained"])
+        if found and by_seed.setdefault(run["seed"], found) != found:
             return None
     return summarise(list(by_seed.values()))
 
@@ -160,7 +179,7 @@ def summarise(found: Sequence[Mapping[str, float]]) -> dict[str, dict[str, Any]]
             "count": len(of_seeds),
         }
         for name, of_seeds in values.items()
-        if all(map(math.isfinite, of_seeds))
+        if all(isinstance(value, int | float) and math.isfinite(value) for value in of_seeds)
     }
 
 

@@ -49,7 +49,7 @@ class Run:
 
     @property
     def name(self) -> str:
-        return f"{self.setting.name}, seed {self.seed}"
+        return run_name(self.setting.name, self.seed)
 
     @property
     def config(self) -> PretrainConfig:
@@ -87,6 +87,10 @@ def plan_runs(settings: Sequence[Setting], seeds: Sequence[int], to: Path) -> li
             names = f"{same.setting.name!r} and {run.setting.name!r}"
             raise UserError(f"the settings {names} would share a folder: call one otherwise")
     return runs
+
+
+def run_name(setting: str, seed: int) -> str:
+    return f"{setting}, seed {seed}"
 
 
 def number_of(text: str) -> float | None:

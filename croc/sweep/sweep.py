@@ -10,11 +10,11 @@ from croc.errors import UserError
 from croc.evals.table.make import write_whole
 from croc.sweep.check import check_runs
 from croc.sweep.claims import FILE as LOCK
-from croc.sweep.claims import Claims
+from croc.sweep.claims import PAGE, UNTRAINED, Claims
 from croc.sweep.options import SweepConfig
-from croc.sweep.page import differences, identify, make_page, to_json
+from croc.sweep.page import differences, identify, make_page, run_page, runs_of, to_json
 from croc.sweep.picture import draw_page
-from croc.sweep.run import Outcome, carry_out, say, steps_done
+from croc.sweep.run import carry_out, say, steps_done
 from croc.sweep.scoring import Scorer, open_scorer
 from croc.sweep.settings import Run, Setting
 from croc.sweep.tables import print_page, to_markdown
@@ -22,9 +22,6 @@ from croc.sweep.tables import print_page, to_markdown
 FILE = "sweep.json"
 TABLE = "sweep.md"
 PICTURE = "sweep.png"
-
-WRITING, SCORING_UNTRAINED = range(2)
-"""What one process does at a time."""
 
 
 @dataclass(frozen=True)
@@ -60,35 +57,34 @@ def _run_in_turn(
     sweep: Sweep, fixed: dict[str, Any], scorer: Scorer, steps: dict[str, int], claims: Claims
 ) -> bool:
     """All runs, those that other processes are at after the others."""
-    found: dict[int, Outcome] = {}
-
-    def write() -> tuple[dict[str, Any], list[Outcome]]:
-        outcomes = [found[place] for place in sorted(found)]
-        with claims.alone(WRITING):
-            return _write(sweep, fixed, scorer, outcomes), outcomes
-
-    page, outcomes = write()
+    found: dict[str, dict[str, Any]] = {}
+    with claims.alone(PAGE):
+        open_sweep_folder(sweep.folder, fixed)  # another process may have made it meanwhile
+        page = _write(sweep, fixed, scorer, steps, found)
     try:
         for place in claims.in_turn():
             run = sweep.runs[place]
             say(f"run {place + 1} of {len(sweep.runs)}: {run.name}{_state(run, steps)}")
-            scoring = claims.alone(SCORING_UNTRAINED)
-            found[place] = carry_out(run, steps[run.setting.name], scorer, scoring)
-            page, outcomes = write()
+            scoring = claims.alone(UNTRAINED)
+            outcome = carry_out(run, steps[run.setting.name], scorer, scoring)
+            found[run.name] = run_page(outcome)
+            with claims.alone(PAGE):
+                page = _write(sweep, fixed, scorer, steps, found)
     except KeyboardInterrupt:
         say("stopped; what is finished is kept, the same command goes on from here")
         raise
     finally:
-        if any(outcome.scored.scores for outcome in outcomes):
-            with claims.alone(WRITING):
+        if any(run["scores"] for run in runs_of(page).values()):
+            with claims.alone(PAGE):
                 draw_page(page, sweep.folder / PICTURE)
-    return _finish(sweep, page, outcomes)
+    return _finish(sweep, page)
 
 
 def open_sweep_folder(folder: Path, fixed: dict[str, Any]) -> None:
     """Make sure the folder is this sweep's own, or free."""
-    if not (folder / FILE).exists():
-        if folder.exists() and any(map(_is_foreign, folder.iterdir())):
+    others = folder.exists() and any(map(_is_foreign, folder.iterdir()))
+    if not (folder / FILE).exists():  # after the others, if another process makes it just now
+        if others:
             raise UserError(f"{folder} exists and holds no sweep: choose another --sweep.to")
         return
     try:
@@ -109,31 +105,52 @@ def _is_foreign(path: Path) -> bool:
 
 
 def _state(run: Run, steps: dict[str, int]) -> str:
-    done = steps_done(run.folder)
-    return " (trained before)" if done >= steps[run.setting.name] else ""
+    return " (trained before)" if _is_trained(run, steps) else ""
+
+
+def _is_trained(run: Run, steps: dict[str, int]) -> bool:
+    return steps_done(run.folder) >= steps[run.setting.name]
 
 
 def _write(
-    sweep: Sweep, fixed: dict[str, Any], scorer: Scorer, outcomes: Sequence[Outcome]
+    sweep: Sweep,
+    fixed: dict[str, Any],
+    scorer: Scorer,
+    steps: dict[str, int],
+    found: dict[str, dict[str, Any]],
 ) -> dict[str, Any]:
     """Whole as far as it goes: a later run may end the process."""
+    before = _finished_before(sweep, steps)
+    # What failed here may have had more luck elsewhere.
+    ours = {name: run for name, run in found.items() if not run["failed"] or name not in before}
     command = {
         "recipe": sweep.recipe,
         "options": [*sweep.options, *sweep.evaluation],
         "sweep": sweep.config,
     }
-    page = make_page(command, fixed, sweep.runs, outcomes, scorer)
+    page = make_page(command, fixed, sweep.runs, before | ours, scorer)
     write_whole(sweep.folder, {FILE: to_json(page), TABLE: to_markdown(page)})
     return page
 
 
-def _finish(sweep: Sweep, page: dict[str, Any], outcomes: Sequence[Outcome]) -> bool:
+def _finished_before(sweep: Sweep, steps: dict[str, int]) -> dict[str, dict[str, Any]]:
+    """What the page says of runs that are still there: of this process, another, or an earlier."""
+    try:
+        told = runs_of(json.loads((sweep.folder / FILE).read_text()))
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+    whole = {run.name for run in sweep.runs if _is_trained(run, steps)}
+    return {name: run for name, run in told.items() if name in whole and not run["failed"]}
+
+
+def _finish(sweep: Sweep, page: dict[str, Any]) -> bool:
     print_page(page)
     drawn = f", {PICTURE}" if (sweep.folder / PICTURE).exists() else ""
     print(f"written to {sweep.folder}: {FILE}, {TABLE}{drawn}; the runs in runs/")
-    failed = [outcome for outcome in outcomes if outcome.failed]
+    runs = runs_of(page)
+    failed = [f"{name} ({run['failed']})" for name, run in runs.items() if run["failed"]]
     if failed:
-        names = "; ".join(f"{each.run.name} ({each.failed})" for each in failed)
-        count = f"{len(failed)} of {len(outcomes)} runs"
+        count = f"{len(failed)} of {len(runs)} runs"
+        names = "; ".join(failed)
         say(f"croc: {count} failed, the same command tries only these again: {names}")
     return not failed

@@ -6,9 +6,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
+from croc.config import PretrainConfig
 from croc.evals.results import read_results
-from croc.sweep.claims import Claims
+from croc.sweep import run as sweep_run
+from croc.sweep.claims import PAGE, UNTRAINED, Claims
 from tests.sweep.commands import LAMBDA, read_page, sweep
 
 HOLDS_THE_FIRST = """
@@ -20,11 +23,21 @@ folder = Path(sys.argv[1])
 places = Claims(folder, ["a", "b"]).in_turn()
 assert next(places) == 0
 print("held", flush=True)
-while True:
+for _ in range(1200):
     page = folder / "sweep.json"
     if page.exists() and len(json.loads(page.read_text())["to_come"]) == 1:
+        time.sleep(1.5)
         os.kill(os.getpid(), signal.SIGKILL)
-    time.sleep(0.05)
+    time.sleep(0.1)
+"""
+
+ASKS = """
+import sys
+from pathlib import Path
+from croc.sweep.claims import Claims
+
+with Claims(Path(sys.argv[1]), ["a", "b", "c"]) as claims:
+    print(list(claims.in_turn()), flush=True)
 """
 
 AS_IN_A_SHELL = """
@@ -58,7 +71,7 @@ def test_a_run_that_another_process_is_at_comes_last_and_outlives_that_process(
             other.kill()
     assert trained == ["2-seed-0", "1-seed-0"]
     said = capsys.readouterr().err
-    assert "waiting for another process, which is at 1, seed 0" in said
+    assert "waiting for runs that other processes are at: 1, seed 0" in said
     assert said.index("run 2 of 2: 2, seed 0") < said.index("run 1 of 2: 1, seed 0")
     page = read_page(tmp_path)
     assert [setting["name"] for setting in page["settings"]] == ["1", "2"]
@@ -85,7 +98,7 @@ def test_the_same_command_twice_at_once_does_everything_once(tmp_path: Path):
     assert len(weights) == len({line["weights_hash"] for line in lines}) == 8
     # Each waits for the other, so that each tells of everything.
     tables = [text[: text.index("written to")] for text, _ in ends]
-    assert re.sub(r"[\d.]+ *\n", "", tables[0]) == re.sub(r"[\d.]+ *\n", "", tables[1])
+    assert tables[0] == tables[1]
     page = read_page(tmp_path)
     assert page["to_come"] == []
     assert [len(setting["runs"]) for setting in page["settings"]] == [2, 2, 2]
@@ -93,12 +106,70 @@ def test_the_same_command_twice_at_once_does_everything_once(tmp_path: Path):
     assert not list(tmp_path.rglob("*.partial"))
 
 
+def test_what_others_finished_stays_on_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Also that of a process which comes later, and is ended before it has seen all."""
+    asked = (*LAMBDA, "1", "2", "--sweep.no-untrained")
+    assert sweep(tmp_path, *asked) == 0
+    page = read_page(tmp_path)
+
+    def ended(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("croc.sweep.sweep.carry_out", ended)
+        assert sweep(tmp_path, *asked) == 130
+    assert read_page(tmp_path)["settings"] == page["settings"]
+    assert read_page(tmp_path)["to_come"] == []
+    # A run that is gone is to come again.
+    for file in (tmp_path / "runs/1-seed-0/checkpoints").iterdir():
+        file.unlink()
+    with monkeypatch.context() as patch:
+        patch.setattr("croc.sweep.sweep.carry_out", ended)
+        assert sweep(tmp_path, *asked) == 130
+    assert read_page(tmp_path)["to_come"] == ["1, seed 0"]
+
+
+def test_what_failed_here_may_succeed_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """While this process is at its second run, another has more luck with the first."""
+    asked = (*LAMBDA, "1", "2", "--sweep.no-untrained")
+    real, calls = sweep_run.pretrain, []
+
+    def tight(config: PretrainConfig, recipe: str) -> Path:
+        calls.append(Path(str(config.run.folder)).name)
+        if calls == ["1-seed-0"]:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        if calls == ["1-seed-0", "2-seed-0"]:
+            with start(AS_IN_A_SHELL, tmp_path, *asked) as other:
+                assert other.stderr is not None
+                for line in other.stderr:
+                    if "waiting for runs" in line:
+                        break
+                other.terminate()
+        return real(config, recipe)
+
+    monkeypatch.setattr(sweep_run, "pretrain", tight)
+    assert sweep(tmp_path, *asked) == 0
+    assert calls == ["1-seed-0", "2-seed-0"]
+    runs = [setting["runs"][0] for setting in read_page(tmp_path)["settings"]]
+    assert [run["failed"] for run in runs] == [None, None]
+    assert all(run["scores"] for run in runs)
+
+
 def test_each_comes_once_and_is_free_afterwards(tmp_path: Path):
     with Claims(tmp_path, ["a", "b", "c"]) as claims:
         assert list(claims.in_turn()) == [0, 1, 2]
-        assert list(claims.in_turn()) == [0, 1, 2]
-        with claims.alone(0), claims.alone(1):
+        with claims.alone(PAGE), claims.alone(UNTRAINED):
             pass
+        places = claims.in_turn()
+        assert [next(places), next(places)] == [0, 1]
+        with start(ASKS, tmp_path) as other:
+            assert other.stderr is not None
+            assert other.stdout is not None
+            told = other.stderr.readline()
+            assert told == "waiting for runs that other processes are at: b\n"
+            assert next(places) == 2
+            assert other.stdout.readline() == "[0, 2, 1]\n"
+            assert other.wait() == 0
 
 
 def test_a_file_system_without_locks_is_named(
@@ -107,9 +178,9 @@ def test_a_file_system_without_locks_is_named(
     def refuse(*_: object) -> None:
         raise OSError(37, "No locks available")
 
-    monkeypatch.setattr("fcntl.lockf", refuse)
-    assert sweep(tmp_path, *LAMBDA, "1") == 2
+    with monkeypatch.context() as patch:
+        patch.setattr("fcntl.lockf", refuse)
+        assert sweep(tmp_path, *LAMBDA, "1") == 2
     last = capsys.readouterr().err.splitlines()[-1]
     assert last.startswith(f"croc: {tmp_path / 'sweep.lock'} cannot be locked (No locks available)")
-    monkeypatch.undo()
     assert sweep(tmp_path, *LAMBDA, "1", "--sweep.no-untrained") == 0  # what was left is its own

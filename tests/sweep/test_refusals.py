@@ -25,7 +25,7 @@ BAD = [
     (("--sweep.vary", "cluster.k-start", "--sweep.values", "4", "33"), "more than the 32 tokens"),
     (("--sweep.vary", "run.seed", "--sweep.values", "1"), "leave out --run.seed: --sweep.seeds"),
     ((*LAMBDA, "1", "--run.folder", "x"), "leave out --run.folder: --sweep.to"),
-    ((*LAMBDA, "1", "--run.devices", "2"), "one process"),
+    ((*LAMBDA, "1", "--run.devices", "2"), "once a GPU"),
     ((*LAMBDA, "1", "--optim.batch", "4096"), "--optim.batch 24"),
     ((*LAMBDA, "1", "--data.root", "no/such/folder"), "no/such/folder"),
     ((*LAMBDA, "1", "--init", "no/such/run"), "--init no/such/run"),
