@@ -71,7 +71,6 @@ def make_page(
 ) -> dict[str, Any]:
     """From what was found of each run, by its name."""
     settings = list({run.setting.name: run.setting for run in runs}.values())
-    of_runs = {run.name: found[run.name] for run in runs if run.name in found}
     return {
         "format": FORMAT,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -80,20 +79,17 @@ def make_page(
         "command": {**command, "sweep": dataclasses.asdict(command["sweep"])},
         "configuration": fixed,
         "columns": _columns(scorer.wanted),
-        "settings": [
-            _setting(
-                setting,
-                [
-                    of_runs[run.name]
-                    for run in runs
-                    if run.setting.name == setting.name and run.name in of_runs
-                ],
-            )
-            for setting in settings
-        ],
-        "untrained": shared_untrained(list(of_runs.values())),
-        "to_come": [run.name for run in runs if run.name not in of_runs],
+        "settings": [_setting(each, _of(each, runs, found)) for each in settings],
+        "untrained": shared_untrained(list(found.values())),
+        "to_come": [run.name for run in runs if run.name not in found],
     }
+
+
+def _of(
+    setting: Setting, runs: Sequence[Run], found: Mapping[str, dict[str, Any]]
+) -> list[dict[str, Any]]:
+    names = [run.name for run in runs if run.setting.name == setting.name]
+    return [found[name] for name in names if name in found]
 
 
 def runs_of(page: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

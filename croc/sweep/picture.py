@@ -138,9 +138,8 @@ def _draw_clusters(axes: Axes, page: dict[str, Any]) -> None:
         side.plot(*_means(page, "metrics", name), **look, lw=1.4, ms=5)
         side.margins(y=0.15)
         side.tick_params(axis="y", labelsize=8, colors=colour)
-    axes.set_ylabel(f"mean K (dots{', full line' if lines else ''})", fontsize=8, color=LINE)
-    dashed = ", dashed" if lines else ""
-    other.set_ylabel(f"valid share (squares{dashed})", fontsize=8, color=OTHER)
+    axes.set_ylabel("mean K (dots)", fontsize=8, color=LINE)
+    other.set_ylabel("valid share (squares)", fontsize=8, color=OTHER)
     other.spines[["top", "left"]].set_visible(False)
     axes.set_title("clusters at the end of training, mean of the seeds", fontsize=9, loc="left")
 
