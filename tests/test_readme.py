@@ -14,6 +14,8 @@ from croc.cli import main
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"^ *```(\w*)[^\n]*\n(.*?)^ *```", re.DOTALL | re.MULTILINE)
+INLINE = re.compile(r"`croc ((?:pretrain|sweep|evaluate) [a-z][^`…]* --[^`…]+)`")
+"""Whole commands within a sentence; others there are a command's name, or a part of one."""
 SHELLS = ("", "bash", "sh", "shell", "console")
 
 ENDS = {
@@ -34,7 +36,9 @@ def blocks(page: Path, *languages: str) -> list[str]:
 
 
 def commands(page: Path) -> Iterator[list[str]]:
-    """What stands behind `croc` in the page's shell blocks, as the shell would take it apart."""
+    """What stands behind `croc` in the page's shell blocks and within its sentences, as the shell
+    would take it apart."""
+    yield from map(shlex.split, INLINE.findall(BLOCK.sub("", page.read_text())))
     for code in blocks(page, *SHELLS):
         code = re.sub(r"sbatch .*?docs/slurm\.sh", "croc pretrain", code.replace("\\\n", " "))
         for line in code.splitlines():
