@@ -14,7 +14,7 @@ from croc.config import ClusterConfig
 LEAST_BOX_PX = 16
 TOKENS = ("queries", "keys", "values", "last")
 K_START = (2, 24)
-SHARPNESS = (1.0, 80.0)
+SHARPNESS = (1.0, 200.0)
 POSITION_WEIGHT = (0.0, 8.0)
 INFINITE = "inf"
 """JSON has no infinite number."""

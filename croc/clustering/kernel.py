@@ -17,6 +17,9 @@ MOST_CENTROIDS = 32
 # narrow as these it reads beyond the end of shared memory (compute-sanitizer, Triton 3.6), and
 # where it does not it is slower. The machine code is the chip's own all the same.
 OPTIONS = {"num_warps": 4, "maxnreg": 255, "arch": "sm80"}
+# λ times the range of the cost up to which the plan's factors stay within float32: from the middle
+# of the range, exp() reaches 2^±88, and u and v have room for the rest. λ_pos 4 at λ 20 needs 120.
+NARROW = 122.0
 
 
 def fits(tokens: Float[Tensor, "M B H N d"], config: ClusterConfig) -> bool:
@@ -53,17 +56,16 @@ def cluster_views(
 
 
 def settings(config: ClusterConfig) -> tuple[list[float], list[int]]:
-    """What the kernel multiplies by, and which K it may choose.
-
-    cost = factor · cosine + factor · distance / S + constant.
-    """
+    """The factors of cosine and distance / S in the cost, the middle of its range and λ; and the
+    iterations, which K may be chosen, and whether exp(−λ cost) may leave float32."""
     weight = config.position_weight
-    cost = [-1 / (weight + 2), weight / (weight + 2), 1 / (weight + 2)]
+    factors, range_ = ([-1.0, weight], weight + 2) if math.isfinite(weight) else ([0.0, 1.0], 1.0)
+    middle = weight / 2 if math.isfinite(weight) else 0.5
     largest = config.k_max or config.k_start
     smallest = largest if config.k_select == "fixed" else 2
     return (
-        [*([0.0, 1.0, 0.0] if math.isinf(weight) else cost), config.sharpness],
-        [config.sinkhorn_iterations, largest, smallest],
+        [*factors, middle, config.sharpness],
+        [config.sinkhorn_iterations, largest, smallest, int(config.sharpness * range_ > NARROW)],
     )
 
 

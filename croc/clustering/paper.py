@@ -1,4 +1,4 @@
-"""Locate, as the paper's text describes it, made numerically sound.
+"""Locate, as the paper's text describes it, computed in the log domain.
 
 Every step runs all images and heads at once: each loses exactly one centroid a step, so the
 tensors simply get one column narrower. Nothing depends on which images share a batch.
@@ -16,8 +16,7 @@ from croc.clustering.sinkhorn import sinkhorn
 from croc.clustering.steps import Step, closest_pair, distances, take
 from croc.config import ClusterConfig
 
-# Instead of 0, so that a token without saliency still gets the assignment of the limit r → 0;
-# far below what even float64 could notice in a sum.
+# Instead of 0, so that a token without saliency is assigned too, and images without any.
 LEAST_SALIENCY = 1e-20
 
 
@@ -68,13 +67,13 @@ def transport_cost(
     span: Float[Tensor, "B 1 1 1"],
     config: ClusterConfig,
 ) -> Float[Tensor, "B H T K"]:
-    """−cosine + λ_pos · distance / S, brought to [0, 1]."""
+    """−cosine + λ_pos · distance / S; for λ_pos = ∞, distance / S alone."""
     positional = distances(positions, centres) / span
     weight = config.position_weight
     if math.isinf(weight):
         return positional
     semantic = -tokens @ F.normalize(centroids, dim=-1).mT
-    return (semantic + weight * positional + 1) / (weight + 2)
+    return semantic + weight * positional
 
 
 def merge(

@@ -18,9 +18,10 @@ from croc.clustering.paper import LEAST_SALIENCY
 LEAST = tl.constexpr(LEAST_SALIENCY)
 TINY = tl.constexpr(torch.finfo(torch.float32).tiny)
 LOG2_E = tl.constexpr(math.log2(math.e))
-# Where v starts. u and v may pass any factor to each other; with this one neither leaves float32
-# at the largest sharpness, so that even the first pass needs no logarithms.
+# Where v starts. u and v may pass any factor to each other; with this one neither leaves float32,
+# so that even the first pass needs no logarithms unless the costs are WIDE apart.
 GAUGE = tl.constexpr(2.0**-32)
+NOTHING = tl.constexpr(-1e30)  # a logarithm of 0 with which one can calculate
 
 
 @triton.jit
@@ -32,8 +33,8 @@ def program(
     positions_m, positions_b, positions_n, positions_c,
     saliency_m, saliency_b, saliency_h, saliency_n,
     seeds_b, seeds_h, seeds_k,
-    semantic, positional, constant, sharpness,
-    iterations, largest, SMALLEST: tl.constexpr,
+    semantic, positional, middle, sharpness,
+    iterations, largest, SMALLEST: tl.constexpr, WIDE: tl.constexpr,
     M: tl.constexpr, B, H, N: tl.constexpr, D: tl.constexpr, K: tl.constexpr,
     T_PAD: tl.constexpr, D_PAD: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
@@ -61,7 +62,7 @@ def program(
     out = assignments_at + (((m * B + b) * H + h) * N + n) * K
     high, low = _parts(tokens)
     points = high, low, inverse_length, x * unit, y * unit, rows
-    factors = semantic, constant, sharpness * LOG2_E, iterations
+    factors = semantic, middle, sharpness * LOG2_E, iterations
 
     WIDTH: tl.constexpr = 8 if K <= 8 else (16 if K <= 16 else 32)
     slot = tl.arange(0, WIDTH)
@@ -79,14 +80,15 @@ def program(
     best_at += tl.program_id(0).to(tl.int64) * (D_PAD + 3) * K
     given = points, factors, best_at, largest
     if K > 16:
-        state, best, count = _steps(given, state, best, count, 32, K, SMALLEST, EXACT)
+        state, best, count = _steps(given, state, best, count, 32, K, SMALLEST, WIDE, EXACT)
     if K > 8:
-        state, best, count = _steps(given, state, best, count, 16, K, SMALLEST, EXACT)
-    state, best, count = _steps(given, state, best, count, 8, K, SMALLEST, EXACT)
+        state, best, count = _steps(given, state, best, count, 16, K, SMALLEST, WIDE, EXACT)
+    state, best, count = _steps(given, state, best, count, 8, K, SMALLEST, WIDE, EXACT)
 
     tl.debug_barrier()  # what one thread has written another may read
-    centroids, cx, cy, v = _recall(best_at, slot, slot < count, K, D_PAD)
-    share = _kernel(_cost(points, centroids, cx, cy, factors, EXACT), factors) * v
+    centroids, cx, cy, g = _recall(best_at, slot, slot < count, K, D_PAD)
+    logits = _logits(_cost(points, centroids, cx, cy, factors, EXACT), factors) + g
+    share = tl.exp2(logits - tl.max(logits, axis=1)[:, None])
     share = share * _inverse(tl.sum(share, axis=1))[:, None]
     tl.store(out[:, None] + slot, share, mask=real[:, None] & (slot < K))
     hard = (tl.argmax(share, axis=1)[:, None] == slot) & real[:, None]
@@ -104,7 +106,8 @@ def program(
 @no_type_check
 def _steps(
     given, state, best, count,
-    WIDTH: tl.constexpr, K: tl.constexpr, SMALLEST: tl.constexpr, EXACT: tl.constexpr,
+    WIDTH: tl.constexpr, K: tl.constexpr, SMALLEST: tl.constexpr,
+    WIDE: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
     """Down to half as many centroids as there are slots; what is best so far is remembered."""
     points, factors, best_at, largest = given
@@ -117,11 +120,12 @@ def _steps(
         living = ((alive >> slot) & 1) != 0
         powers = tl.where(living, tl.exp2(importance * LOG2_E), 0.0)
         columns = powers / tl.sum(powers, axis=0)
-        kernel, cost, u, v = _transport(points, centroids, cx, cy, columns, factors, EXACT)
+        cost = _cost(points, centroids, cx, cy, factors, EXACT)
+        kernel, u, v, g = _transport(cost, points[5], columns, factors, WIDE)
         total = tl.sum(tl.sum(kernel * cost * u[:, None], axis=0) * v, axis=0)
         if (k <= largest) & (total < best):
             best, count = total, k
-            _remember(best_at, centroids, cx, cy, v, living, K)
+            _remember(best_at, centroids, cx, cy, g + _log2(v), living, K)
         if k > SMALLEST:
             centroids, cx, cy = _update(points, kernel, u, v * _inverse(columns), EXACT)
             i, j = _closest_pair(centroids, living, WIDTH)
@@ -145,38 +149,65 @@ def _steps(
 
 @triton.jit
 @no_type_check
-def _transport(points, centroids, cx, cy, columns, factors, EXACT: tl.constexpr):
-    """kernel = exp(λ (½ − cost)), and Sinkhorn's u and v: the plan is u · kernel · v."""
-    rows = points[5]
-    cost = _cost(points, centroids, cx, cy, factors, EXACT)
-    kernel = _kernel(cost, factors)
+def _transport(cost, rows, columns, factors, WIDE: tl.constexpr):
+    """Sinkhorn's kernel, u and v: the plan is u · kernel · v; and g, the kernel's own column
+    factors as logarithms.
+
+    The kernel is exp(−λ cost) times a constant. Where that would leave float32 (WIDE), it is the
+    plan after a first pass on logarithms: then no row and no column is empty, nor becomes so.
+    """
+    kernel = _logits(cost, factors)
+    g = tl.zeros_like(columns)
     u = rows
     v = tl.where(columns > 0, GAUGE, 0.0)
-    for _ in range(factors[3]):
+    iterations = factors[3]
+    if WIDE:
+        kernel = tl.where(columns > 0, kernel, NOTHING)
+        kernel += (_log2(rows) - _log_sum(kernel, 1))[:, None]
+        g = _log2(columns) - _log_sum(kernel, 0)
+        kernel += g
+        u = tl.where(rows > 0, 1.0, 0.0)
+        v = tl.where(columns > 0, 1.0, 0.0)
+        iterations -= 1
+    kernel = tl.exp2(kernel)
+    for _ in range(iterations):
         u = rows * _inverse(tl.sum(kernel * v, axis=1))
         v = columns * _inverse(tl.sum(kernel * u[:, None], axis=0))
-    return kernel, cost, u, v
+    return kernel, u, v, g
 
 
 @triton.jit
 @no_type_check
 def _cost(points, centroids, cx, cy, factors, EXACT: tl.constexpr):
     high, low, inverse_length, x, y, _rows = points
-    semantic, constant, _sharpness, _iterations = factors
     dx, dy = x[:, None] - cx, y[:, None] - cy
     dots = _dot(high, low, _unit(centroids), EXACT)
-    return dots * (semantic * inverse_length)[:, None] + (tl.sqrt(dx * dx + dy * dy) + constant)
+    return dots * (factors[0] * inverse_length)[:, None] + tl.sqrt(dx * dx + dy * dy)
 
 
 @triton.jit
 @no_type_check
-def _kernel(cost, factors):
-    return tl.exp2((0.5 - cost) * factors[2])
+def _logits(cost, factors):
+    """−λ cost, from the middle of the cost's range, to base 2."""
+    return (factors[1] - cost) * factors[2]
 
 
 @triton.jit
 @no_type_check
-def _remember(best_at, centroids, cx, cy, v, living, K: tl.constexpr):
+def _log2(values):
+    return tl.where(values > 0, tl.log2(tl.maximum(values, TINY)), NOTHING)
+
+
+@triton.jit
+@no_type_check
+def _log_sum(logits, AXIS: tl.constexpr):
+    top = tl.max(logits, axis=AXIS)
+    return top + tl.log2(tl.sum(tl.exp2(logits - tl.expand_dims(top, AXIS)), axis=AXIS))
+
+
+@triton.jit
+@no_type_check
+def _remember(best_at, centroids, cx, cy, g, living, K: tl.constexpr):
     """What a step's assignments follow from: far less than they are, and closed up."""
     D: tl.constexpr = centroids.shape[0]
     place = _places(living)
@@ -184,7 +215,7 @@ def _remember(best_at, centroids, cx, cy, v, living, K: tl.constexpr):
     tl.store(at, centroids, mask=living)
     tl.store(best_at + D * K + place, cx, mask=living)
     tl.store(best_at + (D + 1) * K + place, cy, mask=living)
-    tl.store(best_at + (D + 2) * K + place, v, mask=living)
+    tl.store(best_at + (D + 2) * K + place, g, mask=living)
 
 
 @triton.jit
@@ -193,7 +224,7 @@ def _recall(best_at, slot, there, K: tl.constexpr, D: tl.constexpr):
     centroids = tl.load(best_at + (tl.arange(0, D) * K)[:, None] + slot, mask=there, other=0.0)
     cx = tl.load(best_at + D * K + slot, mask=there, other=0.0)
     cy = tl.load(best_at + (D + 1) * K + slot, mask=there, other=0.0)
-    return centroids, cx, cy, tl.load(best_at + (D + 2) * K + slot, mask=there, other=0.0)
+    return centroids, cx, cy, tl.load(best_at + (D + 2) * K + slot, mask=there, other=NOTHING)
 
 
 @triton.jit
@@ -201,9 +232,10 @@ def _recall(best_at, slot, there, K: tl.constexpr, D: tl.constexpr):
 def _update(points, kernel, u, v, EXACT: tl.constexpr):
     """Means of tokens and positions by the columns of the plan; v brings these to sum 1."""
     high, low, inverse_length, x, y, _rows = points
-    centroids = _dot(high.T, low.T, kernel * (u * inverse_length)[:, None], EXACT) * v
-    cx = tl.sum(kernel * (u * x)[:, None], axis=0) * v
-    cy = tl.sum(kernel * (u * y)[:, None], axis=0) * v
+    kernel *= u[:, None]  # first of all: alone, u may be as large as float32 allows
+    centroids = _dot(high.T, low.T, kernel * inverse_length[:, None], EXACT) * v
+    cx = tl.sum(kernel * x[:, None], axis=0) * v
+    cy = tl.sum(kernel * y[:, None], axis=0) * v
     return centroids, cx, cy
 
 

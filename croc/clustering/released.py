@@ -4,6 +4,7 @@ That code made the paper's figures; this is for continuing and comparing with th
 are scaled over the whole batch, so here an image's clusters do depend on its neighbours.
 """
 
+import math
 from collections.abc import Iterator
 
 import torch
@@ -54,10 +55,12 @@ def batch_cost(
     distance: Float[Tensor, "B H T K"],
     config: ClusterConfig,
 ) -> Float[Tensor, "B H T K"]:
-    """−cosine + λ_pos · distance over the largest one, to [0, 1] by the extremes of the batch."""
-    longest = distance.amax(dim=(-2, -1), keepdim=True).clamp_min(1e-12)
-    semantic = -tokens @ F.normalize(centroids, dim=-1).mT
-    cost = semantic + config.position_weight * distance / longest
+    """−cosine + λ_pos · distance over the largest one, to [0, 1] by the extremes of the batch;
+    for λ_pos = ∞, the distance alone."""
+    cost = distance / distance.amax(dim=(-2, -1), keepdim=True).clamp_min(1e-12)
+    if not math.isinf(config.position_weight):
+        semantic = -tokens @ F.normalize(centroids, dim=-1).mT
+        cost = semantic + config.position_weight * cost
     return (cost - cost.amin()) / (cost.amax() - cost.amin()).clamp_min(1e-12)
 
 

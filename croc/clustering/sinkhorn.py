@@ -1,7 +1,8 @@
 """Entropic optimal transport by Sinkhorn's scalings."""
 
+import torch
 from jaxtyping import Float
-from torch import Tensor, finfo
+from torch import Tensor
 
 
 def sinkhorn(
@@ -17,14 +18,12 @@ def sinkhorn(
     repeat: for n: plan[n, :] *= rows[n] / sum(plan[n, :])
             for k: plan[:, k] *= columns[k] / sum(plan[:, k])
 
-    So the columns hold exactly and the rows ever better. The first pass is done on logarithms,
-    where no cost can underflow; after it every row and column has a share that it cannot lose.
+    The columns then hold exactly, the rows better with every iteration. Computed in the log
+    domain, plan = exp(f + g − λ cost), where no cost underflows.
     """
-    logits = (-sharpness * cost).log_softmax(dim=-1) + rows.log()[..., None]
-    logits = logits - logits.logsumexp(dim=-2, keepdim=True) + columns.log()[..., None, :]
-    plan = logits.exp()
-    least = finfo(plan.dtype).tiny
-    for _ in range(iterations - 1):
-        plan = plan * (rows / plan.sum(dim=-1).clamp_min(least))[..., None]
-        plan = plan * (columns / plan.sum(dim=-2).clamp_min(least))[..., None, :]
-    return plan
+    logits, log_rows, log_columns = -sharpness * cost, rows.log(), columns.log()
+    f = g = torch.zeros_like(cost[..., :1, :1])
+    for _ in range(iterations):
+        f = log_rows[..., :, None] - (logits + g).logsumexp(dim=-1, keepdim=True)
+        g = log_columns[..., None, :] - (logits + f).logsumexp(dim=-2, keepdim=True)
+    return (logits + f + g).exp()

@@ -12,7 +12,7 @@ class ClusterConfig:
     """The online clustering of the joined tokens."""
 
     variant: Literal["paper", "released"] = "paper"
-    """The paper's text made sound, or the authors' code point for point (docs/differences.md)."""
+    """The paper's text, or the authors' code point for point (docs/differences.md)."""
     k_start: int = 12
     """Number of centroids at the start; they merge until two are left."""
     tokens: Literal["values", "keys", "queries", "last"] = "values"
@@ -45,12 +45,13 @@ class ClusterConfig:
         require_least(self, "cluster", 0, "position_weight")
         require_least(self, "cluster", 1, "sinkhorn_iterations")
         require(
-            0 < self.sharpness <= 80,
-            f"--cluster.sharpness must lie in 0 … 80, or exp() leaves float32: {self.sharpness}",
+            0 < self.sharpness < math.inf,
+            f"--cluster.sharpness must be positive and finite: {self.sharpness}",
         )
         require(
-            self.variant == "paper" or math.isfinite(self.position_weight),
-            "--cluster.position-weight inf needs --cluster.variant paper",
+            self.variant == "paper" or self.sharpness <= 80,
+            f"--cluster.sharpness {self.sharpness:g} needs --cluster.variant paper: the released "
+            "code's exp() leaves float32 above 80",
         )
 
 

@@ -18,7 +18,7 @@ from tests.oracles.clustering import OracleResult, centroids, cluster_paper, clu
 ORACLES = {"paper": cluster_paper, "released": cluster_released}
 # A relative gap below which a decision may fall either way by rounding.
 TIE = {torch.float64: 1e-9, torch.float32: 1e-5}
-TOLERANCE = {torch.float64: 1e-8, torch.float32: 2e-4}
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-5}  # times λ, which multiplies rounding
 
 
 @dataclass
@@ -51,7 +51,7 @@ class Tally:
 
 @st.composite
 def cases(draw, variant: str, dtype: torch.dtype = torch.float64) -> Case:
-    weights = [0.0, 1.0, 4.0] + [float("inf")] * (variant == "paper")
+    weights = [0.0, 1.0, 4.0, float("inf")]
     views = draw(st.sampled_from([2, 2, 2, 3, 1])) if variant == "paper" else 2
     rows = draw(st.integers(1, 5))
     columns = draw(st.integers(-(-4 // rows), 30 // rows if rows > 2 else 12))
@@ -63,7 +63,7 @@ def cases(draw, variant: str, dtype: torch.dtype = torch.float64) -> Case:
         variant=variant,
         k_start=k_start,
         position_weight=draw(st.sampled_from(weights)),
-        sharpness=draw(st.sampled_from([20.0, 20.0, 5.0, 50.0])),
+        sharpness=draw(st.sampled_from([20.0, 20.0, 5.0, 200.0 if variant == "paper" else 50.0])),
         sinkhorn_iterations=draw(st.sampled_from([5, 5, 1, 12])),
         k_max=k_max,
         k_select=select,
@@ -134,7 +134,8 @@ def compare_many(variant: str, dtype: torch.dtype, examples: int) -> Tally:
         result, oracle = run(case), run_oracle(case)
         assert result.assignments.dtype == dtype
         clear = clear_calls(case, oracle, TIE[dtype])
-        tally.error = max(tally.error, assert_equal(result, oracle, clear, TOLERANCE[dtype]))
+        atol = TOLERANCE[dtype] * max(20, case.config.sharpness)
+        tally.error = max(tally.error, assert_equal(result, oracle, clear, atol))
         tally.add(case, oracle, clear)
 
     compare()

@@ -40,18 +40,22 @@ def run_definition(case: Case) -> Clusters:
     return split(*choose(steps, case.config), case.config, case.views)
 
 
-def assert_agree(result: Clusters, expected: Clusters, where: torch.Tensor) -> None:
-    """All that they say, for the pairs of image and head `where`."""
+def assert_agree(
+    result: Clusters, expected: Clusters, where: torch.Tensor, sharpness: float
+) -> None:
+    """All that they say, for the pairs of image and head `where`. Cosines have 16 bits in the
+    kernel, and λ multiplies their error."""
+    atol = max(1e-4, sharpness * 2**-15)
     assert result.assignments.shape == expected.assignments.shape
     assert result.assignments.dtype == result.cost.dtype == torch.float32
     assert torch.isfinite(result.assignments).all()
     assert torch.equal(result.count[where], expected.count[where])
     assert torch.equal(result.valid[where], expected.valid[where])
     torch.testing.assert_close(
-        result.cost[where], expected.cost[where].float(), rtol=1e-5, atol=1e-5
+        result.cost[where], expected.cost[where].float(), rtol=1e-4, atol=1e-4
     )
     torch.testing.assert_close(
-        result.assignments[:, where], expected.assignments[:, where].float(), rtol=1e-4, atol=1e-4
+        result.assignments[:, where], expected.assignments[:, where].float(), rtol=0, atol=atol
     )
     padding = torch.arange(result.valid.shape[-1], device=where.device) >= result.count[..., None]
     assert (result.assignments.movedim(3, -1)[:, padding] == 0).all()
@@ -77,6 +81,9 @@ SMALL = [  # configuration, and what make_case takes
     ({"k_start": 6, "sinkhorn_iterations": 1}, {}),
     ({"k_start": 6, "sinkhorn_iterations": 12, "sharpness": 80.0}, {"empty": True}),
     ({"k_start": 6, "sharpness": 5.0}, {"layout": "random"}),
+    ({"k_start": 10, "sharpness": 200.0}, {"disjoint": True, "empty": True}),
+    ({"k_start": 9, "sharpness": 200.0, "sinkhorn_iterations": 1}, {"grid": (3, 5)}),
+    ({"k_start": 6, "position_weight": 12.0}, {"layout": "random", "views": 3}),
 ]
 
 
@@ -94,7 +101,7 @@ def test_agrees_with_the_definition(kernel, number: int) -> None:
     clear = torch.from_numpy(gaps >= TIE)
     print(options, layout, "left out:", int((~clear).sum()), "count:", oracle.count.tolist())
     assert clear.any()
-    assert_agree(run_kernel(kernel, case), run_definition(exact), clear)
+    assert_agree(run_kernel(kernel, case), run_definition(exact), clear, config.sharpness)
 
 
 @interpreted
@@ -215,16 +222,19 @@ def test_full_size_agrees_with_the_definition(name: str) -> None:
     )
     assert differ(result, expected).float().mean() <= plain.float().mean() + 0.02
     assert left_out.float().mean() < 0.5
-    assert_agree(result, expected, ~left_out)
+    assert_agree(result, expected, ~left_out, case.config.sharpness)
 
 
 @pytest.mark.cuda
 @gpu
-@pytest.mark.parametrize("weight", [0.0, 3.0, INF])
-def test_full_size_with_other_weights(weight: float) -> None:
-    case = full_case(8, (14, 14), 64, 12, torch.bfloat16, position_weight=weight, k_max=7)
+@pytest.mark.parametrize("sharpness", [20.0, 200.0])
+@pytest.mark.parametrize("weight", [0.0, 3.0, 8.0, INF])
+def test_full_size_with_other_weights(weight: float, sharpness: float) -> None:
+    options = {"position_weight": weight, "sharpness": sharpness, "k_max": 7}
+    case = full_case(8, (14, 14), 64, 12, torch.bfloat16, **options)
+    result = cluster(*case.arguments, case.config, seeds=case.seeds)
     expected, left_out = near_ties(case)
-    assert_agree(cluster(*case.arguments, case.config, seeds=case.seeds), expected, ~left_out)
+    assert_agree(result, expected, ~left_out, sharpness)
 
 
 @pytest.mark.cuda

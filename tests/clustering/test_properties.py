@@ -1,6 +1,7 @@
 """What must hold of the clustering whatever its inputs, and how its seeds are drawn."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -28,14 +29,17 @@ def assert_same(a: Clusters, b: Clusters, atol: float = 1e-10) -> None:
     torch.testing.assert_close(a.assignments, b.assignments, rtol=0, atol=atol)
 
 
-def assert_sound(result: Clusters, variant: str, atol: float) -> None:
-    """Finite, never negative, a cost within 0 … 1, in `paper` a distribution for every token."""
+def assert_sound(result: Clusters, config: ClusterConfig, atol: float) -> None:
+    """Finite, not negative, a cost within its range, in `paper` a distribution for every token."""
+    least, most = 0.0, 1.0
+    if config.variant == "paper" and math.isfinite(config.position_weight):
+        least, most = -1.0, 1 + config.position_weight
     assert torch.isfinite(result.assignments).all()
     assert torch.isfinite(result.cost).all()
-    assert ((result.cost >= -atol) & (result.cost <= 1 + atol)).all()
+    assert ((result.cost >= least - atol) & (result.cost <= most + atol)).all()
     assert (result.assignments >= 0).all()
     assert ((result.count >= 2) & (result.count <= result.valid.shape[-1])).all()
-    if variant == "paper":
+    if config.variant == "paper":
         sums = result.assignments.sum(-1)
         torch.testing.assert_close(sums, torch.ones_like(sums), rtol=0, atol=atol)
 
@@ -153,25 +157,26 @@ def test_no_position_weight_ignores_positions(variant: str, seed: int) -> None:
     assert_same(run(case.changed(positions=elsewhere.double())), run(case))
 
 
+@both
 @several
-def test_infinite_position_weight_ignores_tokens_in_the_cost(seed: int) -> None:
+def test_infinite_position_weight_ignores_tokens_in_the_cost(variant: str, seed: int) -> None:
     """Without a merge nothing of the tokens is left; merges still go by their cosine."""
     other = torch.randn(2, 2, 24, 8, generator=torch.manual_seed(seed), dtype=torch.float64)
-    first_step = ClusterConfig(k_start=8, k_max=8, k_select="fixed", position_weight=math.inf)
+    first_step = ClusterConfig(variant, 8, k_max=8, k_select="fixed", position_weight=math.inf)
     case = make_case(seed, first_step)
     assert_same(run(case.changed(tokens=other)), run(case), atol=1e-12)
-    last_step = case.changed(
-        config=ClusterConfig(k_start=8, k_max=2, k_select="fixed", position_weight=math.inf)
-    )
+    last_step = case.changed(config=replace(first_step, k_max=2))
     merged_otherwise = run(last_step.changed(tokens=other))
     assert not torch.allclose(merged_otherwise.assignments, run(last_step).assignments)
 
 
 @several
-def test_a_large_position_weight_nears_the_infinite(seed: int) -> None:
+def test_infinite_position_weight_is_the_limit_at_equal_weight_times_sharpness(seed: int) -> None:
     case = make_case(seed, ClusterConfig(k_start=6, position_weight=math.inf))
-    large = run(case.changed(config=ClusterConfig(k_start=6, position_weight=1e9)))
-    assert_same(large, run(case), atol=1e-6)
+    large = ClusterConfig(k_start=6, position_weight=1e9, sharpness=20e-9)
+    limit, expected = run(case.changed(config=large)), run(case)
+    torch.testing.assert_close(limit.assignments, expected.assignments, rtol=0, atol=1e-6)
+    torch.testing.assert_close(limit.cost / 1e9, expected.cost, rtol=0, atol=1e-6)
 
 
 # --- degenerate inputs ------------------------------------------------------------------------
@@ -203,6 +208,10 @@ def one_salient_token(case: Case) -> Case:
     return case.changed(saliency=saliency)
 
 
+def no_saliency(case: Case) -> Case:
+    return case.changed(saliency=torch.zeros_like(case.saliency))
+
+
 def equal_saliency(case: Case) -> Case:
     return case.changed(saliency=torch.full_like(case.saliency, 1 / case.saliency.shape[-1]))
 
@@ -221,33 +230,37 @@ DEGENERATE = {
     "no tokens": [no_tokens],
     "opposite tokens": [opposite_tokens],
     "one salient token": [one_salient_token],
+    "no saliency": [no_saliency],
     "equal saliency": [equal_saliency],
     "nothing to tell apart": [one_token, one_position, equal_saliency],
     "one picture of nothing": [one_picture_of_nothing],
 }
 
 
-@pytest.mark.parametrize(
-    ("variant", "weight"),
-    [("paper", 0.0), ("paper", 4.0), ("paper", math.inf), ("released", 0.0), ("released", 4.0)],
-)
+@both
+@pytest.mark.parametrize("weight", [0.0, 4.0, math.inf])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("name", DEGENERATE)
 def test_never_nan(variant: str, weight: float, dtype: torch.dtype, name: str) -> None:
-    config = ClusterConfig(variant=variant, k_start=6, position_weight=weight)
-    case = make_case(0, config)
-    for spoil in DEGENERATE[name]:
-        case = spoil(case)
-    assert_sound(run(case.to(dtype)), variant, 1e-5 if dtype == torch.float32 else 1e-12)
+    for sharpness in (20.0, 200.0) if variant == "paper" else (20.0,):
+        config = ClusterConfig(variant, 6, position_weight=weight, sharpness=sharpness)
+        case = make_case(0, config)
+        for spoil in DEGENERATE[name]:
+            case = spoil(case)
+        atol = {torch.float32: 1e-6, torch.float64: 1e-13}[dtype] * sharpness
+        assert_sound(run(case.to(dtype)), config, atol)
 
 
-@both
-@pytest.mark.parametrize("sharpness", [1.0, 80.0])
+@pytest.mark.parametrize(
+    ("variant", "sharpness"),
+    [("paper", 1.0), ("paper", 80.0), ("paper", 200.0), ("released", 1.0), ("released", 80.0)],
+)
 def test_never_nan_at_any_sharpness_in_float32(variant: str, sharpness: float) -> None:
-    config = ClusterConfig(variant=variant, k_start=12, sharpness=sharpness)
-    for layout in ("random", "prototypes", "places"):
-        case = make_case(1, config, layout=layout, disjoint=True, empty=True)
-        assert_sound(run(case.to(torch.float32)), variant, 1e-5)
+    for weight in (0.0, 4.0, math.inf):
+        config = ClusterConfig(variant, 12, position_weight=weight, sharpness=sharpness)
+        for layout in ("random", "prototypes", "places"):
+            case = make_case(1, config, layout=layout, disjoint=True, empty=True)
+            assert_sound(run(case.to(torch.float32)), config, 2e-4)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -260,11 +273,10 @@ def test_one_position_tells_nothing(dtype: torch.dtype, seed: int) -> None:
     assert_same(run(case), run(at_origin), atol=1e-4 if dtype == torch.float32 else 1e-10)
 
 
-@both
 @pytest.mark.parametrize("k_max", [None, 4])
-def test_equal_costs_leave_the_largest_k(variant: str, k_max: int | None) -> None:
-    """Where all tokens are one, exactly, every step costs nothing."""
-    config = ClusterConfig(variant=variant, k_start=6, k_max=k_max, position_weight=0.0)
+def test_equal_costs_leave_the_largest_k(k_max: int | None) -> None:
+    """Where all tokens are one, every step of the released code costs nothing."""
+    config = ClusterConfig(variant="released", k_start=6, k_max=k_max, position_weight=0.0)
     case = make_case(0, config)
     tokens = torch.zeros_like(case.tokens)
     tokens[..., 2] = 1
@@ -289,13 +301,13 @@ def test_half_precision_around_it_changes_nothing(variant: str) -> None:
 @both
 def test_as_many_seeds_as_tokens(variant: str) -> None:
     case = make_case(0, ClusterConfig(variant=variant, k_start=12), grid=(2, 3))
-    assert_sound(run(case), variant, 1e-12)
+    assert_sound(run(case), case.config, 1e-12)
 
 
 @pytest.mark.parametrize("views", [1, 2, 3])
 def test_rows_of_the_paper_sum_to_one(views: int) -> None:
     case = make_case(0, ClusterConfig(), B=3, H=3, views=views, empty=True)
-    assert_sound(run(case), "paper", 1e-12)
+    assert_sound(run(case), case.config, 1e-12)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

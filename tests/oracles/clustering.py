@@ -62,6 +62,15 @@ def softmax(values: Vector) -> Vector:
     return [power / sum(powers) for power in powers]
 
 
+def log(value: float) -> float:
+    return math.log(value) if value > 0 else -math.inf
+
+
+def log_sum(logarithms: Vector) -> float:
+    top = max(logarithms)
+    return top + math.log(sum(math.exp(value - top) for value in logarithms))
+
+
 def mean(a: Vector, b: Vector) -> Vector:
     return [(x + y) / 2 for x, y in zip(a, b)]
 
@@ -100,21 +109,21 @@ def sinkhorn(
 ) -> tuple[Matrix, Vector]:
     """Scales exp(-sharpness · cost) to its rows, then to its columns, again and again.
 
-    Also returned is the product of all the factors of each column, of which the assignment of a
-    token without mass is made. Such a token's row is 0 from the start.
+    On logarithms: f and g are those of the rows' and the columns' factors. Also returned is g.
     """
-    plan = [[math.exp(-sharpness * value) for value in row] for row in cost]
-    factors = [1.0] * len(columns)
+    f, g = [0.0] * len(rows), [0.0] * len(columns)
     for _ in range(iterations):
-        for n, row in enumerate(plan):
-            total = sum(row)
-            plan[n] = [value * (rows[n] / total) if rows[n] > 0 else 0.0 for value in row]
-        totals = column_sums(plan)
-        for k, total in enumerate(totals):
-            factors[k] *= columns[k] / total
-            for row in plan:
-                row[k] *= columns[k] / total
-    return plan, factors
+        for n, row in enumerate(cost):
+            f[n] = log(rows[n]) - log_sum([g[k] - sharpness * c for k, c in enumerate(row)])
+        for k in range(len(columns)):
+            g[k] = log(columns[k]) - log_sum(
+                [f[n] - sharpness * row[k] for n, row in enumerate(cost)]
+            )
+    plan = [
+        [math.exp(f[n] + g[k] - sharpness * c) for k, c in enumerate(row)]
+        for n, row in enumerate(cost)
+    ]
+    return plan, g
 
 
 def sinkhorn_log(
@@ -155,6 +164,7 @@ def paper_steps(
     """All steps of one image and head by the paper, and the smallest gap between pairs."""
     weight = config.position_weight
     tokens = [unit(token) for token in tokens]
+    saliency = [max(value, 1e-20) for value in saliency]
     sides = [max(p[axis] for p in positions) - min(p[axis] for p in positions) for axis in (0, 1)]
     diagonal = math.hypot(*sides)
     centroids = [tokens[seed] for seed in seeds]
@@ -165,7 +175,7 @@ def paper_steps(
         distance = math.dist(position, place) / diagonal if diagonal > 0 else 0.0
         if math.isinf(weight):
             return distance
-        return (-dot(token, centroid) + weight * distance + 1) / (weight + 2)
+        return -dot(token, centroid) + weight * distance
 
     steps, merge_gap = [], math.inf
     while True:
@@ -175,15 +185,11 @@ def paper_steps(
             [entry(token, position, centroid, place) for centroid, place in zip(units, places)]
             for token, position in zip(tokens, positions)
         ]
-        plan, factors = sinkhorn(
-            cost, saliency, columns, config.sharpness, config.sinkhorn_iterations
-        )
-        assignments = []
-        for plan_row, cost_row in zip(plan, cost):
-            row = plan_row
-            if sum(row) == 0:  # no saliency: the limit from above
-                row = [math.exp(-config.sharpness * c) * v for c, v in zip(cost_row, factors)]
-            assignments.append([value / sum(row) for value in row])
+        plan, g = sinkhorn(cost, saliency, columns, config.sharpness, config.sinkhorn_iterations)
+        # The plan's rows divided by their sums.
+        assignments = [
+            softmax([g[k] - config.sharpness * c for k, c in enumerate(row)]) for row in cost
+        ]
         steps.append(_Step(plan, assignments, transport_cost(plan, cost)))
         if len(Y) == 2:
             return steps, merge_gap
@@ -238,7 +244,10 @@ def released_costs(states: list["_Released"], weight: float) -> list[Matrix]:
         cost = []
         for token, row in zip(state.tokens, distances):
             near = [value / largest if largest > 0 else 0.0 for value in row]
-            cost.append([-dot(token, u) + weight * value for u, value in zip(units, near)])
+            if math.isinf(weight):
+                cost.append(near)
+            else:
+                cost.append([-dot(token, u) + weight * value for u, value in zip(units, near)])
         raw.append(cost)
     low = min(value for cost in raw for row in cost for value in row)
     high = max(value for cost in raw for row in cost for value in row)
