@@ -1,4 +1,5 @@
-// The row of heads: each with its own small picture of both crops, its K and its shared clusters.
+// The row of heads: each with its own small picture of both crops, its K, its shared clusters and
+// its mean largest share.
 
 import { clusterLayer, drawCrop, lay } from "./paint.js";
 import { photo } from "./photograph.js";
@@ -36,7 +37,8 @@ function makeButton(model, number) {
   }
   const text = document.createElement("span");
   text.className = "small text";
-  text.append(document.createElement("strong"), " ", document.createElement("span"));
+  const span = () => document.createElement("span");
+  text.append(document.createElement("strong"), " ", span(), " ", span());
   button.append(pair, text);
   button.addEventListener("click", () => {
     change("head", { heads: state.heads.map((old, n) => (n === model ? number : old)) });
@@ -52,9 +54,10 @@ function drawButton(button, found, number) {
     lay(context, clusterLayer(found.tiles, 2 * number + view, clustersOf(head), SMALL_PX));
   });
   // Counted from 0, as `croc show --heads` does.
-  const [name, counts] = button.querySelector(".text").children;
+  const [name, counts, share] = button.querySelector(".text").children;
   name.textContent = `Head ${number}`;
   counts.textContent = `K ${head.k}, ${head.shared} shared`;
+  share.textContent = `largest share ${head.share.toFixed(2)}`;
 }
 
 function mark(buttons, model) {
