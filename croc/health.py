@@ -14,17 +14,15 @@ LINES = 20
 """Logged lines in a row that must show a sign."""
 ONE, ALIKE = 0.005, 0.999
 """Shares of log P below and above which an entropy tells nothing of the image."""
-MOST_SPREAD = 0.5
-"""Above it, see `spread`, a centroid is a mean over most of the image."""
 
 Metrics = Mapping[str, float]
 Sign = tuple[str, tuple[str, Callable[[Metrics], bool]]]
 """What to say, of which metric, and for which values of the metrics."""
 
 
-def spread(metrics: Metrics) -> float:
-    """How soft the clusters are: 0 if each token has one cluster, 1 if it has all K equally."""
-    return (metrics["effective_clusters"] - 1) / (metrics["k_mean"] - 1)
+def too_soft(metrics: Metrics) -> bool:
+    """Effective clusters are closer to K (uniform assignments) than to 1 (hard assignments)."""
+    return metrics["effective_clusters"] - 1 > 0.5 * (metrics["k_mean"] - 1)
 
 
 class Health:
@@ -64,7 +62,7 @@ def _signs_of(config: PretrainConfig) -> Iterator[Sign]:
         yield (
             "tokens are spread over more than half of the clusters: try a higher "
             "--cluster.sharpness",
-            ("effective_clusters", lambda now: spread(now) > MOST_SPREAD),
+            ("effective_clusters", too_soft),
         )
 
 
