@@ -37,8 +37,7 @@ function makeButton(model, number) {
   }
   const text = document.createElement("span");
   text.className = "small text";
-  const span = () => document.createElement("span");
-  text.append(document.createElement("strong"), " ", span(), " ", span());
+  text.append(document.createElement("strong"), " ", document.createElement("span"));
   button.append(pair, text);
   button.addEventListener("click", () => {
     change("head", { heads: state.heads.map((old, n) => (n === model ? number : old)) });
@@ -54,10 +53,10 @@ function drawButton(button, found, number) {
     lay(context, clusterLayer(found.tiles, 2 * number + view, clustersOf(head), SMALL_PX));
   });
   // Counted from 0, as `croc show --heads` does.
-  const [name, counts, share] = button.querySelector(".text").children;
+  const [name, counts] = button.querySelector(".text").children;
   name.textContent = `Head ${number}`;
-  counts.textContent = `K ${head.k}, ${head.shared} shared`;
-  share.textContent = `largest share ${head.share.toFixed(2)}`;
+  counts.textContent =
+    `K ${head.k}, ${head.shared} shared, largest share ${head.share.toFixed(2)}`;
 }
 
 function mark(buttons, model) {

@@ -158,7 +158,7 @@ function summarise(shown, similar) {
   if (similar || !shown) return similar ? "cosine" : "";
   const { clusters, share } = shown;
   const shared = clusters.filter((cluster) => cluster.valid).length;
-  return `K ${clusters.length}, ${shared} shared · largest share ${say(share)}`;
+  return `K ${clusters.length}, ${shared} shared, largest share ${share.toFixed(2)}`;
 }
 
 function caption(model, shown, similar) {
