@@ -2,11 +2,11 @@
 
 The signs are those of self-distillation: a teacher that gives every image the same answer, either
 one prototype (entropy 0) or all of them alike (entropy log P), and of the clustering: K that has
-stopped choosing, or views that share no cluster.
+stopped choosing, views that share no cluster, or tokens that are spread over most clusters.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from croc.config import CrocConfig, DinoConfig, PretrainConfig
 
@@ -15,8 +15,14 @@ LINES = 20
 ONE, ALIKE = 0.005, 0.999
 """Shares of log P below and above which an entropy tells nothing of the image."""
 
-Sign = tuple[str, tuple[str, Callable[[float], bool]]]
-"""What to say, of which metric, and of which values."""
+Metrics = Mapping[str, float]
+Sign = tuple[str, tuple[str, Callable[[Metrics], bool]]]
+"""What to say, of which metric, and for which values of the metrics."""
+
+
+def too_soft(metrics: Metrics) -> bool:
+    """Effective clusters are closer to K (uniform assignments) than to 1 (hard assignments)."""
+    return metrics["effective_clusters"] - 1 > 0.5 * (metrics["k_mean"] - 1)
 
 
 class Health:
@@ -31,7 +37,7 @@ class Health:
         said = []
         for sign, (name, is_bad) in self._signs.items():
             value = values.get(name, math.nan)
-            shows = math.isfinite(value) and is_bad(value)  # what is no number is said elsewhere
+            shows = math.isfinite(value) and is_bad(values)  # what is no number is said elsewhere
             self._seen[sign] = self._seen[sign] + 1 if shows else 0
             if self._seen[sign] == LINES:
                 said.append(f"{sign} ({name} {values[name]:.4g} in the last {LINES} logged steps)")
@@ -48,10 +54,15 @@ def _signs_of(config: PretrainConfig) -> Iterator[Sign]:
         if config.cluster.k_select == "cost" and most > 2:
             advice = "K has stopped choosing: look at --cluster.position-weight and sharpness"
             # A whole number, line after line, is the K of every image.
-            yield advice, ("k_mean", lambda k: abs(k - round(k)) < 1e-3)
+            yield advice, ("k_mean", lambda now: abs(now["k_mean"] - round(now["k_mean"])) < 1e-3)
         yield (
             "no cluster is in both views: larger crops (--views.scale) overlap more",
-            ("valid_share", lambda share: share < 1e-9),
+            ("valid_share", lambda now: now["valid_share"] < 1e-9),
+        )
+        yield (
+            "tokens are spread over more than half of the clusters: try a higher "
+            "--cluster.sharpness",
+            ("effective_clusters", too_soft),
         )
 
 
@@ -60,10 +71,10 @@ def _entropy_signs(level: str, prototypes: int) -> Iterator[Sign]:
     yield (
         f"the {level} level has collapsed to one prototype: try a higher "
         "--loss.teacher-temperature, or --loss.centring sinkhorn",
-        (name, lambda entropy: entropy <= ONE * most),
+        (name, lambda now: now[name] <= ONE * most),
     )
     yield (
         f"the {level} level has become uniform: try a lower --loss.teacher-temperature, or "
         "--loss.centring sinkhorn",
-        (name, lambda entropy: entropy >= ALIKE * most),
+        (name, lambda now: now[name] >= ALIKE * most),
     )

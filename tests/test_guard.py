@@ -205,6 +205,7 @@ HEALTHY = {
     "entropy_cluster": 2.0,
     "k_mean": 3.1,
     "valid_share": 0.6,
+    "effective_clusters": 1.4,
 }
 
 
@@ -219,6 +220,7 @@ HEALTHY = {
         ({"k_mean": 5.0}, "K has stopped choosing"),
         ({"k_mean": 3.0}, "K has stopped choosing"),
         ({"valid_share": 0.0}, "no cluster is in both views"),
+        ({"effective_clusters": 2.1}, "a higher --cluster.sharpness"),
     ],
 )
 def test_a_sign_of_collapse_is_said_once(sign: dict[str, float], says: str):

@@ -55,6 +55,7 @@ def test_a_run_says_all_of_its_health(whole: Path):
     assert [line["epoch"] for line in lines] == [0, 0, 0, 1, 1, 1, 2, 2, 2]
     names = {"loss", "loss_image", "loss_cluster", "entropy_image", "entropy_cluster"}
     names |= {"kl_image", "kl_cluster", "k_mean", "valid_share", "gradient_norm", "rate"}
+    names |= {"effective_clusters", "largest_share"}
     for line in lines:
         assert names <= line.keys()
         assert line["loss"] == pytest.approx(line["loss_image"] + line["loss_cluster"])
@@ -62,6 +63,8 @@ def test_a_run_says_all_of_its_health(whole: Path):
             line["loss_image"] - line["entropy_image"], abs=1e-5
         )
         assert 2 <= line["k_mean"] <= 5
+        assert 1 < line["effective_clusters"] < line["k_mean"]
+        assert 1 / line["effective_clusters"] < line["largest_share"] < 1
         assert 0 < line["valid_share"] <= 1
         assert line["gradient_norm"] > 0
     assert all("images_per_s" in line for line in read_metrics(whole))

@@ -19,10 +19,10 @@ from croc.app.models import Model
 from croc.app.pictures import Picture
 from croc.app.recent import Recent
 from croc.clustering.trace import Trace, trace_views
-from croc.methods.network import locate, saliency
+from croc.methods.network import locate, saliency, softness
 from croc.photometric import normalise
 from croc.randomness import sample_key
-from croc.types import Tokens, Views
+from croc.types import Clusters, Tokens, Views
 from croc.views import Crops, crop, patch_centres
 
 HELD = 24
@@ -55,7 +55,7 @@ class Explorer:
         return {
             "grid": rows,
             "columns": int(found.count.max()),
-            "heads": _describe_heads(found.count[0], found.valid[0], found.cost[0]),
+            "heads": _describe_heads(found),
             "maps": maps,
             "ms": _milliseconds(network=looked - start, clusters=located - looked, all=end - start),
         }
@@ -145,10 +145,12 @@ def _keys(asked: Asked) -> Tensor:
     return torch.tensor([sample_key(asked.seed, 0, 0)])
 
 
-def _describe_heads(count: Tensor, valid: Tensor, cost: Tensor) -> list[dict[str, Any]]:
+def _describe_heads(found: Clusters) -> list[dict[str, Any]]:
+    largest = softness(found.assignments)[1]
+    parts = (each[0].tolist() for each in (found.count, found.valid, found.cost, largest))
     return [
-        {"k": k, "valid": kept[:k], "shared": sum(kept), "cost": at}
-        for k, kept, at in zip(count.tolist(), valid.tolist(), cost.tolist())
+        {"k": k, "valid": kept[:k], "shared": sum(kept), "cost": at, "share": share}
+        for k, kept, at, share in zip(*parts)
     ]
 
 
@@ -158,6 +160,7 @@ def _describe_steps(trace: Trace, head: int) -> list[dict[str, Any]]:
         {
             "k": step.valid.shape[-1],
             "cost": float(step.cost[0, head]),
+            "share": float(softness(step.assignments)[1][0, head]),
             "valid": step.valid[0, head].tolist(),
             "colours": colours[step.valid.shape[-1]],
         }

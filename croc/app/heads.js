@@ -1,4 +1,5 @@
-// The row of heads: each with its own small picture of both crops, its K and its shared clusters.
+// The row of heads: each with its own small picture of both crops, its K, its shared clusters and
+// its mean largest share.
 
 import { clusterLayer, drawCrop, lay } from "./paint.js";
 import { photo } from "./photograph.js";
@@ -54,7 +55,8 @@ function drawButton(button, found, number) {
   // Counted from 0, as `croc show --heads` does.
   const [name, counts] = button.querySelector(".text").children;
   name.textContent = `Head ${number}`;
-  counts.textContent = `K ${head.k}, ${head.shared} shared`;
+  counts.textContent =
+    `K ${head.k}, ${head.shared} shared, largest share ${head.share.toFixed(2)}`;
 }
 
 function mark(buttons, model) {

@@ -5,8 +5,6 @@ import { lineOf, widen } from "./tiles.js";
 const TINT = 0.62 * 255;
 const FAINT = 0.12 * 255; // of clusters that are not pointed at
 const HATCH = 0.85 * 255;
-// Mixed by the shares to this power, as `croc show` does: two clusters make no third colour.
-const CLEARNESS = 5;
 const STRIPES = 16; // across a crop, each a quarter of its period wide
 
 // matplotlib's magma, at five places.
@@ -48,9 +46,8 @@ export function clusterLayer(tiles, row, clusters, size, pointed = -1) {
 
 function mix(line, [red, green, blue], k, [reds, greens, blues, shares], best, strongest) {
   for (let x = 0; x < line.length; x++) {
-    const plain = line[x] / 255;
-    if (!plain) continue;
-    const share = plain ** CLEARNESS;
+    const share = line[x];
+    if (!share) continue;
     reds[x] += share * red;
     greens[x] += share * green;
     blues[x] += share * blue;

@@ -156,9 +156,9 @@ const say = (value) => value.toFixed(2).replace("-", "−");
 
 function summarise(shown, similar) {
   if (similar || !shown) return similar ? "cosine" : "";
-  const { clusters } = shown;
+  const { clusters, share } = shown;
   const shared = clusters.filter((cluster) => cluster.valid).length;
-  return `K ${clusters.length}, ${shared} shared`;
+  return `K ${clusters.length}, ${shared} shared, largest share ${share.toFixed(2)}`;
 }
 
 function caption(model, shown, similar) {

@@ -10,7 +10,8 @@ function colourOf(number) {
   return number < palette.length ? colour : colour.map((part) => 0.55 * part);
 }
 
-// What the panel of a model shows now: tiles, the row of a crop in them, and the clusters.
+// What the panel of a model shows now: tiles, the row of a crop in them, the clusters, and the
+// mean largest share of a patch.
 export function shownClusters(model) {
   const trace = state.mode === "merging" ? state.traces[model] : null;
   if (trace) {
@@ -18,12 +19,13 @@ export function shownClusters(model) {
     const step = trace.steps[number];
     const colours = extendColours(chosenColours(model), trace.columns);
     const clusters = paintWith(step.valid, step.colours.map((number) => colours[number]));
-    return { tiles: trace.tiles, row: 2 * number, clusters };
+    return { tiles: trace.tiles, row: 2 * number, clusters, share: step.share };
   }
   const found = state.clusters[model];
   if (!found) return null;
   const number = Math.min(state.heads[model], found.heads.length - 1);
-  return { tiles: found.tiles, row: 2 * number, clusters: clustersOf(found.heads[number]) };
+  const head = found.heads[number];
+  return { tiles: found.tiles, row: 2 * number, clusters: clustersOf(head), share: head.share };
 }
 
 // Those of the head's clusters outside of the merging.

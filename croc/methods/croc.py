@@ -1,5 +1,6 @@
 """CrOC: views → teacher's tokens → clusters → centroids → targets; the student predicts them."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -12,7 +13,7 @@ from croc.compiling import compiled
 from croc.config import CrocConfig
 from croc.distributed import process_count, sum_over_processes
 from croc.methods.distillation import Distillation, Metrics, image_metrics
-from croc.methods.network import Network, Targets, locate
+from croc.methods.network import Network, Targets, locate, softness
 from croc.stages import stage
 from croc.types import Views
 from croc.views import VIEWS
@@ -30,6 +31,7 @@ class Croc(Distillation[Targets]):
         check_k_start(config.cluster.k_start, VIEWS * patches)
         self.cluster_center = self._make_center(config.head.cluster_prototypes, device)
         self._locate = compiled(locate) if compile else locate
+        self._softness = compiled(softness) if compile else softness
 
     def _usual_micro_batch(self, device: torch.device) -> int | None:
         apart = self.config.cluster.variant == "paper"
@@ -68,7 +70,7 @@ class Croc(Distillation[Targets]):
         self.cluster_center.update(total, VIEWS * valid.float())
 
     def count(self, parts: list[Targets]) -> Metrics:
-        return _Counts.of(parts, self.config).metrics
+        return partial(_Counts.of(parts, self.config).metrics, self._softness)
 
 
 @dataclass(frozen=True)
@@ -104,6 +106,7 @@ class _Counts:
 
     def metrics(
         self,
+        softness: Callable[[Tensor], tuple[Float[Tensor, "B H"], Float[Tensor, "B H"]]],
         targets: Targets,
         image_loss: Float[Tensor, "B"],
         cluster_loss: Float[Tensor, "B H K"],
@@ -116,11 +119,15 @@ class _Counts:
         shares = image_metrics(self.images, image_loss, image_entropy)
         loss_cluster = (weights * cluster_loss).sum()
         entropy_cluster = (weights * cluster_entropy).sum()
+        effective, largest = softness(found.assignments)
+        samples = self.images * found.count.shape[1]
         return shares | {
             "loss": shares["loss_image"] + self.alpha * loss_cluster,
             "loss_cluster": loss_cluster,
             "entropy_cluster": entropy_cluster,
             "kl_cluster": loss_cluster.detach() - entropy_cluster,
-            "k_mean": found.count.sum() / (self.images * found.count.shape[1]),
+            "k_mean": found.count.sum() / samples,
+            "effective_clusters": effective.sum() / samples,
+            "largest_share": largest.sum() / samples,
             "valid_share": found.valid.sum() / self.clusters,
         }

@@ -38,6 +38,10 @@ KNOWN = {
     "kl_image": Metric("KL, images", "what the student has still to learn", TEACHER),
     "kl_cluster": Metric("KL, clusters", "what the student has still to learn", TEACHER),
     "k_mean": Metric("Mean K", "clusters that a head chooses, 2 to K start", CLUSTERS),
+    "effective_clusters": Metric(
+        "Effective clusters", "that a token is spread over, 1 to K: exp(entropy)", CLUSTERS
+    ),
+    "largest_share": Metric("Largest share", "of a token in one cluster, 1/K to 1", CLUSTERS),
     "valid_share": Metric("Valid share", "of the clusters, those that both views have", CLUSTERS),
     "gradient_norm": Metric("Gradient's norm", "before it is clipped", OPTIMISER),
     "rate": Metric("Rate", "of the optimiser, by its schedule", OPTIMISER),

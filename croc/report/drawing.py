@@ -14,6 +14,7 @@ from torch import Tensor
 from croc.backbone import Backbone
 from croc.config import CrocConfig
 from croc.data import ImageSource, UndecodableImage
+from croc.methods.network import softness
 from croc.photometric import unnormalise
 from croc.report.pictures import drop_pictures, picture_path, steps_to_drop
 from croc.show.clusters import find_clusters
@@ -139,4 +140,5 @@ def _described(clusters: Clusters, names: list[str], heads: int) -> dict[str, An
         "of": clusters.valid.shape[1],
         "k": clusters.count[:, :heads].tolist(),
         "shared": clusters.valid[:, :heads].sum(dim=-1).tolist(),
+        "share": softness(clusters.assignments)[1][:, :heads].tolist(),
     }

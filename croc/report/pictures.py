@@ -3,6 +3,7 @@
 import base64
 import io
 import json
+import math
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -80,14 +81,16 @@ def _caption(comment: Any) -> dict[str, Any] | None:
     try:
         about = json.loads(comment)
         names, heads = [str(name) for name in about["images"]], int(about["heads"])
-        rows = {name: [list(map(int, row)) for row in about[name]] for name in ("k", "shared")}
+        kinds = {"k": int, "shared": int, "share": float}
+        rows = {name: [list(map(kind, row)) for row in about[name]] for name, kind in kinds.items()}
         of = int(about["of"])
     except (ValueError, TypeError, KeyError, RecursionError, OverflowError):
         return None
     fits = all(
         len(row) == len(names) and all(len(r) == heads for r in row) for row in rows.values()
     )
-    if not (fits and names and 0 < heads <= of):
+    finite = all(math.isfinite(share) for row in rows["share"] for share in row)
+    if not (fits and finite and names and 0 < heads <= of):
         return None
     return {"images": names, "heads": heads, "of": of, **rows}
 

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from statistics import fmean, median
 
+from croc.health import too_soft
 from croc.report.curves import references
 from croc.report.html import short, swatch
 from croc.report.reading import Run
@@ -68,6 +69,9 @@ def _facts(run: Run) -> Iterator[tuple[str, str, bool | None]]:
             yield f"entropy, {kind}s", f"{share:.0%} of log P", 0.05 <= share <= 0.95
     if "k_mean" in ends:
         yield "mean K", f"{ends['k_mean']:.1f}", None
+    if "effective_clusters" in ends and "k_mean" in ends:
+        clusters = f"{ends['effective_clusters']:.1f} of {ends['k_mean']:.1f}"
+        yield "clusters per token", clusters, not too_soft(ends)
     if "valid_share" in ends:
         yield "valid share", f"{ends['valid_share']:.0%}", ends["valid_share"] > 0.5
     if "images_per_s" in run.metrics:

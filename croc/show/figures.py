@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from croc.errors import UserError
+from croc.methods.network import softness
 from croc.types import Clusters
 
 # Twelve that stay apart for readers without red or green cones, too, and over a photograph
@@ -45,9 +46,6 @@ LABEL_PT, TITLE_PT = 8.0, 10.0
 TALLEST = 1.5  # of a tile's height to its width
 LEAST_PX = 320  # of a tile's sides, so that edges and hatching are fine
 OPACITY, HATCHING = 0.62, 0.08
-# The colour of a pixel is the clusters' mean by the shares to this power: edges stay soft, but
-# two clusters do not blend into what looks like a third.
-CLEARNESS = 5
 
 
 @dataclass(frozen=True)
@@ -80,18 +78,21 @@ def cluster_figure(found: Sequence[Found], heads: Sequence[int], path: Path, tit
 
 
 def _block_height(found: Found) -> float:
-    return LINE_IN * 1.5 + len(found.pixels) * (tile_size(found.pixels)[1] + GAP_IN)
+    return LINE_IN * 2.5 + len(found.pixels) * (tile_size(found.pixels)[1] + GAP_IN)
 
 
 def _draw_block(
     figure: Figure, left: float, top: float, found: Found, heads: Sequence[int]
 ) -> None:
     views, step = len(found.pixels), TILE_IN + GAP_IN
+    largest = softness(found.clusters.assignments)[1][0]
     label(figure, left, top, "photograph" if views == 1 else "augmented views")
     for column, head in enumerate(heads, start=1):
-        label(figure, left + column * step, top, say_head(found, head))
+        x = left + column * step
+        label(figure, x, top, say_head(found, head))
+        label(figure, x, top + LINE_IN, f"largest share {largest[head]:.2f}")
     for view, pixels in enumerate(found.pixels):
-        y = top + LINE_IN + view * (tile_size(pixels)[1] + GAP_IN)
+        y = top + 2 * LINE_IN + view * (tile_size(pixels)[1] + GAP_IN)
         tile(figure, left, y, enlarge(pixels))
         for column, head in enumerate(heads, start=1):
             assignments = found.clusters.assignments[:, 0, head]
@@ -142,9 +143,8 @@ def blend(
     valid: Bool[Tensor, "K"],
     colours: Float[Tensor, "K 3"],
 ) -> Float[Tensor, "3 h w"]:
-    """Colours by the clusters' shares over the gray picture, at its own size."""
-    clear = share**CLEARNESS
-    tint = torch.einsum("khw,kc->chw", clear / clear.sum(dim=0).clamp_min(1e-12), colours)
+    """Colours mixed by the clusters' shares, over the gray picture at its own size."""
+    tint = torch.einsum("khw,kc->chw", share, colours)
     painted = (1 - OPACITY) * pixels.mean(dim=0) + OPACITY * tint
     pruned = share.amax(dim=0) > (share * valid[:, None, None]).amax(dim=0)
     return torch.where(stripes(pixels) & pruned, torch.tensor(HATCHING), painted).clamp(0, 1)

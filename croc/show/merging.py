@@ -14,7 +14,7 @@ from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
 from croc.clustering.trace import Trace, TraceStep, trace_views
-from croc.methods.network import saliency
+from croc.methods.network import saliency, softness
 from croc.photometric import unnormalise
 from croc.show.figures import (
     GAP_IN,
@@ -121,11 +121,12 @@ def _draw_steps(
 ) -> None:
     """The photographs, then a column a step."""
     chosen = int(merging.trace.count[0, head])
-    label(figure, GAP_IN, top, f"head {head}: K {chosen}")
+    label(figure, GAP_IN, top, f"head {head}: chosen K {chosen}")
     _draw_column(figure, GAP_IN, top, [enlarge(pixels) for pixels in merging.pixels])
     for column, (step, colours) in enumerate(zip(shown, follow_colours(shown, head)), start=1):
         left, k = GAP_IN + column * (WIDTH_IN + GAP_IN), step.assignments.shape[-1]
-        label(figure, left, top, f"K {k}, chosen" if k == chosen else f"K {k}")
+        largest = softness(step.assignments)[1][0, head]
+        label(figure, left, top, f"K {k} · share {largest:.2f}")
         painted = [
             paint(
                 pixels,

@@ -115,7 +115,8 @@ function buildClusters(place, data) {
       make("label", { for: "picture-step" }, "Training"), slider, said)),
     make("p", { class: "soft small about" }, "Two augmented views of each image, one above the other, and "
       + "what the teacher's attention heads make of them. A cluster has one colour in both views; "
-      + "one that a view lacks is hatched and does not train."),
+      + "one that a view lacks is hatched and does not train. Where a patch belongs to several, their "
+      + "colours mix; the share is its largest one, on average."),
     ...boards.map((board) => board.node));
   show();
 }
@@ -153,7 +154,8 @@ function pictureBlock(picture, image, count, named) {
     const heads = make("div", { class: "heads soft" }, make("span", {}, "views"));
     heads.style.gridTemplateColumns = `repeat(${about.heads + 1}, 1fr)`;
     about.k[image].forEach((k, head) => heads.append(make("span", {},
-      make("span", {}, `head ${head}`), make("span", {}, `K ${k}, ${about.shared[image][head]} shared`))));
+      make("span", {}, `head ${head}`), make("span", {}, `K ${k}, ${about.shared[image][head]} shared`),
+      make("span", {}, `share ${about.share[image][head].toFixed(2)}`))));
     block.append(make("figcaption", {}, whose), heads);
   }
   block.append(img);

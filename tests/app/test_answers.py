@@ -71,6 +71,8 @@ def test_the_clusters_are_those_of_locate(served: Served, changes: dict[str, Any
     assert [head["k"] for head in answer["heads"]] == found.count[0].tolist()
     assert [head["shared"] for head in answer["heads"]] == found.valid[0].sum(-1).tolist()
     assert [head["cost"] for head in answer["heads"]] == pytest.approx(found.cost[0].tolist())
+    largest = found.assignments[:, 0].amax(dim=-1).mean(dim=(0, 2))
+    assert [head["share"] for head in answer["heads"]] == pytest.approx(largest.tolist())
     columns = answer["columns"]
     shares = found.assignments[:, 0, ..., :columns]
     expected = rearrange(shares, "m h (r c) k -> (h m r) (k c)", r=answer["grid"]) * 255
@@ -98,6 +100,7 @@ def test_a_trace_ends_in_the_clusters(served: Served) -> None:
     assert chosen["cost"] == pytest.approx(clusters["heads"][head]["cost"])
     assert chosen["cost"] == min(step["cost"] for step in trace["steps"])
     assert chosen["valid"] == clusters["heads"][head]["valid"]
+    assert chosen["share"] == pytest.approx(clusters["heads"][head]["share"])
     width = trace["chosen"] * grid
     rows = slice(2 * number * grid, 2 * (number + 1) * grid)
     here = pixels_of(trace["maps"])[rows, :width]

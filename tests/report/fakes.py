@@ -34,6 +34,8 @@ def line(step: int, offset: float = 0.0, **more: Any) -> dict[str, Any]:
         "kl_image": 1.0,
         "kl_cluster": 1.1,
         "k_mean": 3.5 + wave,
+        "effective_clusters": 1.3 + wave,
+        "largest_share": 0.9 + wave / 5,
         "valid_share": 0.8 + wave / 2,
         "gradient_norm": 3 + wave,
         "rate": 1e-3 * step / 200,
@@ -58,7 +60,8 @@ def make_run(folder: Path, steps: int = 60, offset: float = 0.0, **more: Any) ->
 
 def add_pictures(run: Path, steps: tuple[int, ...], names: tuple[str, ...] = ("a", "b")) -> None:
     about = {"images": names, "heads": 2, "of": 3, "k": [[4, 5]] * len(names)}
-    comment = json.dumps(about | {"shared": [[3, 2]] * len(names)}).encode("ascii")
+    about |= {"shared": [[3, 2]] * len(names), "share": [[0.931, 0.5]] * len(names)}
+    comment = json.dumps(about).encode("ascii")
     for step in steps:
         path = picture_path(run, step)
         path.parent.mkdir(exist_ok=True)

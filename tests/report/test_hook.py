@@ -36,6 +36,7 @@ def test_every_checkpoint_has_its_picture_and_the_page_is_of_the_last(tmp_path: 
     about = shown[-1]["about"]
     assert about["images"] == ["scene 0", "scene 1", "scene 2", "scene 3"]
     assert all(2 <= k <= 5 for row in about["k"] for k in row)
+    assert all(1 / 5 < share < 1 for row in about["share"] for share in row)
     assert "as of step 9 of 9" in (run / "report.html").read_text()
     assert not list(run.rglob("*.partial"))
     with Image.open(pictures(run)[9]) as first, Image.open(pictures(run)[0]) as last:

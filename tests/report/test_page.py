@@ -37,7 +37,9 @@ def test_all_parts_are_there_and_the_slider_leads_through_training(path: Path):
         page.keyboard.press("ArrowLeft")
         assert page.locator(".step-shown").inner_text() == "step 20"
         assert page.locator(".slice").first.get_attribute("src") != first
-        assert "K 4, 3 shared" in page.locator(".heads").first.inner_text()
+        labels = page.locator(".heads").first.inner_text()
+        assert "K 4, 3 shared" in labels
+        assert "share 0.93" in labels
         assert "mIoU 23.2" in page.locator("#scores ~ .cards").inner_text()
         page.locator("summary", has_text="2 classes").first.click()
         assert page.locator(".classes").first.is_visible()

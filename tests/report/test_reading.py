@@ -1,6 +1,7 @@
 """What is read, however odd it is, and what is made of it."""
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from croc.report.curves import MOST, curves
 from croc.report.evaluations import find_scores
 from croc.report.pictures import pictures
 from croc.report.reading import Run, Series, read_run
-from croc.report.summary import duration, last_step
+from croc.report.summary import duration, last_step, summary
 from croc.web.page import embed_json, make_page, text
 from tests.report.fakes import HOSTILE, add_bench, add_pictures, add_scores, line, make_run
 
@@ -187,6 +188,15 @@ def test_names_cannot_leave_the_data_or_the_text():
     assert "<title>&lt;/script&gt;" in page
     assert text("\"\udc80'") == "&quot;?&#x27;"
     assert embed_json("\udc80") == '"\\udc80"'
+
+
+@pytest.mark.parametrize(("effective", "mark"), [(2.0, "as it should be"), (3.5, "look at this")])
+def test_soft_clusters_are_marked(effective: float, mark: str, tmp_path: Path):
+    """Of 4 clusters, 2.5 are halfway between hard and uniform."""
+    run = read_run(make_run(tmp_path / "run", effective_clusters=effective, k_mean=4.0))
+    (fact,) = re.findall(r"<dt>clusters per token</dt><dd.*?</dd>", summary([run]))
+    assert f"{effective} of 4.0" in fact
+    assert mark in fact
 
 
 def test_durations():

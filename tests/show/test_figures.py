@@ -1,5 +1,6 @@
 """Colours that all readers can tell apart, clusters over photographs, and nothing clipped."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import matplotlib.figure
@@ -10,7 +11,6 @@ import torch
 from croc.errors import UserError
 from croc.show import figures
 from croc.show.figures import (
-    CLEARNESS,
     HATCHING,
     OPACITY,
     PALETTE,
@@ -105,12 +105,10 @@ def test_clusters_have_their_colours_and_soft_edges():
     assert edge.shape[1] > 10
 
 
-def test_two_shares_do_not_blend_into_a_third_colour():
+def test_colours_mix_in_proportion_to_the_shares():
     shares = torch.tensor([[0.65, 0.35]]).expand(16, -1)
     painted = paint(torch.full((3, 32, 32), 0.5), shares, torch.ones(2, dtype=torch.bool))
-    weight = 0.35**CLEARNESS / (0.35**CLEARNESS + 0.65**CLEARNESS)
-    assert weight < 0.05
-    tint = (1 - weight) * PALETTE[0] + weight * PALETTE[1]
+    tint = 0.65 * PALETTE[0] + 0.35 * PALETTE[1]
     torch.testing.assert_close(painted[:, 100, 100], OPACITY * tint + (1 - OPACITY) * 0.5)
 
 
@@ -181,6 +179,25 @@ def test_a_picture_of_clusters_clips_nothing(
     (figure,) = kept
     assert len(figure.axes) == images * views * (heads + 1)
     assert_nothing_clipped(figure)
+
+
+def test_every_head_is_labelled_with_its_mean_largest_share(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    kept = []
+    monkeypatch.setattr(figures, "save_figure", lambda figure, path: kept.append(figure))
+    found = make_found(2, 2, (2, 2))
+    shares = torch.zeros_like(found.clusters.assignments)
+    shares[:, :, 0, :, 3] = 0.2  # of the head's only cluster, as in `released`
+    shares[0, :, 1, :, :2] = torch.tensor([0.9, 0.1])
+    shares[1, :, 1, :, :2] = torch.tensor([0.3, 0.7])
+    found = replace(found, clusters=replace(found.clusters, assignments=shares))
+    cluster_figure([found], range(2), tmp_path / "x.png", "a run")
+    labels = [text.get_text() for text in kept[0].texts]
+    assert [text for text in labels if "share " in text] == [
+        "largest share 1.00",
+        "largest share 0.80",
+    ]
 
 
 def test_heads_are_checked():

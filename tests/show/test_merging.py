@@ -65,6 +65,11 @@ def test_the_picture_clips_nothing(
     views = 1 if side_px else 2
     assert len(figure.axes) == 2 * (8 * views + 1)
     assert_nothing_clipped(figure)
+    trace = find_merging(look, photograph, 0, side_px).trace
+    largest = [step.assignments[:, 0, 0].amax(dim=-1).mean() for step in trace.steps[-7:]]
+    labels = [text.get_text() for text in figure.texts]
+    for k, share in zip(range(8, 1, -1), largest):
+        assert f"K {k} · share {share:.2f}" in labels
 
 
 def test_the_cost_at_each_k_and_the_chosen_one(run: Path, photograph: str):
