@@ -21,8 +21,8 @@ Sign = tuple[str, tuple[str, Callable[[Metrics], bool]]]
 
 
 def too_soft(metrics: Metrics) -> bool:
-    """Effective clusters are closer to K (uniform assignments) than to 1 (hard assignments)."""
-    return metrics["effective_clusters"] - 1 > 0.5 * (metrics["k_mean"] - 1)
+    """A token is spread over more than half of the clusters (1.5 of two or three are fine)."""
+    return metrics["effective_clusters"] > max(1.5, metrics["k_mean"] / 2)
 
 
 class Health:

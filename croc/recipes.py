@@ -21,6 +21,10 @@ from croc.config import (
     ViewsConfig,
 )
 
+WHOLE_PHOTO_PX = 640
+"""COCO's longer side. The smallest crop of a 640 × 480 photograph (a quarter of its area, 3:4) is
+240 px wide, so that no view of 224 px is enlarged; at 384 px 27% of the crops were."""
+
 Section = TypeVar("Section", ImageHeadConfig, DistillationConfig)
 
 
@@ -32,7 +36,7 @@ def coco_vits16() -> CrocConfig:
     The paper's main setting: λ_pos 4, K_start 12, values. Its figures, linear segmentation as
     the authors corrected them: VOC12 54.9, COCO-Things 55.7, COCO-Stuff 49.9 mIoU.
     """
-    return CrocConfig(data=DataConfig(subfolders=("train2017",)))
+    return CrocConfig(data=DataConfig(subfolders=("train2017",), canvas_px=WHOLE_PHOTO_PX))
 
 
 def cocoplus_vits16() -> CrocConfig:
@@ -42,7 +46,8 @@ def cocoplus_vits16() -> CrocConfig:
 
     As coco-vits16. The paper's figures, corrected: 61.6, 64.4, 52.2 mIoU.
     """
-    return replace(coco_vits16(), data=DataConfig(subfolders=("train2017", "unlabeled2017")))
+    coco = coco_vits16()
+    return replace(coco, data=replace(coco.data, subfolders=("train2017", "unlabeled2017")))
 
 
 def imagenet_vits16() -> CrocConfig:
@@ -54,7 +59,7 @@ def imagenet_vits16() -> CrocConfig:
     70.6, 66.1, 52.6 mIoU.
     """
     return CrocConfig(
-        data=DataConfig(subfolders=("train",)),
+        data=DataConfig(subfolders=("train",), canvas_px=WHOLE_PHOTO_PX),
         cluster=ClusterConfig(position_weight=3.0, tokens="keys"),
         optim=OptimConfig(batch=1024),
     )

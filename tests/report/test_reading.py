@@ -192,7 +192,7 @@ def test_names_cannot_leave_the_data_or_the_text():
 
 @pytest.mark.parametrize(("effective", "mark"), [(2.0, "as it should be"), (3.5, "look at this")])
 def test_soft_clusters_are_marked(effective: float, mark: str, tmp_path: Path):
-    """Of 4 clusters, 2.5 are halfway between hard and uniform."""
+    """A token may be spread over half of the clusters, not more."""
     run = read_run(make_run(tmp_path / "run", effective_clusters=effective, k_mean=4.0))
     (fact,) = re.findall(r"<dt>clusters per token</dt><dd.*?</dd>", summary([run]))
     assert f"{effective} of 4.0" in fact
