@@ -25,21 +25,13 @@ class Backbone(nn.Module):
 
     _keep: Tensor
 
-    def __init__(
-        self,
-        config: ModelConfig,
-        view_px: int,
-        drop_path: float = 0.0,
-        trained: int | None = None,
-    ) -> None:
-        """`trained` blocks learned; by default all, but an export may end with one that did not."""
+    def __init__(self, config: ModelConfig, view_px: int, drop_path: float = 0.0) -> None:
         super().__init__()
         self.vit = _create_vit(config, view_px, drop_path)
-        self.trained: int = len(self.vit.blocks) if trained is None else trained
         self.patch_px: int = self.vit.patch_embed.patch_size[0]
         self.width: int = self.vit.embed_dim
         self._sides = config.position_window
-        self._drop_paths = replace_layers(self.vit, self.trained)
+        self._drop_paths = replace_layers(self.vit)
         keep = torch.tensor([1 - drop_path.rate for drop_path in self._drop_paths])
         self.register_buffer("_keep", keep, persistent=False)
         if view_px % self.patch_px:
@@ -73,10 +65,10 @@ class Backbone(nn.Module):
     def describe(
         self, pixels: Float[Tensor, "M B 3 h w"], kind: str, keys: Int64[Tensor, "B"] | None = None
     ) -> Tokens:
-        """The tokens, with the keys, queries or values of the last block that learned, or its
-        output (last); `keys` draw windows of positions, as in `forward`."""
+        """The tokens, with the keys, queries or values of the last block, or its output (last);
+        `keys` draw windows of positions, as in `forward`."""
         self._set_drop_paths(len(pixels), None)
-        before = self.vit.blocks[: self.trained - 1](self._embed_views(pixels, keys))
+        before = self.vit.blocks[:-1](self._embed_views(pixels, keys))
         return self._describe_last(before, len(pixels), kind)
 
     def compile_parts(self) -> None:
@@ -88,20 +80,16 @@ class Backbone(nn.Module):
         self._draw_drop_paths = compiled(self._draw_drop_paths)
 
     def _describe_last(self, before: Float[Tensor, "b n D"], views: int, kind: str) -> Tokens:
-        last: Any = self.vit.blocks[self.trained - 1]
+        last: Any = self.vit.blocks[-1]
         last.attn.qkv.seen = []
-        x = last(before)
-        cls, patches = own, shown = self._finish(x, views)
-        for block in list(self.vit.blocks)[self.trained :]:
-            x = block(x)
-            cls, patches = self._finish(x, views)
+        cls, patches = self._finish(last(before), views)
         (seen,), last.attn.qkv.seen = last.attn.qkv.seen, None
         qkv = rearrange(seen, "b n (s h d) -> s b h n d", s=3, h=last.attn.num_heads)
         queries, keys, values = last.attn.q_norm(qkv[0]), last.attn.k_norm(qkv[1]), qkv[2]
         attention = self._attention(queries, keys, last.attn.scale, views)
         if kind == "last":
             attention = attention.mean(dim=2, keepdim=True)
-            return Tokens(cls, patches, shown[:, :, None], own[:, :, None], attention)
+            return Tokens(cls, patches, patches[:, :, None], cls[:, :, None], attention)
         chosen = {"queries": queries, "keys": keys, "values": values}[kind]
         chosen = rearrange(chosen, "(m b) h n d -> m b h n d", m=views)
         prefix = self.vit.num_prefix_tokens

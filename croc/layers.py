@@ -89,12 +89,10 @@ def autocast_dtype(device: torch.device, otherwise: torch.dtype) -> torch.dtype:
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else otherwise
 
 
-def replace_layers(vit: VisionTransformer, trained: int | None = None) -> list[KeyedDropPath]:
-    """All that we do otherwise in a ViT of timm's, of whose blocks the first `trained` learned (by
-    default all); its stochastic depths, in order."""
+def replace_layers(vit: VisionTransformer) -> list[KeyedDropPath]:
+    """All that we do otherwise in a ViT of timm's; its stochastic depths, in order."""
     take_over(vit.patch_embed.proj, PatchConv2d)
-    last = vit.blocks[len(vit.blocks) - 1 if trained is None else trained - 1]
-    take_over(last.get_submodule("attn.qkv"), SeenLinear)
+    take_over(vit.blocks[-1].get_submodule("attn.qkv"), SeenLinear)
     replace_in_blocks(vit)
     keyed = []
     for module in list(vit.modules()):

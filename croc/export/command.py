@@ -30,9 +30,6 @@ class Export:
     """Of the numbers; by default bfloat16 for a file and float32 for a folder."""
     scores: str | None = None
     """A results.jsonl of croc evaluate, whose scores of these weights go into the card."""
-    context: float | None = None
-    """Append a block that adds this much of the mean of all tokens to each, so that a token tells
-    what it lies in: 1 is as much as of the token itself. By default none."""
     licence: str | None = None
     """A note on the weights' licence; by default that of the file, or none."""
 

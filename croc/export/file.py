@@ -6,8 +6,7 @@ from safetensors.torch import save
 
 from croc.errors import UserError
 from croc.export.command import Export
-from croc.export.context import open_asked
-from croc.export.source import round_weights
+from croc.export.source import open_source, round_weights
 from croc.export.writing import write_files
 from croc.weights.card import make_card
 from croc.weights.page import metadata_of
@@ -19,7 +18,7 @@ def export_file(asked: Export) -> tuple[Path, Path]:
     for path in (target, card):
         if path.exists() or path.is_symlink():
             raise UserError(f"--to {asked.to}: {path} exists, and nothing is overwritten")
-    source = open_asked(asked)
+    source = open_source(asked.run, asked.licence)
     rounded = round_weights(source, asked.dtype or "bfloat16", asked.scores)
     content = save(rounded.weights, metadata_of(source.page))
     write_files({target: content, card: make_card(target.stem, rounded.facts).encode()})

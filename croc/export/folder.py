@@ -10,10 +10,9 @@ from safetensors.torch import save
 
 from croc.errors import UserError
 from croc.export.command import Export
-from croc.export.context import open_asked
 from croc.export.onnx_graph import check_onnx, make_graph, onnx_config
 from croc.export.snippets import snippet
-from croc.export.source import Rounded, Source, round_weights
+from croc.export.source import Rounded, Source, open_source, round_weights
 from croc.export.timm_layout import plain_vit, timm_config
 from croc.export.transformers_layout import (
     check_is_vit_model,
@@ -36,7 +35,7 @@ def export_folder(asked: Export) -> Path:
     if asked.to == "onnx":
         check_onnx()
     _check_free(asked.folder)
-    source = open_asked(asked)
+    source = open_source(asked.run, asked.licence)
     name = _check_name(source.name if asked.name is None else asked.name)
     folder = _check_free(asked.folder or f"{name}-{asked.to}")
     rounded = round_weights(source, dtype, asked.scores)

@@ -103,19 +103,12 @@ def _facts(facts: CardFacts) -> dict[str, str]:
         "images": f"RGB in 0 … 1, minus {_triple(IMAGENET_MEAN)}, over {_triple(IMAGENET_STD)}; "
         f"sides are multiples of {page.patch_px} px",
         "recipe": f"{page.recipe}, step {page.step:,}",
-        **({"context": _context(page)} if page.context is not None else {}),
         **({"started from": origin} if (origin := _origin(page)) else {}),
         "data": " + ".join(page.data),
         "images seen": f"{page.images_seen:,} ({page.epochs:.3g} epochs)",
         "training took": "not known" if page.seconds is None else f"{page.seconds:,.0f} s",
         "licence": page.licence,
     }
-
-
-def _context(page: WeightsPage) -> str:
-    return (
-        f"the last block was not trained: it adds {page.context:g} × the mean of all tokens to each"
-    )
 
 
 def _origin(page: WeightsPage) -> str | None:

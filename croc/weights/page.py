@@ -49,8 +49,6 @@ class WeightsPage:
     licence: str
     config: dict[str, Any]
     """The run's config.json, without paths."""
-    context: float | None = None
-    """If a number, the last block was not trained: it adds so much of the tokens' mean to each."""
     format: int = FORMAT
 
     def __post_init__(self) -> None:
@@ -58,8 +56,6 @@ class WeightsPage:
             raise ValueError(f"it has format {self.format}, this version reads {FORMAT}")
         if not 1 <= self.patch_px <= self.image_px <= LARGEST_PX or self.depth < 1:
             raise ValueError("its patches, images or blocks are of impossible size")
-        if self.context is not None and not (self.depth > 1 and math.isfinite(self.context)):
-            raise ValueError("its last block is impossible")
         if len(self.model) > 100 or not math.isfinite(self.epochs):
             raise ValueError("its values are impossible")
 
@@ -123,8 +119,7 @@ def read_page(path: Path) -> WeightsPage | None:
 
 
 def _parse(held: Any) -> WeightsPage:
-    """Types checked; what is not known is passed over, a later version may say more."""
+    """Types are checked; unknown keys are ignored: `context` of earlier files, later additions."""
     hints = typing.get_type_hints(WeightsPage)
-    held = {"context": None} | held  # of files that were written before there was such a block
     values = {name: typeguard.check_type(held[name], kind) for name, kind in hints.items()}
     return WeightsPage(**values)

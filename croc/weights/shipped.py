@@ -64,15 +64,14 @@ def build_exported(path: Path, page: WeightsPage) -> Backbone:
     if page.depth > len(weights):
         raise UserError(f"{path} has no {page.depth:,} blocks, though it says so")
     model = ModelConfig(page.model, patch_px=page.patch_px, depth=page.depth)
-    trained = page.depth - (page.context is not None)
     with torch.random.fork_rng(devices=[]):  # what timm draws is overwritten, and is no one's turn
         try:
             with torch.device("meta"):
-                sketch = Backbone(model, page.image_px, trained=trained)
+                sketch = Backbone(model, page.image_px)
         except UserError as error:
             reason = str(error).removeprefix("--model.name: ")
             raise UserError(f"{path} tells of a network that cannot be: {reason}") from None
         check_tensors(sketch.vit, weights, str(path))
-        backbone = Backbone(model, page.image_px, trained=trained)
+        backbone = Backbone(model, page.image_px)
     fill(backbone.vit, weights, str(path))
     return backbone

@@ -20,33 +20,19 @@ def load_into(backbone: Backbone, spec: str) -> str:
     opened = open_backbone(spec, backbone.vit.patch_embed.img_size[0], flag=INIT)
     if not isinstance(opened, VitBackbone):
         raise UserError(f"--init {spec}: {opened.name} is a ConvNet, the backbone is a ViT")
-    said, left = opened.origin, ""
-    if _cannot_learn(opened.vit.blocks[-1]):
-        opened.vit.blocks = opened.vit.blocks[:-1]
-        left = "without the last block, which was not trained"
-        said += f", {left}"
     ours, theirs = _measures(backbone.vit), _measures(opened.vit)
     unlike = [
         f"{name} {theirs[name]}, not {ours[name]}" for name in ours if theirs[name] != ours[name]
     ]
     if unlike:
-        left = left and f" ({left})"
-        raise UserError(
-            f"--init {spec} does not fit --model.name: it has {', '.join(unlike)}{left}"
-        )
+        raise UserError(f"--init {spec} does not fit --model.name: it has {', '.join(unlike)}")
     weights = opened.vit.state_dict()
+    said = opened.origin
     if isinstance(opened.vit.norm, nn.Identity):
         weights |= {f"norm.{name}": value for name, value in backbone.vit.norm.state_dict().items()}
         said += ", which has no final norm: that starts fresh"
     fill(backbone.vit, weights, f"--init {spec}")
     return said
-
-
-def _cannot_learn(block: nn.Module) -> bool:
-    """What `croc export --context` appends: queries and keys of zero, which give each other no
-    gradient."""
-    qkv = block.get_parameter("attn.qkv.weight")
-    return not qkv[: 2 * len(qkv) // 3].any()
 
 
 def _measures(vit: VisionTransformer) -> dict[str, object]:

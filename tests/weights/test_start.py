@@ -1,6 +1,5 @@
 """Starting from weights: what fits is loaded whole, what does not is said in a line."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ from croc.backbone import Backbone
 from croc.checkpoint import checkpoints, load_checkpoint
 from croc.config import ModelConfig
 from croc.errors import UserError
-from croc.export import Export, export
 from croc.train import pretrain
 from croc.weights.start import load_into
 from tests.tiny import tiny_config
@@ -37,19 +35,6 @@ def test_from_a_run(run: Path):
     again = Backbone(TINY, 32)
     load_into(again, str(checkpoints(run)[-1]))
     assert torch.equal(again.vit.pos_embed, backbone.vit.pos_embed)
-
-
-def test_a_block_that_was_not_trained_stays_behind(run: Path, tmp_path: Path):
-    to = str(tmp_path / "a.safetensors")
-    export(Export(str(run), to, dtype="float32", context=0.5))
-    backbone, plain = Backbone(TINY, 32), Backbone(TINY, 32)
-    said = load_into(backbone, to)
-    assert said.endswith(", without the last block, which was not trained")
-    load_into(plain, str(run))
-    for name, value in backbone.state_dict().items():
-        assert torch.equal(value, plain.state_dict()[name])
-    with pytest.raises(UserError, match=r"depth 2, not 3 \(without the last block, which was not"):
-        load_into(Backbone(replace(TINY, depth=3), 32), to)
 
 
 def test_from_a_run_with_views_of_another_size(run: Path):
