@@ -3,9 +3,11 @@
     python -m benchmarks.variance --weights RUN random:vit_small_patch16_224 \\
         --data coco-things-mini:FILE idd-lite:FILE
 
-Each feature has deviation 1, as where tokens are clustered or segmented. `position` is the share
-of the variance that the mean over all images explains, `image` the share that the mean over an
-image explains. Of the training parts, so that what is chosen by it is not chosen by what is scored.
+Each feature has deviation 1, as where tokens are clustered or segmented. `place` is the share of
+the variance that the mean over all images explains, `image` the share that the mean over an image
+explains; `rank` is the effective rank of the tokens as they are (croc/gauges.py, which measures the
+same at every checkpoint of a run). Of the training parts, so that what is chosen by it is not
+chosen by what is scored.
 With --kmeans, also what K-means scores on the tokens as they are and on tokens of other shares:
 without what their place explains, without it and with the image's mean doubled, and the image's
 mean alone. It tells which share K-means suffers from.
@@ -13,8 +15,8 @@ mean alone. It tells which share K-means suffers from.
 
 import argparse
 import json
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 
 import torch
 from jaxtyping import Float
@@ -26,36 +28,7 @@ from croc.evals.inputs import PatchFeatures
 from croc.evals.kmeans import evaluate_kmeans
 from croc.evals.parts import ALONE, open_part
 from croc.evals.protocols import KmeansConfig
-
-
-@dataclass(frozen=True)
-class Shares:
-    """Of the variance of all tokens."""
-
-    position: float
-    image: float
-
-
-def shares_of(
-    parts: Iterable[Float[Tensor, "_ C h w"]],
-) -> tuple[Shares, Float[Tensor, "C h w"]]:
-    """Of tokens that come in parts, so that they need not be held together; and the mean token of
-    each place."""
-    count, squares, total = 0, torch.zeros(()), torch.zeros(())
-    image_means: list[Tensor] = []
-    for part in parts:
-        tokens = part.double().cpu()
-        count, total = count + len(tokens), total + tokens.sum(dim=0)
-        squares = squares + tokens.square().mean(dim=(2, 3)).sum(dim=0)
-        image_means.append(tokens.mean(dim=(2, 3)))
-    means, place = torch.cat(image_means), total / count
-    mean = means.mean(dim=0)
-    variance = squares / count - mean.square()
-    varies = variance > 1e-9 * squares / count  # a constant feature has no share in anything
-    by_position = (place - mean[:, None, None]).square().mean(dim=(1, 2))
-    by_image = (means - mean).square().mean(dim=0)
-    position, image = ((each / variance)[varies].mean().item() for each in (by_position, by_image))
-    return Shares(position, image), place
+from croc.gauges import token_statistics
 
 
 class Reweighted:
@@ -127,8 +100,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         backbone = open_backbone(weights, chosen.image_px).to(device)
         for data in chosen.data:
             asked = (data, chosen.image_px, device)
-            shares, place = shares_of(tokens_of(backbone, *asked))
-            told = {"weights": weights, "data": data.partition(":")[0]} | asdict(shares)
+            statistics, place = token_statistics(tokens_of(backbone, *asked))
+            told = {"weights": weights, "data": data.partition(":")[0]} | asdict(statistics)
             told |= score_kmeans(backbone, place, *asked) if chosen.kmeans else {}
             print(json.dumps(told))
 

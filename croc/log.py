@@ -1,4 +1,5 @@
-"""What a run says of itself: metrics.jsonl, TensorBoard, and a bar or plain lines on screen."""
+"""What a run says of itself: metrics.jsonl, gauges.jsonl, TensorBoard, and a bar or plain lines on
+screen."""
 
 import contextlib
 import json
@@ -20,6 +21,7 @@ from rich.progress import (
 
 from croc.guard import finite_or_none
 
+GAUGES = "gauges.jsonl"
 TIMINGS = {"images_per_s", "seconds"}
 
 
@@ -32,8 +34,9 @@ class RunLog:
             return
         from croc.board import Board
 
-        path = folder / "metrics.jsonl"
+        path, self._gauges = folder / "metrics.jsonl", folder / GAUGES
         _drop_later(path, first_step)
+        _drop_later(self._gauges, first_step)
         self._file = path.open("a", buffering=1)
         self._board = Board(folder / "tensorboard", first_step + 1)
         self._screen = _Screen(first_step, last_step)
@@ -54,6 +57,14 @@ class RunLog:
             self._file.write(json.dumps(line) + "\n")
             self._board.write(step, {**metrics, **timings})
         self._screen.show(step, metrics, speed)
+
+    def write_gauges(self, step: int, values: dict[str, float]) -> None:
+        if not self.writes:
+            return
+        with self._disk_may_fail():
+            with self._gauges.open("a") as file:
+                file.write(json.dumps({"step": step, **finite_or_none(values)}) + "\n")
+            self._board.write(step, {f"gauges/{name}": value for name, value in values.items()})
 
     def advance(self, step: int) -> None:
         if self.writes:
@@ -88,6 +99,12 @@ class RunLog:
 def read_metrics(folder: Path) -> list[dict[str, float | int]]:
     """The lines of a run's metrics.jsonl."""
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def read_gauges(folder: Path) -> list[dict[str, float | int | None]]:
+    """The lines of a run's gauges.jsonl; none before the first checkpoint."""
+    path = folder / GAUGES
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def _drop_later(path: Path, step: int) -> None:

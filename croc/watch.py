@@ -62,8 +62,7 @@ class Watch:
         self._fabric, self._method = gradients.fabric, gradients.method
         self._health = Health(config)
         self._saver = Saver(self._fabric, folder, config.run, log.say)
-        writes = self._fabric.is_global_zero
-        self._reporter = Reporter(config, source, folder, writes=writes, say=log.say)
+        self._reporter = Reporter(self._fabric, config, source, folder, log)
         self._reporter.start(weights_to_show(self._method, config), state.step)
         self._ask_every, self._clock = 1, (state.step, time.perf_counter())
         self._undecoded: list[str] = []
@@ -161,7 +160,7 @@ class Watch:
         problem = self._saver.save(self._state, last=due.last)
         if problem and due.last and not (due.ends and checkpoints(self._folder)):
             raise UserError(problem)
-        if not due.ends:  # then there is no time for pictures
+        if not due.ends:  # then there is no time for gauges and pictures
             weights = weights_to_show(self._method, self._config)
             self._reporter.refresh(weights, self._state.step, due.last)
         return problem

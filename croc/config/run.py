@@ -28,7 +28,7 @@ class RunConfig:
     keep_every_steps: int | None = None
     """Checkpoints at multiples of this are kept for good."""
     report: bool = True
-    """Draw clusters and write report.html at each checkpoint."""
+    """Measure gauges, draw clusters and write report.html at each checkpoint."""
     max_skipped: int = 10
     """Steps without a finite gradient are skipped; so many in a row, when metrics are logged, end
     the run."""

@@ -23,6 +23,7 @@ class Metric:
 
 
 LOSSES, TEACHER, CLUSTERS = "Losses", "The teacher's health", "Clusters"
+GAUGES = "Dense features"
 OPTIMISER, SPEED, OTHERS = "Optimiser", "Speed", "Other metrics"
 
 KNOWN = {
@@ -43,13 +44,18 @@ KNOWN = {
     ),
     "largest_share": Metric("Largest share", "of a token in one cluster, 1/K to 1", CLUSTERS),
     "valid_share": Metric("Valid share", "of the clusters, those that both views have", CLUSTERS),
+    "place": Metric("Variance by place", "share that the place in the image explains", GAUGES),
+    "image": Metric("Variance by image", "share that the image explains", GAUGES),
+    "rank": Metric("Effective rank", "of the patch tokens; 1: all alike", GAUGES),
+    "agreement": Metric("Agreement", "clusters nearest to their own in the other view", GAUGES),
+    "agreement_chance": Metric("Agreement by chance", "1 / clusters to choose from", GAUGES),
     "gradient_norm": Metric("Gradient's norm", "before it is clipped", OPTIMISER),
     "rate": Metric("Rate", "of the optimiser, by its schedule", OPTIMISER),
     "weight_decay": Metric("Weight decay", "by its schedule", OPTIMISER),
     "images_per_s": Metric("Images a second", "between two lines of the log", SPEED),
     "seconds": Metric("Seconds", "since this start of the run", SPEED),
 }
-GROUPS = (LOSSES, TEACHER, CLUSTERS, OPTIMISER, SPEED, OTHERS)
+GROUPS = (LOSSES, TEACHER, CLUSTERS, GAUGES, OPTIMISER, SPEED, OTHERS)
 
 
 def charts(runs: Sequence[Run]) -> list[dict[str, str]]:
@@ -106,5 +112,8 @@ def references(run: Run) -> dict[str, dict[str, Any]]:
         found["k_mean"] = {"label": "K start", "value": k_start, "fits": True}
     if clip:
         found["gradient_norm"] = {"label": "clipped at", "value": clip, "fits": False}
+    chance = run.metrics.get("agreement_chance")
+    if chance:
+        found["agreement"] = {"label": "chance", "value": chance.values[-1], "fits": True}
     found["valid_share"] = {"label": "one half", "value": 0.5, "fits": True}
     return found

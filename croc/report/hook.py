@@ -1,13 +1,17 @@
-"""What training does for its report: pictures and page at checkpoints, cheap and never fatal."""
+"""What training does for its report at checkpoints: gauges, pictures and page, cheap and never
+fatal."""
 
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+from lightning.fabric import Fabric
 from torch import Tensor
 
 from croc.config import CrocConfig, PretrainConfig
 from croc.data import ImageSource
+from croc.gauges import Gauges
+from croc.log import RunLog, read_gauges
 from croc.methods import Method
 from croc.report import FILE
 from croc.sharding import whole
@@ -20,34 +24,51 @@ the last one never."""
 
 
 class Reporter:
-    """`writes` on the first process only; elsewhere, and without run.report, it does nothing."""
+    """Works on the first process only; elsewhere, and without run.report, it does nothing."""
 
     def __init__(
         self,
+        fabric: Fabric,
         config: PretrainConfig,
         source: ImageSource,
         folder: Path,
-        *,
-        writes: bool,
-        say: Callable[[str], None],
+        log: RunLog,
     ) -> None:
-        self._active = writes and config.run.report
-        self._config, self._source, self._folder, self._say = config, source, folder, say
+        self._active = fabric.is_global_zero and config.run.report
+        self._fabric, self._config, self._source = fabric, config, source
+        self._folder, self._log = folder, log
+        self._gauges: Gauges | None = None
         self._pictures = None
-        self._failed = False
+        self._failed: set[str] = set()
         self._began = time.perf_counter()
         self._spent = 0.0
+        """On pictures and page."""
 
     def start(self, weights: Weights, step: int) -> None:
-        """The untrained teacher is the first picture; what a kill undid is forgotten."""
+        """The untrained teacher is the first picture; what a kill undid is forgotten. A checkpoint
+        that has no gauges yet, such as one saved on a signal, gets them here."""
         if self._active:
-            self._guarded(lambda: self._draw_first(weights, step))
+            self._measure(weights, step)
+            self._drawing(lambda: self._draw_first(weights, step))
 
     def refresh(self, weights: Weights, step: int, last: bool) -> None:
-        """After a checkpoint."""
+        """After a checkpoint. Gauges are measured at every one, so that runs can be compared."""
+        if not self._active:
+            return
+        self._measure(weights, step)
         passed = time.perf_counter() - self._began
-        if self._active and (last or self._spent <= SHARE * passed):
-            self._guarded(lambda: self._draw_and_write(weights, step))
+        if last or self._spent <= SHARE * passed:
+            self._drawing(lambda: self._draw_and_write(weights, step))
+
+    def _measure(self, weights: Weights, step: int) -> None:
+        def work() -> None:
+            if any(line["step"] == step for line in read_gauges(self._folder)):
+                return
+            if self._gauges is None:
+                self._gauges = Gauges(self._fabric, self._config, self._source)
+            self._log.write_gauges(step, self._gauges.measure(weights))
+
+        self._guarded(work, "the gauges cannot be measured")
 
     def _draw_first(self, weights: Weights, step: int) -> None:
         if not isinstance(self._config, CrocConfig):
@@ -71,22 +92,28 @@ class Reporter:
         if self._pictures is not None:
             self._pictures.draw(weights, step)
 
-    def _guarded(self, work: Callable[[], None]) -> None:
-        """A picture that cannot be drawn is no reason to lose a run; it is said once."""
+    def _drawing(self, work: Callable[[], None]) -> None:
         began = time.perf_counter()
+        self._guarded(work, "the report cannot be drawn")
+        self._spent += time.perf_counter() - began
+
+    def _guarded(self, work: Callable[[], None], failure: str) -> None:
+        """Neither a gauge nor a picture is a reason to lose a run; a failure is said once."""
         try:
             work()
         except Exception as error:
-            if not self._failed:
-                self._say(f"the report cannot be drawn ({_first_line(error)}); the run goes on")
-            self._failed = True
-        self._spent += time.perf_counter() - began
+            if failure not in self._failed:
+                self._log.say(f"{failure} ({_first_line(error)}); the run goes on")
+            self._failed.add(failure)
 
 
 def weights_to_show(method: Method, config: PretrainConfig) -> Weights:
-    """Of the teacher's backbone, whole: every process must ask for them at the same time."""
-    teacher = method.modules.get("teacher") if config.run.report else None
-    return whole(teacher.get_submodule("backbone").state_dict()) if teacher else {}
+    """Of the teacher's backbone (the student's where there is no teacher), whole: every process
+    must ask for them at the same time."""
+    if not config.run.report:
+        return {}
+    network = method.modules.get("teacher", method.student)
+    return whole(network.get_submodule("backbone").state_dict())
 
 
 def _first_line(error: Exception) -> str:

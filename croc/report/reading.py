@@ -11,7 +11,7 @@ import numpy as np
 from croc.errors import UserError
 from croc.run_folder import PAGE
 
-METRICS = "metrics.jsonl"
+METRICS, GAUGES = "metrics.jsonl", "gauges.jsonl"
 PLACES = {"step", "epoch"}
 """Where a line belongs, not what it says."""
 
@@ -77,11 +77,14 @@ def read_run(folder: Path) -> Run:
     options = dict(_flat({name: page[name] for name in page if name not in ("recipe", "method")}))
     name = folder.resolve().name or str(folder)
     run = Run(folder, name, str(page["recipe"]), str(page.get("method", "croc")), options)
-    try:
-        _read_metrics(folder / METRICS, run)
-    except OSError as error:
-        reason = "is not there yet" if isinstance(error, FileNotFoundError) else error.strerror
-        run.notes.append(f"{METRICS} {reason}: there are no curves")
+    for file in (METRICS, GAUGES):
+        try:
+            _read_metrics(folder / file, run)
+        except FileNotFoundError:
+            if file == METRICS:  # older runs have no gauges
+                run.notes.append(f"{file} is not there yet: there are no curves")
+        except OSError as error:
+            run.notes.append(f"{file} {error.strerror}: its curves are missing")
     return run
 
 
@@ -150,6 +153,7 @@ def _object(line: str) -> dict[str, Any] | None:
 def _read_metrics(path: Path, run: Run) -> None:
     bad: list[int] = []
     odd = last = 0
+    name = path.name
     for last, line in read_lines(path):
         step = number_in(line.get("step")) if line else None
         if line is None or step is None or not 0 <= step < 2**53:
@@ -157,13 +161,13 @@ def _read_metrics(path: Path, run: Run) -> None:
             continue
         odd += _add_line(run, int(step), line)
     if bad == [last]:
-        run.notes.append(f"the last line of {METRICS} is not whole yet, and left out")
+        run.notes.append(f"the last line of {name} is not whole yet, and left out")
     elif bad:
-        run.notes.append(f"{len(bad)} lines of {METRICS} are none of ours, line {bad[0]} the first")
+        run.notes.append(f"{len(bad)} lines of {name} are none of ours, line {bad[0]} the first")
     if odd:
-        run.notes.append(f"{odd} values in {METRICS} are no finite numbers, and left out")
+        run.notes.append(f"{odd} values in {name} are no finite numbers, and left out")
     if not run.metrics:
-        run.notes.append(f"{METRICS} holds no line yet: there are no curves")
+        run.notes.append(f"{name} holds no line yet: there are no curves")
 
 
 def _add_line(run: Run, step: int, line: dict[str, Any]) -> int:
