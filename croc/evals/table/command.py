@@ -22,6 +22,7 @@ from croc.evals.protocols import (
     KmeansConfig,
     LinearConfig,
     VideoConfig,
+    WithinConfig,
     protocols_of,
 )
 from croc.evals.table.layout import one_line
@@ -40,7 +41,7 @@ class TableOptions(EvaluateOptions):
     random:NAME, random:RUN; a row each."""
     data: tuple[str, ...]  # pyright: ignore[reportIncompatibleVariableOverride]
     """KIND:PATH, a folder or a .tar, as the single protocols take it, or scenes; a column each."""
-    protocols: tuple[Literal["linear", "kmeans", "incontext", "video"], ...] = PROTOCOLS
+    protocols: tuple[Literal["linear", "kmeans", "within", "incontext", "video"], ...] = PROTOCOLS
     """Each is scored on the data that allow it."""
     average: bool = True
     """A column with the mean of a protocol's data sets, if there are several."""
@@ -49,6 +50,7 @@ class TableOptions(EvaluateOptions):
     finished, and of the pictures."""
     linear: LinearConfig = field(default_factory=LinearConfig)
     kmeans: KmeansConfig = field(default_factory=KmeansConfig)
+    within: WithinConfig = field(default_factory=WithinConfig)
     incontext: InContextConfig = field(default_factory=InContextConfig)
     video: VideoConfig = field(default_factory=VideoConfig)
 

@@ -10,6 +10,7 @@ Mark = Literal["best", "second"]
 GROUPS = {
     "linear": "Linear (mIoU)",
     "kmeans": "K-means (mIoU)",
+    "within": "Within images (mIoU)",
     "incontext": "In-context (mIoU)",
     "video": "Video",
 }
