@@ -1,8 +1,8 @@
 """`croc evaluate table`: flags to weights and cells. Nothing here imports torch."""
 
 import re
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -78,6 +78,12 @@ class Wanted:
     hold_out: float = 0.0
     """The share of the training part that is scored, instead of the validation part."""
 
+    @property
+    def column(self) -> str:
+        """K-means with 4 blocks has columns of its own beside those with 1."""
+        four = self.protocol == "kmeans" and self.config.blocks == 4
+        return "kmeans (4 blocks)" if four else self.protocol
+
 
 def run_command(arguments: list[str]) -> bool:
     """Read the flags and make the table; whether every cell was filled."""
@@ -89,7 +95,18 @@ def run_command(arguments: list[str]) -> bool:
         raise UserError(f"two of the weights are called {twice!r}: give them LABEL=WEIGHTS")
     from croc.evals.table.make import make_table
 
+    if "--kmeans.blocks" not in _flags(arguments):
+        wanted += _with_four_blocks(wanted)
     return make_table(options, weights, wanted)
+
+
+def _with_four_blocks(wanted: Sequence[Wanted]) -> list[Wanted]:
+    """K-means again on the last 4 blocks; not on scenes, which are for smaller networks."""
+    return [
+        replace(each, config=replace(each.config, blocks=4))
+        for each in wanted
+        if each.protocol == "kmeans" and each.data.partition(":")[0] != "scenes"
+    ]
 
 
 def read_flags(

@@ -37,7 +37,7 @@ class Task:
 
     @property
     def place(self) -> tuple[str, str]:
-        return self.wanted.protocol, self.wanted.data
+        return self.wanted.column, self.wanted.data
 
 
 @dataclass(frozen=True)
@@ -124,8 +124,11 @@ def _plan(task: Task, weights: Weights, machine: Machine) -> Planned:
         adapts=wanted.adapts,
         hold_out=wanted.hold_out,
     )
-    request = fit(request, weights.backbone)
-    _check_width(request.config, weights)
+    try:
+        request = fit(request, weights.backbone)
+        _check_width(request.config, weights)
+    except UserError as error:
+        raise UserError(f"{wanted.column} on {wanted.data}: {error}") from None
     key = cell_key(
         protocol=wanted.protocol,
         config=config_page(request.config),
