@@ -10,7 +10,7 @@ same at every checkpoint of a run). Of the training parts, so that what is chose
 chosen by what is scored.
 With --kmeans, also what K-means scores on the tokens as they are and on tokens of other shares:
 without what their place explains, without it and with the image's mean doubled, and the image's
-mean alone. It tells which share K-means suffers from.
+mean alone. It tells which share K-means suffers from. `within` is K-means in each image by itself.
 """
 
 import argparse
@@ -27,7 +27,8 @@ from croc.evals.features import DenseBackbone, open_backbone
 from croc.evals.inputs import PatchFeatures
 from croc.evals.kmeans import evaluate_kmeans
 from croc.evals.parts import ALONE, open_part
-from croc.evals.protocols import KmeansConfig
+from croc.evals.protocols import KmeansConfig, WithinConfig
+from croc.evals.within import evaluate_within
 from croc.gauges import token_statistics
 
 
@@ -73,16 +74,21 @@ def score_kmeans(
     device: torch.device,
 ) -> dict[str, tuple[float, float]]:
     """Mean and deviation over five seeds, for each kind of tokens."""
-    config = KmeansConfig(reading="tokens", image_px=image_px)
+    config, own = KmeansConfig(reading="tokens", image_px=image_px), WithinConfig(image_px=image_px)
     place = place.float().to(device)
     kinds = {
-        "kmeans": backbone,
-        "kmeans without place": Reweighted(backbone, place, image=1, own=1),
-        "kmeans image doubled": Reweighted(backbone, place, image=2, own=1),
-        "kmeans image alone": Reweighted(backbone, place, image=1, own=0),
+        "": backbone,
+        " without place": Reweighted(backbone, place, image=1, own=1),
+        " image doubled": Reweighted(backbone, place, image=2, own=1),
+        " image alone": Reweighted(backbone, place, image=1, own=0),
     }
     part = open_part(data, ALONE)
-    found = {kind: evaluate_kmeans(each, part, config, device) for kind, each in kinds.items()}
+    found = {
+        f"kmeans{kind}": evaluate_kmeans(each, part, config, device) for kind, each in kinds.items()
+    }
+    found |= {
+        f"within{kind}": evaluate_within(each, part, own, device) for kind, each in kinds.items()
+    }
     return {kind: (100 * report.mean, 100 * report.deviation) for kind, report in found.items()}
 
 

@@ -25,7 +25,7 @@ HELP = """CrOC: dense visual features from unlabelled scene photographs.
 
   croc demo                          train a small ViT on synthetic scenes, minutes on a laptop
   croc pretrain RECIPE [OPTIONS]     pre-train on your photographs
-  croc evaluate linear|kmeans|incontext|video|all --weights WEIGHTS --data DATA
+  croc evaluate linear|kmeans|within|incontext|video|all --weights WEIGHTS --data DATA
                                      score dense features by the paper's protocols
   croc evaluate table --weights WEIGHTS ... --data DATA ...
                                      several weights side by side, as the paper's tables

@@ -50,10 +50,10 @@ def test_tokens_of_other_shares_have_them():
 
 def test_kmeans_is_told_for_each_kind_of_tokens(capsys):
     weights = "random:vit_tiny_patch16_224"
-    main(["--weights", weights, "--data", "scenes", "--image-px", "32", "--kmeans"])
+    main(["--weights", weights, "--data", "scenes:8", "--image-px", "96", "--kmeans"])
     told = json.loads(capsys.readouterr().out)
-    scores = {kind: score for kind, score in told.items() if kind.startswith("kmeans")}
-    assert len(scores) == 4
+    scores = {kind: score for kind, score in told.items() if kind.startswith(("kmeans", "within"))}
+    assert len(scores) == 8
     for mean, deviation in scores.values():
         assert 0 < mean < 100
         assert 0 <= deviation < 50

@@ -15,7 +15,7 @@ from croc.evals.evaluate import evaluate as carry_out
 from croc.evals.protocols import PROTOCOLS, protocols_of
 from croc.evals.results import Result
 
-Protocol = Literal["linear", "kmeans", "incontext", "video"]
+Protocol = Literal["linear", "kmeans", "within", "incontext", "video"]
 
 
 @overload
@@ -61,8 +61,8 @@ def evaluate(
 
     Args:
         protocol: "linear" (a linear layer on the features), "kmeans" (clusters matched to
-            classes), "incontext" (labels of the nearest neighbours), "video" (a first mask carried
-            along), or "all".
+            classes), "within" (the same in each image by itself), "incontext" (labels of the
+            nearest neighbours), "video" (a first mask carried along), or "all".
         weights: What `croc.load_backbone` takes, not what it gave: a result says where weights
             came from. A run or its folder is its teacher.
         data: KIND:PATH, such as "voc12:/data/VOC2012" or "folder:mine" for your own photographs

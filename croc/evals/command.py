@@ -13,11 +13,13 @@ from croc.evals.protocols import (
     KmeansConfig,
     LinearConfig,
     VideoConfig,
+    WithinConfig,
     incontext_protocol,
     kmeans_protocol,
     linear_protocol,
     protocols_of,
     video_protocol,
+    within_protocol,
 )
 
 
@@ -67,6 +69,13 @@ class EvaluateKmeans(EvaluateOptions):
 
 
 @dataclass(frozen=True)
+class EvaluateWithin(EvaluateOptions):
+    """K-means on the features of each image by itself, clusters matched to the image's classes."""
+
+    within: WithinConfig = field(default_factory=WithinConfig)
+
+
+@dataclass(frozen=True)
 class EvaluateIncontext(EvaluateOptions):
     """Patches take the labels of their nearest neighbours among the train part's."""
 
@@ -100,6 +109,7 @@ class EvaluateAll(EvaluateOptions):
 KINDS: dict[str, type[EvaluateOptions]] = {
     "linear": EvaluateLinear,
     "kmeans": EvaluateKmeans,
+    "within": EvaluateWithin,
     "incontext": EvaluateIncontext,
     "video": EvaluateVideo,
     "all": EvaluateAll,
@@ -107,6 +117,7 @@ KINDS: dict[str, type[EvaluateOptions]] = {
 DEFAULTS: dict[str, Callable[[str], Any]] = {
     "linear": linear_protocol,
     "kmeans": kmeans_protocol,
+    "within": within_protocol,
     "incontext": incontext_protocol,
     "video": video_protocol,
 }

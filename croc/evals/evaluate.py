@@ -25,7 +25,7 @@ from croc.evals.features import (
     open_backbone,
 )
 from croc.evals.incontext import evaluate_incontext
-from croc.evals.kmeans import evaluate_kmeans
+from croc.evals.kmeans import KmeansReport, evaluate_kmeans
 from croc.evals.linear import evaluate_linear
 from croc.evals.parts import count_parts, open_parts
 from croc.evals.results import FILE, Result, append_result, percent, print_results
@@ -33,6 +33,7 @@ from croc.evals.scoring import SegmentationReport
 from croc.evals.table.identity import identify_data, identify_network
 from croc.evals.tracking import Track
 from croc.evals.video import evaluate_video
+from croc.evals.within import evaluate_within
 from croc.show.predictions import segmentation_figure, video_figure
 
 
@@ -229,7 +230,14 @@ def _linear(job: Job) -> Found:
 
 
 def _kmeans(job: Job) -> Found:
-    report = evaluate_kmeans(job.backbone, job.parts["val"], *job.rest)
+    return _over_seeds(evaluate_kmeans(job.backbone, job.parts["val"], *job.rest), job)
+
+
+def _within(job: Job) -> Found:
+    return _over_seeds(evaluate_within(job.backbone, job.parts["val"], *job.rest), job)
+
+
+def _over_seeds(report: KmeansReport, job: Job) -> Found:
     scores = {
         "mIoU": 100 * report.mean,
         "deviation": 100 * report.deviation,
@@ -265,7 +273,13 @@ def _video(job: Job) -> Found:
     )
 
 
-RUNNERS = {"linear": _linear, "kmeans": _kmeans, "incontext": _incontext, "video": _video}
+RUNNERS = {
+    "linear": _linear,
+    "kmeans": _kmeans,
+    "within": _within,
+    "incontext": _incontext,
+    "video": _video,
+}
 
 
 def _segmentation(report: SegmentationReport, val: SegmentationData) -> Found:

@@ -90,7 +90,8 @@ def check_fit(backbone: DenseBackbone, side_px: int, blocks: int = 1, flag: str 
             f"{fitting} px would"
         )
     if isinstance(backbone, VitBackbone) and blocks > len(backbone.vit.blocks):
-        raise UserError(f"{backbone.name} has {len(backbone.vit.blocks)} blocks, not {blocks}")
+        depth = len(backbone.vit.blocks)
+        raise UserError(f"{backbone.name} has {depth} blocks, not {blocks}: pass {depth} or fewer")
 
 
 def open_backbone(

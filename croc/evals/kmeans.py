@@ -43,6 +43,7 @@ from croc.randomness import sample_key
 FEW_PRODUCTS = 20_000_000  # of all points with all centroids
 POINTS_PER_CENTROID = 256  # faiss' own default; the rest is only assigned
 IMAGES_AT_ONCE = 8
+ITERATIONS = {"pixels": 50, "tokens": 100}
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,7 @@ def evaluate_kmeans(
         track=track,
     )
     points, moments = draw_points(patches, len(data), count, config)
-    reduce = Reduction(moments, config) if moments else None
+    reduce = Reduction(moments, config.pca) if moments else None
     seeds = track(enumerate(points), "K-means", config.seeds)
     centroids = [_cluster(reduce, each, count, config, seed) for seed, each in seeds]
     found = [torch.zeros(count, len(data.classes), dtype=torch.long) for _ in centroids]
@@ -150,16 +151,16 @@ def _choose(total: int, clusters: int, seed: int) -> Int64[Tensor, "m"]:
 class Reduction:
     """Standardises each feature, then keeps the directions in which all of them vary most."""
 
-    def __init__(self, moments: Moments, config: KmeansConfig) -> None:
+    def __init__(self, moments: Moments, pca: int) -> None:
         self.mean, self.deviation = moments.mean, moments.deviation
-        if config.pca > len(self.mean):
+        if pca > len(self.mean):
             raise UserError(
-                f"--kmeans.pca {config.pca} is more than the backbone's width of {len(self.mean)}: "
+                f"pca {pca} is more than the backbone's width of {len(self.mean)}: "
                 "pass that or less"
             )
         scale = self.deviation.double()
         _, directions = torch.linalg.eigh(moments.covariance / torch.outer(scale, scale))
-        self.directions = directions[:, -config.pca :].float()  # eigh's variances ascend
+        self.directions = directions[:, -pca:].float()  # eigh's variances ascend
 
     def __call__(self, features: Float[Tensor, "*n C"]) -> Float[Tensor, "*n c"]:
         return (features.float() - self.mean) / self.deviation @ self.directions
@@ -173,9 +174,8 @@ def _cluster(
     seed: int,
 ) -> Float[Tensor, "K c"]:
     kept = reduce(points) if reduce else points
-    iterations = 50 if config.reading == "pixels" else 100
     array = np.ascontiguousarray(kept.float().cpu().numpy())
-    fitted = fit_kmeans(array, count, iterations, config.restarts, seed)
+    fitted = fit_kmeans(array, count, ITERATIONS[config.reading], config.restarts, seed)
     return torch.from_numpy(fitted).to(points.device)
 
 
@@ -238,7 +238,7 @@ def _assigned(
             found = reduce(found.movedim(1, -1)).movedim(-1, 1)
         clusters = [nearest(found, each) for each in centroids]
         if reduce:
-            clusters = [_enlarged(each, config.label_px) for each in clusters]
+            clusters = [enlarge(each, config.label_px) for each in clusters]
         yield clusters, labels[part]
 
 
@@ -250,7 +250,7 @@ def nearest(
     return (centroids.square().sum(dim=1)[None, :, None, None] - 2 * products).argmin(dim=1)
 
 
-def _enlarged(clusters: Int64[Tensor, "b h w"], side: int) -> Int64[Tensor, "b side side"]:
+def enlarge(clusters: Int64[Tensor, "b h w"], side: int) -> Int64[Tensor, "b side side"]:
     large = F.interpolate(clusters[:, None].float(), size=(side, side), mode="nearest")
     return large[:, 0].long()
 

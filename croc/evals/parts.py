@@ -54,7 +54,8 @@ def open_parts(
     hold_out: float = 0.0,
 ) -> dict[str, Any]:
     """What a protocol trains on ("train") and scores ("val", or "videos")."""
-    parts = {"kmeans": ("val",), "video": ("videos",)}.get(protocol, ("train", "val"))
+    unsupervised = {"kmeans": ("val",), "within": ("val",), "video": ("videos",)}
+    parts = unsupervised.get(protocol, ("train", "val"))
     if not hold_out:
         return {part: opener(data, part) for part in parts}
     whole = opener(data, ALONE)

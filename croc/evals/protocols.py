@@ -11,7 +11,7 @@ from typing import Any, Literal
 from croc.config import require_finite, require_least
 from croc.errors import UserError
 
-SEGMENTATION = ("linear", "kmeans", "incontext")
+SEGMENTATION = ("linear", "kmeans", "within", "incontext")
 PROTOCOLS = (*SEGMENTATION, "video")
 PAPERS = ("voc12", "coco-things", "coco-stuff", "coco-stuff-panoptic", "ade20k")
 IMAGES = (*PAPERS, "folder", "coco-things-mini", "idd-lite")
@@ -111,6 +111,28 @@ class KmeansConfig:
 
 
 @dataclass(frozen=True)
+class WithinConfig:
+    """Within-image segmentation; tokens are prepared as by K-means' reading `tokens`."""
+
+    image_px: int = 448
+    """Side to which images are squashed."""
+    label_px: int = 100
+    """Side at which clusters and labels are compared."""
+    blocks: int = 1
+    """Last blocks of a ViT whose tokens are concatenated."""
+    pca: int = 50
+    """Dimensions kept by PCA over the tokens of all images."""
+    seeds: int = 5
+    """Runs whose scores are averaged."""
+    restarts: int = 5
+    """Starts of K-means on each image, of which the best is taken."""
+
+    def __post_init__(self) -> None:
+        require_least(self, "within", 1, "image_px", "label_px", "blocks", "pca")
+        require_least(self, "within", 1, "seeds", "restarts")
+
+
+@dataclass(frozen=True)
 class InContextConfig:
     """Neighbours and temperature are Hummingbird's; the images' size is our other protocols'."""
 
@@ -206,6 +228,11 @@ def kmeans_protocol(kind: str) -> KmeansConfig:
     if kind == "scenes":
         return KmeansConfig(reading="tokens", image_px=96, label_px=96)
     return KmeansConfig() if kind in PAPERS else KmeansConfig(reading="tokens")
+
+
+def within_protocol(kind: str) -> WithinConfig:
+    """The same for all data, but scenes are small."""
+    return WithinConfig(image_px=96, label_px=96) if kind == "scenes" else WithinConfig()
 
 
 def incontext_protocol(kind: str) -> InContextConfig:

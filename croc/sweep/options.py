@@ -31,7 +31,7 @@ class SweepConfig:
     """
     seeds: tuple[int, ...] = (0,)
     """Every setting is trained with each of them."""
-    protocols: tuple[Literal["linear", "kmeans", "incontext", "video"], ...] = PROTOCOLS
+    protocols: tuple[Literal["linear", "kmeans", "within", "incontext", "video"], ...] = PROTOCOLS
     """Each is scored on the data that allow it."""
     hold_out: float = 0.0
     """Score on this share of the training part instead of on the validation part, so that what is

@@ -31,9 +31,9 @@ def identify(
             "seeds": config.seeds,
             "hold_out": config.hold_out,
             "untrained": config.untrained,
-            "evaluations": [place_name(each.protocol, each.data) for each in wanted],
+            "evaluations": [place_name(each.column, each.data) for each in wanted],
             "protocols": {
-                place_name(each.protocol, each.data): dataclasses.asdict(each.config)
+                place_name(each.column, each.data): dataclasses.asdict(each.config)
                 for each in wanted
             },
             "recipes": {setting.name: setting.recipe for setting in settings},
@@ -105,9 +105,9 @@ def _columns(wanted: Sequence[Wanted]) -> list[dict[str, str]]:
     titles = data_titles(dict.fromkeys(each.data for each in wanted))
     return [
         {
-            "place": place_name(each.protocol, each.data),
+            "place": place_name(each.column, each.data),
             "metric": _metric(each.protocol),
-            "title": f"{titles[each.data]}: {each.protocol}, {_metric(each.protocol)}",
+            "title": f"{titles[each.data]}: {each.column}, {_metric(each.protocol)}",
         }
         for each in wanted
     ]

@@ -12,6 +12,7 @@ from tests.evals.trees import gray_png, label_map, photograph, write
 SMALL = {
     "linear": ("--linear.image-px", "32", "--linear.steps", "5", "--linear.train-px", "16"),
     "kmeans": ("--kmeans.image-px", "32", "--kmeans.label-px", "16", "--kmeans.seeds", "2"),
+    "within": ("--within.image-px", "64", "--within.label-px", "16", "--within.seeds", "2"),
     "incontext": ("--incontext.image-px", "32", "--incontext.label-px", "16"),
     "video": ("--video.short-px", "64"),
 }

@@ -34,6 +34,7 @@ def test_a_result_is_printed_written_and_drawn(
         == {
             "linear": {"train", "val"},
             "kmeans": {"val"},
+            "within": {"val"},
             "incontext": {"train", "val"},
             "video": {"videos"},
         }[protocol]
@@ -78,8 +79,8 @@ def test_all_runs_what_the_data_allow(
     assert call("all", run, "scenes:4", tmp_path / "out", "--data", "scenes:4", folder) == 0
     lines = read_results(tmp_path / "out")
     assert [(line["protocol"], line["data"]) for line in lines] == [
-        *((name, "scenes:4") for name in ("linear", "kmeans", "incontext", "video")),
-        *((name, folder) for name in ("linear", "kmeans", "incontext")),
+        *((name, "scenes:4") for name in ("linear", "kmeans", "within", "incontext", "video")),
+        *((name, folder) for name in ("linear", "kmeans", "within", "incontext")),
     ]
     table = capsys.readouterr().out
     assert all(name in table for name in SMALL)
@@ -87,8 +88,8 @@ def test_all_runs_what_the_data_allow(
 
 def test_which_protocols_which_data_allow():
     assert protocols_of("davis17:x") == ("video",)
-    assert protocols_of("voc12:x") == ("linear", "kmeans", "incontext")
-    assert protocols_of("scenes:3") == ("linear", "kmeans", "incontext", "video")
+    assert protocols_of("voc12:x") == ("linear", "kmeans", "within", "incontext")
+    assert protocols_of("scenes:3") == ("linear", "kmeans", "within", "incontext", "video")
 
 
 def test_names_in_any_script_and_with_signs(

@@ -112,7 +112,7 @@ def test_images_of_one_name_stay_together():
     assert len(parts["val"]) == 12
 
 
-@pytest.mark.parametrize("protocol", ["linear", "kmeans", "incontext"])
+@pytest.mark.parametrize("protocol", ["linear", "kmeans", "within", "incontext"])
 @pytest.mark.parametrize("classes", [True, False])
 def test_the_validation_part_is_not_opened(
     protocol: str, classes: bool, run: Path, tmp_path: Path, read: set[str]
@@ -121,10 +121,11 @@ def test_the_validation_part_is_not_opened(
     more = SIZES if protocol == "kmeans" else ()
     assert call(protocol, run, data, tmp_path / "out", "--hold-out", "0.25", *more) == 0
     held = set(names_of(TRAIN, 0.25)["val"])
-    assert read == (held if protocol == "kmeans" else set(TRAIN))
+    untrained = protocol in ("kmeans", "within")
+    assert read == (held if untrained else set(TRAIN))
     (line,) = read_results(tmp_path / "out")
     assert line["hold_out"] == 0.25
-    assert line["count"] == {"held out": 3} | ({} if protocol == "kmeans" else {"train": 9})
+    assert line["count"] == {"held out": 3} | ({} if untrained else {"train": 9})
 
 
 @pytest.mark.parametrize("protocol", ["linear", "incontext"])
@@ -146,7 +147,7 @@ def test_what_trains_is_never_scored(
 
 def test_scenes_have_a_training_part(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """The video protocol of `all` is left out, since nothing could be held out of it."""
-    for name in ("linear", "kmeans", "incontext"):
+    for name in ("linear", "kmeans", "within", "incontext"):
         flags = SMALL[name]
         keys = [flag[2:].split(".")[1].replace("-", "_") for flag in flags[::2]]
         shrink(monkeypatch, name, dict(zip(keys, map(int, flags[1::2]))))
@@ -162,9 +163,9 @@ def test_scenes_have_a_training_part(run: Path, tmp_path: Path, monkeypatch: pyt
     more = ("--data", "scenes:8", "--hold-out", "0.5")
     assert call("all", run, "scenes:8", tmp_path, *more) == 0
     lines = read_results(tmp_path)
-    assert [line["protocol"] for line in lines] == ["linear", "kmeans", "incontext"]
+    assert [line["protocol"] for line in lines] == ["linear", "kmeans", "within", "incontext"]
     assert splits == {2**32}
-    assert protocols_of("scenes", 0.5) == ("linear", "kmeans", "incontext")
+    assert protocols_of("scenes", 0.5) == ("linear", "kmeans", "within", "incontext")
 
 
 def test_scores_are_told_apart(run: Path, tmp_path: Path):

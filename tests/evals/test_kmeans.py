@@ -84,7 +84,7 @@ def test_pca_is_scikit_learns():
     moments = Moments()
     for part in tokens.split(4):
         moments.add(part, covariance=True)
-    reduce = Reduction(moments, KmeansConfig(reading="tokens", pca=3))
+    reduce = Reduction(moments, pca=3)
     got = reduce(tokens.permute(0, 2, 3, 1)).reshape(-1, 3).numpy()[:, ::-1]
     signs = np.sign((got * expected).sum(0))
     np.testing.assert_allclose(got * signs, expected, rtol=2e-3, atol=2e-3)

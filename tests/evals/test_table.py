@@ -253,7 +253,7 @@ def test_each_data_set_has_its_own_settings(monkeypatch: pytest.MonkeyPatch):
     more = ("--linear.steps", "7", "--kmeans.image_px=64")
     assert main(["evaluate", "table", "--weights", "a", *data, *more]) == 0
     found = {(each.protocol, each.data): each for each in asked}
-    assert len(found) == 3 + 4 + 1
+    assert len(found) == 4 + 5 + 1
     voc, scenes = found["linear", "voc12:x"].config, found["linear", "scenes"].config
     assert (voc.steps, voc.epochs, voc.image_px, voc.blocks) == (7, None, 448, 4)
     assert (scenes.steps, scenes.image_px, scenes.rates) == (7, 96, linear_protocol("scenes").rates)

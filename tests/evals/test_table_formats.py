@@ -1,14 +1,17 @@
 """A table's marks and means, and how it is written: for people, LaTeX, browsers and terminals."""
 
 import io
+import json
 import re
 from collections.abc import Sequence
 from html.parser import HTMLParser
+from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
 
+from croc.evals import evaluate
 from croc.evals.table.layout import (
     Cell,
     Column,
@@ -21,6 +24,8 @@ from croc.evals.table.layout import (
 from croc.evals.table.page import to_html
 from croc.evals.table.screen import print_table
 from croc.evals.table.text_formats import to_latex, to_markdown
+from tests.evals.commands import segmentation_tree
+from tests.evals.test_table import make_one
 
 TINY = "random:vit_tiny_patch16_224"
 OTHER = "random:resnet10t"
@@ -61,6 +66,31 @@ def test_the_mean_needs_all_of_its_data_sets():
     assert [cell.value for cell in make_cells(columns, scores)] == [1, 4, 2.5, None, None, None]
     del scores[wanted[1]]
     assert make_cells(columns, scores)[2].value is None
+
+
+def test_kmeans_has_columns_with_one_and_with_four_blocks(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    def count_blocks(job: evaluate.Job) -> evaluate.Found:
+        return evaluate.Found({"mIoU": float(job.request.config.blocks)}, {}, None)
+
+    monkeypatch.setitem(evaluate.RUNNERS, "kmeans", count_blocks)
+    data, kmeans = ["scenes:4", segmentation_tree(tmp_path / "tree")], ("--protocols", "kmeans")
+    one = {"Scenes": 1.0, "tree": 1.0, "Avg.": 1.0}
+    for more, expected in (
+        ((), {"K-means (mIoU)": one, "K-means, 4 blocks (mIoU)": {"tree": 4.0}}),
+        (("--kmeans.blocks", "1"), {"K-means (mIoU)": one}),
+    ):
+        assert make_one(tmp_path / "out", [TINY], *kmeans, *more, data=data) == 0
+        page = json.loads((tmp_path / "out/table.json").read_text())
+        found: dict[str, dict[str, float]] = {}
+        for column, cell in zip(page["columns"], page["rows"][0]["cells"]):
+            found.setdefault(column["group"], {})[column["title"]] = cell["value"]
+        assert found == expected
+    capsys.readouterr()
+    assert make_one(tmp_path / "out", [str(run)], *kmeans, data=data) == 2
+    assert "kmeans (4 blocks) on folder:" in (message := capsys.readouterr().err)
+    assert "has 2 blocks, not 4" in message
 
 
 class Reader(HTMLParser):

@@ -1,8 +1,8 @@
 """`croc evaluate table`: flags to weights and cells. Nothing here imports torch."""
 
 import re
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -22,6 +22,7 @@ from croc.evals.protocols import (
     KmeansConfig,
     LinearConfig,
     VideoConfig,
+    WithinConfig,
     protocols_of,
 )
 from croc.evals.table.layout import one_line
@@ -40,7 +41,7 @@ class TableOptions(EvaluateOptions):
     random:NAME, random:RUN; a row each."""
     data: tuple[str, ...]  # pyright: ignore[reportIncompatibleVariableOverride]
     """KIND:PATH, a folder or a .tar, as the single protocols take it, or scenes; a column each."""
-    protocols: tuple[Literal["linear", "kmeans", "incontext", "video"], ...] = PROTOCOLS
+    protocols: tuple[Literal["linear", "kmeans", "within", "incontext", "video"], ...] = PROTOCOLS
     """Each is scored on the data that allow it."""
     average: bool = True
     """A column with the mean of a protocol's data sets, if there are several."""
@@ -49,6 +50,7 @@ class TableOptions(EvaluateOptions):
     finished, and of the pictures."""
     linear: LinearConfig = field(default_factory=LinearConfig)
     kmeans: KmeansConfig = field(default_factory=KmeansConfig)
+    within: WithinConfig = field(default_factory=WithinConfig)
     incontext: InContextConfig = field(default_factory=InContextConfig)
     video: VideoConfig = field(default_factory=VideoConfig)
 
@@ -76,6 +78,12 @@ class Wanted:
     hold_out: float = 0.0
     """The share of the training part that is scored, instead of the validation part."""
 
+    @property
+    def column(self) -> str:
+        """K-means with 4 blocks has columns of its own beside those with 1."""
+        four = self.protocol == "kmeans" and self.config.blocks == 4
+        return "kmeans (4 blocks)" if four else self.protocol
+
 
 def run_command(arguments: list[str]) -> bool:
     """Read the flags and make the table; whether every cell was filled."""
@@ -87,7 +95,18 @@ def run_command(arguments: list[str]) -> bool:
         raise UserError(f"two of the weights are called {twice!r}: give them LABEL=WEIGHTS")
     from croc.evals.table.make import make_table
 
+    if "--kmeans.blocks" not in _flags(arguments):
+        wanted += _with_four_blocks(wanted)
     return make_table(options, weights, wanted)
+
+
+def _with_four_blocks(wanted: Sequence[Wanted]) -> list[Wanted]:
+    """K-means again on the last 4 blocks; not on scenes, which are for smaller networks."""
+    return [
+        replace(each, config=replace(each.config, blocks=4))
+        for each in wanted
+        if each.protocol == "kmeans" and each.data.partition(":")[0] != "scenes"
+    ]
 
 
 def read_flags(

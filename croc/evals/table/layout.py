@@ -10,6 +10,8 @@ Mark = Literal["best", "second"]
 GROUPS = {
     "linear": "Linear (mIoU)",
     "kmeans": "K-means (mIoU)",
+    "kmeans (4 blocks)": "K-means, 4 blocks (mIoU)",
+    "within": "Within images (mIoU)",
     "incontext": "In-context (mIoU)",
     "video": "Video",
 }

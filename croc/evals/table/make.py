@@ -118,7 +118,7 @@ class Filling:
         """One cell's failure must not cost the others, whatever it is."""
         self._done += 1
         counter = f"cell {self._done} of {self._total}: "
-        _say(f"{counter}{entry.label}, {planned.request.protocol} on {planned.request.data}")
+        _say(f"{counter}{entry.label}, {planned.task.wanted.column} on {planned.request.data}")
         task = planned.task
         job = Job(planned.request, weights, task.parts, task.data_hash, self._machine, counter)
         try:
@@ -137,8 +137,7 @@ class Filling:
     def _failure(self, entry: Entry, planned: Planned, error: Exception) -> Failure:
         kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
         reason = one_line(kind + str(error))[:300]
-        request = planned.request
-        failure = Failure(planned.key, entry.label, request.protocol, request.data, reason)
+        failure = Failure(planned.key, entry.label, *planned.task.place, reason)
         _say(f"failed: {failure.name}: {reason}")
         return failure
 
@@ -151,7 +150,7 @@ def lay_out(
     failures: Sequence[Failure] = (),
 ) -> Table:
     """The finished cells in their places."""
-    columns = make_columns([(each.protocol, each.data) for each in wanted], average)
+    columns = make_columns([(each.column, each.data) for each in wanted], average)
     rows, croc_versions = [], set()
     for entry in entries:
         lines = {each.task.place: cells.get(each.key) for each in entry.planned}

@@ -17,7 +17,7 @@ from croc.evals.evaluate import (
     open_weights,
 )
 from croc.evals.parts import open_part, open_parts
-from croc.evals.protocols import KmeansConfig
+from croc.evals.protocols import KmeansConfig, WithinConfig
 from croc.evals.scoring import same_classes
 from croc.evals.table.cells import cell_key, config_page
 from croc.evals.table.command import SIZES, Wanted
@@ -37,7 +37,7 @@ class Task:
 
     @property
     def place(self) -> tuple[str, str]:
-        return self.wanted.protocol, self.wanted.data
+        return self.wanted.column, self.wanted.data
 
 
 @dataclass(frozen=True)
@@ -124,8 +124,11 @@ def _plan(task: Task, weights: Weights, machine: Machine) -> Planned:
         adapts=wanted.adapts,
         hold_out=wanted.hold_out,
     )
-    request = fit(request, weights.backbone)
-    _check_width(request.config, weights)
+    try:
+        request = fit(request, weights.backbone)
+        _check_width(request.config, weights)
+    except UserError as error:
+        raise UserError(f"{wanted.column} on {wanted.data}: {error}") from None
     key = cell_key(
         protocol=wanted.protocol,
         config=config_page(request.config),
@@ -139,12 +142,14 @@ def _plan(task: Task, weights: Weights, machine: Machine) -> Planned:
 
 
 def _check_width(config: Any, weights: Weights) -> None:
-    if not isinstance(config, KmeansConfig) or config.reading != "tokens":
+    if not isinstance(config, KmeansConfig | WithinConfig):
+        return
+    if isinstance(config, KmeansConfig) and config.reading != "tokens":
         return
     side = 4 * weights.backbone.stride_px
     width = weights.backbone.features(torch.zeros(1, 3, side, side), config.blocks).shape[1]
     if config.pca > width:
-        raise UserError(f"--kmeans.pca {config.pca} is more than the backbone's width of {width}")
+        raise UserError(f"pca {config.pca} is more than the backbone's width of {width}")
 
 
 def _size_notes(label: str, planned: Sequence[Planned], patch_px: int) -> list[str]:
