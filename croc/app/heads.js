@@ -37,7 +37,9 @@ function makeButton(model, number) {
   }
   const text = document.createElement("span");
   text.className = "small text";
-  text.append(document.createElement("strong"), " ", document.createElement("span"));
+  const counts = document.createElement("span");
+  counts.append("", document.createElement("span"));
+  text.append(document.createElement("strong"), " ", counts);
   button.append(pair, text);
   button.addEventListener("click", () => {
     change("head", { heads: state.heads.map((old, n) => (n === model ? number : old)) });
@@ -53,10 +55,10 @@ function drawButton(button, found, number) {
     lay(context, clusterLayer(found.tiles, 2 * number + view, clustersOf(head), SMALL_PX));
   });
   // Counted from 0, as `croc show --heads` does.
-  const [name, counts] = button.querySelector(".text").children;
+  const [name, counts, share] = button.querySelectorAll(".text strong, .text span");
   name.textContent = `Head ${number}`;
-  counts.textContent =
-    `K ${head.k}, ${head.shared} shared, largest share ${head.share.toFixed(2)}`;
+  counts.firstChild.textContent = `K ${head.k}, ${head.shared} shared, `;
+  share.textContent = `largest share ${head.share.toFixed(2)}`;
 }
 
 function mark(buttons, model) {

@@ -4,9 +4,10 @@ import { change, listen, state } from "./state.js";
 
 const FRAME_MS = 700;
 const HEIGHT = 160;
-const EDGE = { left: 46, right: 12, top: 12, bottom: 30 };
+const EDGE = { left: 54, right: 12, top: 12, bottom: 30 };
 const SVG = "http://www.w3.org/2000/svg";
 
+const say = (cost, digits) => cost.toFixed(digits).replace("-", "−");
 const part = (id) => document.getElementById(id);
 let timer = null;
 
@@ -106,7 +107,7 @@ function drawLine(trace, model, x, y) {
     const dot = make("circle", { cx, cy, r: chosen ? 6 : 2.5,
       class: `dot dot-${model}${chosen ? " chosen" : ""}` });
     dot.append(make("title", {},
-      `K ${trace.steps[number].k}: cost ${trace.steps[number].cost.toFixed(4)}`));
+      `K ${trace.steps[number].k}: cost ${say(trace.steps[number].cost, 4)}`));
     return dot;
   });
   return [line, ...dots];
@@ -118,14 +119,14 @@ function axes(low, high, most, x, y, width) {
   const every = most > 14 ? 2 : 1;
   for (let k = most; k >= 2; k -= 1) {
     if (k % every === 0 || k === 2) {
-      marks.push(make("text", { x: x(k), y: bottom + 17, class: "mark", "text-anchor": "middle" }, k));
+      marks.push(make("text", { x: x(k), y: bottom + 20, class: "mark", "text-anchor": "middle" }, k));
     }
   }
   for (const cost of [low, high]) {
     marks.push(make("text", { x: EDGE.left - 8, y: y(cost) + 4, class: "mark",
-      "text-anchor": "end" }, cost.toFixed(3)));
+      "text-anchor": "end" }, say(cost, 3)));
   }
-  marks.push(make("text", { x: 4, y: bottom + 17, class: "mark" }, "K"));
+  marks.push(make("text", { x: 4, y: bottom + 20, class: "mark" }, "K"));
   return [make("line", { x1: EDGE.left, x2: width - EDGE.right, y1: bottom + 2, y2: bottom + 2,
     class: "axis" }), ...marks];
 }

@@ -38,17 +38,14 @@ KNOWN = {
     ),
     "kl_image": Metric("KL, images", "what the student has still to learn", TEACHER),
     "kl_cluster": Metric("KL, clusters", "what the student has still to learn", TEACHER),
-    "k_mean": Metric("Mean K", "clusters that a head chooses, 2 to K start", CLUSTERS),
-    "effective_clusters": Metric(
-        "Effective clusters", "that a token is spread over, 1 to K: exp(entropy)", CLUSTERS
-    ),
-    "largest_share": Metric("Largest share", "of a token in one cluster, 1/K to 1", CLUSTERS),
-    "valid_share": Metric("Valid share", "of the clusters, those that both views have", CLUSTERS),
-    "place": Metric("Variance by place", "share that the place in the image explains", GAUGES),
+    "k_mean": Metric("Mean K", "clusters in a head, 2 to K start", CLUSTERS),
+    "effective_clusters": Metric("Effective clusters", "of a token, 1 (hard) to K", CLUSTERS),
+    "largest_share": Metric("Largest share", "of a token, 1/K to 1 (hard)", CLUSTERS),
+    "valid_share": Metric("Valid share", "of the clusters, in both views", CLUSTERS),
+    "place": Metric("Variance by place", "share that the place explains", GAUGES),
     "image": Metric("Variance by image", "share that the image explains", GAUGES),
     "rank": Metric("Effective rank", "of the patch tokens; 1: all alike", GAUGES),
-    "agreement": Metric("Agreement", "clusters nearest to their own in the other view", GAUGES),
-    "agreement_chance": Metric("Agreement by chance", "1 / clusters to choose from", GAUGES),
+    "agreement": Metric("Agreement", "clusters matched across views", GAUGES),
     "gradient_norm": Metric("Gradient's norm", "before it is clipped", OPTIMISER),
     "rate": Metric("Rate", "of the optimiser, by its schedule", OPTIMISER),
     "weight_decay": Metric("Weight decay", "by its schedule", OPTIMISER),
@@ -59,8 +56,9 @@ GROUPS = (LOSSES, TEACHER, CLUSTERS, GAUGES, OPTIMISER, SPEED, OTHERS)
 
 
 def charts(runs: Sequence[Run]) -> list[dict[str, str]]:
-    """Every metric that a run has: ours in their order, then others by name."""
-    found = {name for run in runs for name in run.metrics}
+    """Every metric that a run has: ours in their order, then others by name. Agreement by chance
+    is the reference line of the agreement instead."""
+    found = {name for run in runs for name in run.metrics} - {"agreement_chance"}
     names = [name for name in KNOWN if name in found] + sorted(found - KNOWN.keys())
     shown = {name: KNOWN.get(name, Metric(name, "", OTHERS)) for name in names}
     return [{"metric": name, **vars(metric)} for name, metric in shown.items()]
@@ -115,5 +113,7 @@ def references(run: Run) -> dict[str, dict[str, Any]]:
     chance = run.metrics.get("agreement_chance")
     if chance:
         found["agreement"] = {"label": "chance", "value": chance.values[-1], "fits": True}
+    for softness in ("effective_clusters", "largest_share"):
+        found[softness] = {"label": "hard", "value": 1, "fits": True}
     found["valid_share"] = {"label": "one half", "value": 0.5, "fits": True}
     return found

@@ -152,16 +152,22 @@ class Chart {
     for (const line of this.drawn) draw(line.run, "line", this.path(line.xs, line.smooth));
   }
 
+  // Runs may have lines of their own: those too close for a text each share one, with the range.
   drawReferences() {
-    for (const { label, value } of this.references) {
-      const said = `${label} ${numberText(value, 3)}`;
-      const [low, high] = this.y;
+    const [low, high] = this.y;
+    const texts = [];
+    for (const { label, value } of this.references.sort((a, b) => a.value - b.value)) {
       const y = this.atY(Math.min(high, Math.max(low, value)));
       const off = value > high ? " ↑" : value < low ? " ↓" : "";
       if (!off) this.inside.append(makeSvg("line", { class: "reference", x1: 0, x2: "100%", y1: y, y2: y }));
-      const below = y < 16;
+      const last = texts[texts.length - 1];
+      if (last && last.y - y < 15) Object.assign(last, { to: value, y, off });
+      else texts.push({ label, from: value, to: value, y, off });
+    }
+    for (const { label, from, to, y, off } of texts) {
+      const values = [...new Set([from, to].map((value) => numberText(value, 3)))].join(" to ");
       this.inside.append(makeSvg("text", { class: "reference", x: this.across - 4,
-        y: below ? y + 13 : y - 5, "text-anchor": "end" }, said + off));
+        y: y < 16 ? y + 13 : y - 5, "text-anchor": "end" }, `${label} ${values}${off}`));
     }
   }
 

@@ -38,7 +38,7 @@ BAD: list[dict[str, Any]] = [
     {"k_start": [12]},
     {"k_start": 10**400},
     {"sharpness": 0.5},
-    {"sharpness": 80.5},
+    {"sharpness": 200.5},
     {"sharpness": "sharp"},
     {"sharpness": False},
     {"position_weight": -0.1},

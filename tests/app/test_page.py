@@ -5,7 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.app.pages import OVERLAYS, box_centre, boxes, drag, explorer, until, wait_for_change
+from tests.app.pages import (
+    OVERLAYS,
+    box_centre,
+    boxes,
+    drag,
+    explorer,
+    until,
+    until_settled,
+    wait_for_change,
+)
 from tests.app.serving import Served, encoded, serving, tiny_model
 from tests.browser import BROWSER
 
@@ -124,6 +133,7 @@ def test_a_patch_and_what_is_similar(served: Served) -> None:
         assert re.search(r"\d+ patches of A, \d+ of B", caption.inner_text())
         crop.click(position={"x": 30, "y": 30})
         page.wait_for_selector("#whole:visible")
+        until_settled(page)
         assert page.locator(".scale:visible").count() == 2
         until(page, "document.querySelector('.caption').textContent === 'Cosine 1.00'")
         seen = page.evaluate(OVERLAYS)

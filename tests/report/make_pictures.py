@@ -47,5 +47,5 @@ def _take(
 
 
 if __name__ == "__main__":
-    to = Path(sys.argv[1]) / "report.html"
+    to = Path(sys.argv[1]).resolve() / "report.html"
     make_pictures(write(to, *map(Path, sys.argv[1:])))

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.browser import BROWSER, open_page
-from tests.report.fakes import make_run
+from tests.report.fakes import line, make_run
 from tests.report.pages import axis, chart, drag, hover, readout, show, write
 
 pytestmark = BROWSER
@@ -23,10 +23,25 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_every_metric_has_a_chart_that_says_its_last_values(path: Path):
     with open_page() as page:
         show(page, path)
-        assert page.locator(".chart").count() == 14
+        charts = [each.get_attribute("data-metric") for each in page.locator(".chart").all()]
+        assert sorted(charts) == sorted(line(1).keys() - {"step", "epoch"})
         assert readout(page, "loss") == "at the end long 8.551 short 9.492"
         assert "log P" in chart(page, "entropy_image").locator("text.reference").text_content()
         assert page.title() == "2 runs compared"
+
+
+def test_reference_lines_close_together_share_one_text(tmp_path: Path):
+    runs = [
+        make_run(tmp_path / f"{chance}", 5, agreement=0.6, agreement_chance=chance)
+        for chance in (0.17, 0.16)
+    ]
+    with open_page() as page:
+        show(page, write(tmp_path / "page.html", *runs))
+        axis(page, "agreement")
+        texts = chart(page, "agreement").locator("text.reference").all_text_contents()
+        assert texts == ["chance 0.16 to 0.17"]
+        assert chart(page, "agreement").locator("line.reference").count() == 2
+        assert chart(page, "agreement_chance").count() == 0
 
 
 def test_the_pointer_reads_the_nearest_step_of_all_runs(path: Path):

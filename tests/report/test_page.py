@@ -96,7 +96,7 @@ def test_paper_shows_all_curves(path: Path):
         show(page, path)
         page.emulate_media(media="print")
         page.evaluate("window.dispatchEvent(new Event('beforeprint'))")
-        assert page.locator(".chart svg .axes").count() == 14
+        assert page.locator(".chart svg .axes").count() == page.locator(".chart").count() > 0
         assert not page.locator("nav").is_visible()
 
 
