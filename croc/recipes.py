@@ -21,10 +21,6 @@ from croc.config import (
     ViewsConfig,
 )
 
-WHOLE_PHOTO_PX = 640
-"""COCO's longer side. The smallest crop of a 640 × 480 photograph (a quarter of its area, 3:4) is
-240 px wide, so that no view of 224 px is enlarged; at 384 px 27% of the crops were."""
-
 Section = TypeVar("Section", ImageHeadConfig, DistillationConfig)
 
 
@@ -36,7 +32,7 @@ def coco_vits16() -> CrocConfig:
     The paper's main setting: λ_pos 4, K_start 12, values. Its figures, linear segmentation as
     the authors corrected them: VOC12 54.9, COCO-Things 55.7, COCO-Stuff 49.9 mIoU.
     """
-    return CrocConfig(data=DataConfig(subfolders=("train2017",), canvas_px=WHOLE_PHOTO_PX))
+    return CrocConfig(data=DataConfig(subfolders=("train2017",)))
 
 
 def cocoplus_vits16() -> CrocConfig:
@@ -46,8 +42,7 @@ def cocoplus_vits16() -> CrocConfig:
 
     As coco-vits16. The paper's figures, corrected: 61.6, 64.4, 52.2 mIoU.
     """
-    coco = coco_vits16()
-    return replace(coco, data=replace(coco.data, subfolders=("train2017", "unlabeled2017")))
+    return replace(coco_vits16(), data=DataConfig(subfolders=("train2017", "unlabeled2017")))
 
 
 def imagenet_vits16() -> CrocConfig:
@@ -59,7 +54,7 @@ def imagenet_vits16() -> CrocConfig:
     70.6, 66.1, 52.6 mIoU.
     """
     return CrocConfig(
-        data=DataConfig(subfolders=("train",), canvas_px=WHOLE_PHOTO_PX),
+        data=DataConfig(subfolders=("train",)),
         cluster=ClusterConfig(position_weight=3.0, tokens="keys"),
         optim=OptimConfig(batch=1024),
     )
