@@ -24,10 +24,10 @@ from torch import Tensor
 from benchmarks.command import run
 from benchmarks.surroundings import hardware, versions
 from croc.data import open_source
-from croc.methods.network import locate
-from croc.show.figures import PALETTE
-from croc.show.look import Look, keys_of, look_at_run, readable, to_canvases
-from croc.views import make_views
+from croc.lab.show.figures import PALETTE
+from croc.lab.show.look import Look, keys_of, look_at_run, readable, to_canvases
+from croc.method.network import locate
+from croc.method.views import make_views
 
 AT_ONCE = 32
 

@@ -22,16 +22,16 @@ from torch import Tensor
 
 from benchmarks.command import run
 from benchmarks.surroundings import hardware, versions
-from croc.bench.curves import Curve, Point, draw_curves, say
-from croc.bench.served import KERNEL, clustering_by
-from croc.clustering import draw_seeds
-from croc.clustering.centroids import pool
-from croc.clustering.cluster import choose, split
-from croc.clustering.paper import paper_steps
 from croc.config import ClusterConfig
 from croc.kernels import use_kernels
-from croc.methods.network import locate
-from croc.types import Clusters, Tokens, Views
+from croc.lab.bench.curves import Curve, Point, draw_curves, say
+from croc.lab.bench.served import KERNEL, clustering_by
+from croc.method.clustering import draw_seeds
+from croc.method.clustering.centroids import pool
+from croc.method.clustering.cluster import choose, split
+from croc.method.clustering.paper import paper_steps
+from croc.method.network import locate
+from croc.method.types import Clusters, Tokens, Views
 
 VARIANTS = ("4:255", "8:255", "8:128")
 CURVES = {
@@ -170,7 +170,7 @@ def define(tokens: Tensor, positions: Tensor, saliency: Tensor, seeds: Tensor, c
 def steps(
     batch: Batch, variants: Sequence[str], compiled: bool
 ) -> Iterator[tuple[str, Callable[[], object]]]:
-    from croc.clustering import kernel
+    from croc.kernels import clustering as kernel
 
     config, joined = batch.config, batch.joined
     seeds = draw_seeds(joined[2], config.k_start, batch.keys)
@@ -199,7 +199,7 @@ def steps(
 
 
 def kernel_variant(batch: Batch, seeds: Tensor, variant: str) -> Callable[[], tuple[Tensor, ...]]:
-    from croc.clustering import kernel
+    from croc.kernels import clustering as kernel
 
     warps, registers = (int(number) for number in variant.split(":"))
     given = (*batch.parts, seeds, *kernel.settings(batch.config))

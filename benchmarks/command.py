@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from croc.errors import UserError
-from croc.evals.table.layout import one_line
+from croc.eval.table.layout import one_line
 
 
 def run(main: Callable[[], None]) -> None:

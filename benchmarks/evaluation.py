@@ -25,18 +25,18 @@ from torch import Tensor
 from benchmarks.command import run
 from benchmarks.made_up import write_davis, write_voc
 from benchmarks.surroundings import hardware, versions
-from croc.evals.datasets import open_segmentation
-from croc.evals.features import ConvBackbone, VitBackbone, open_backbone
-from croc.evals.kmeans import evaluate_kmeans
-from croc.evals.protocols import KmeansConfig, VideoConfig
-from croc.evals.video import (
+from croc.eval.datasets import open_segmentation
+from croc.eval.features import ConvBackbone, VitBackbone, open_backbone
+from croc.eval.kmeans import evaluate_kmeans
+from croc.eval.protocols import KmeansConfig, VideoConfig
+from croc.eval.video import (
     evaluate_video,
     follow,
     frame_size,
     neighbourhood,
     propagate,
 )
-from croc.evals.videos import open_videos
+from croc.eval.videos import open_videos
 
 Made = TypeVar("Made")
 

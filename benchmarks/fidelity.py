@@ -21,9 +21,9 @@ from matplotlib.figure import Figure
 from benchmarks.command import run
 from benchmarks.surroundings import hardware, versions
 from croc.config import CrocConfig
-from croc.log import read_metrics
 from croc.recipes import RECIPES
-from croc.train import pretrain
+from croc.train.log import read_metrics
+from croc.train.loop import pretrain
 
 PATHS: dict[str, dict[str, Any]] = {
     "fast": {},

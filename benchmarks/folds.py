@@ -15,14 +15,14 @@ from statistics import fmean, stdev
 
 from benchmarks.command import run
 from croc.errors import UserError
-from croc.evals.command import EvaluateOptions
-from croc.evals.datasets import SegmentationData
-from croc.evals.evaluate import Machine, find_machine
-from croc.evals.features import DenseBackbone, open_backbone
-from croc.evals.kmeans import evaluate_kmeans
-from croc.evals.linear import evaluate_linear
-from croc.evals.parts import ALONE, Subset, open_part, split_training
-from croc.evals.protocols import KmeansConfig, LinearConfig, kmeans_protocol, linear_protocol
+from croc.eval.command import EvaluateOptions
+from croc.eval.datasets import SegmentationData
+from croc.eval.evaluate import Machine, find_machine
+from croc.eval.features import DenseBackbone, open_backbone
+from croc.eval.kmeans import evaluate_kmeans
+from croc.eval.linear import evaluate_linear
+from croc.eval.parts import ALONE, Subset, open_part, split_training
+from croc.eval.protocols import KmeansConfig, LinearConfig, kmeans_protocol, linear_protocol
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from croc.config import DataConfig
 from croc.data import FolderSource, ImageSource, PackedSource, make_loader
 from croc.data.loader import worker_count
 from croc.data.pack import pack
-from croc.types import Canvases
+from croc.method.types import Canvases
 
 WARM_UPS = 8
 """Steps after which what was made ahead is used up, where the loader is the slower one."""

@@ -5,7 +5,7 @@
 
 Each feature has deviation 1, as where tokens are clustered or segmented. `place` is the share of
 the variance that the mean over all images explains, `image` the share that the mean over an image
-explains; `rank` is the effective rank of the tokens as they are (croc/gauges.py, which measures the
+explains; `rank` is the effective rank of the tokens as they are (croc/train/gauges.py measures the
 same at every checkpoint of a run). Of the training parts, so that what is chosen by it is not
 chosen by what is scored.
 With --kmeans, also what K-means scores on the tokens as they are and on tokens of other shares:
@@ -23,13 +23,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from benchmarks.command import run
-from croc.evals.features import DenseBackbone, open_backbone
-from croc.evals.inputs import PatchFeatures
-from croc.evals.kmeans import evaluate_kmeans
-from croc.evals.parts import ALONE, open_part
-from croc.evals.protocols import KmeansConfig, WithinConfig
-from croc.evals.within import evaluate_within
-from croc.gauges import token_statistics
+from croc.eval.features import DenseBackbone, open_backbone
+from croc.eval.inputs import PatchFeatures
+from croc.eval.kmeans import evaluate_kmeans
+from croc.eval.parts import ALONE, open_part
+from croc.eval.protocols import KmeansConfig, WithinConfig
+from croc.eval.within import evaluate_within
+from croc.train.gauges import token_statistics
 
 
 class Reweighted:

@@ -18,7 +18,7 @@ from benchmarks.surroundings import hardware
 from croc.config import ViewsConfig
 from croc.kernels import use_kernels
 from croc.kernels import views as on_chip
-from croc.photometric import (
+from croc.method.photometric import (
     IMAGENET_STD,
     PARAMETERS,
     Photometric,
@@ -26,8 +26,8 @@ from croc.photometric import (
     draw_photometric,
     interleave,
 )
-from croc.types import Canvases, Views
-from croc.views import VIEWS, Crops, draw_crops, make_views
+from croc.method.types import Canvases, Views
+from croc.method.views import VIEWS, Crops, draw_crops, make_views
 
 PATCH_PX = 16
 SIZES = ("ROWS", "COLUMNS", "DEEP_ROWS", "DEEP_COLUMNS", "num_warps", "maxnreg")

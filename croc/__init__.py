@@ -8,17 +8,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from croc.api.backbones import load_backbone
-    from croc.api.clusters import cluster
-    from croc.api.photographs import Features, features
-    from croc.api.runs import Run, pretrain
-    from croc.api.scores import evaluate
     from croc.config import ClusterConfig
     from croc.errors import AskedToEnd, UserError
-    from croc.evals.added import add_data
-    from croc.evals.datasets import Labelled
-    from croc.evals.results import Result
-    from croc.types import Clusters
+    from croc.eval.added import add_data
+    from croc.eval.datasets import Labelled
+    from croc.eval.results import Result
+    from croc.lab.api.backbones import load_backbone
+    from croc.lab.api.clusters import cluster
+    from croc.lab.api.photographs import Features, features
+    from croc.lab.api.runs import Run, pretrain
+    from croc.lab.api.scores import evaluate
+    from croc.method.types import Clusters
 
 __version__ = "0.1.0"
 __all__ = [
@@ -40,18 +40,18 @@ __all__ = [
 ]
 
 _HOMES = {
-    "load_backbone": "croc.api.backbones",
-    "features": "croc.api.photographs",
-    "Features": "croc.api.photographs",
-    "cluster": "croc.api.clusters",
+    "load_backbone": "croc.lab.api.backbones",
+    "features": "croc.lab.api.photographs",
+    "Features": "croc.lab.api.photographs",
+    "cluster": "croc.lab.api.clusters",
     "ClusterConfig": "croc.config",
-    "Clusters": "croc.types",
-    "pretrain": "croc.api.runs",
-    "Run": "croc.api.runs",
-    "evaluate": "croc.api.scores",
-    "Result": "croc.evals.results",
-    "add_data": "croc.evals.added",
-    "Labelled": "croc.evals.datasets",
+    "Clusters": "croc.method.types",
+    "pretrain": "croc.lab.api.runs",
+    "Run": "croc.lab.api.runs",
+    "evaluate": "croc.lab.api.scores",
+    "Result": "croc.eval.results",
+    "add_data": "croc.eval.added",
+    "Labelled": "croc.eval.datasets",
     "UserError": "croc.errors",
     "AskedToEnd": "croc.errors",
 }

@@ -13,13 +13,13 @@ import tyro
 
 from croc import __version__
 from croc.arguments import parse
-from croc.bench.options import BenchOptions, with_bench
 from croc.config import CrocConfig, DataConfig, PretrainConfig
 from croc.errors import AskedToEnd, LostPeerError, UserError
-from croc.evals.protocols import PROTOCOLS
-from croc.rank import is_first_process, process_number
+from croc.eval.protocols import PROTOCOLS
+from croc.lab.bench.options import BenchOptions, with_bench
 from croc.recipes import RECIPES, demo
-from croc.run_folder import read_config
+from croc.train.rank import is_first_process, process_number
+from croc.train.run_folder import read_config
 
 HELP = """CrOC: dense visual features from unlabelled scene photographs.
 
@@ -121,7 +121,7 @@ def pretrain_command(arguments: list[str]) -> None:
         return
     default, recipe = _recipe(arguments[0])
     config = parse(type(default), arguments[1:], f"croc pretrain {arguments[0]}", default)
-    from croc.train import pretrain
+    from croc.train.loop import pretrain
 
     folder = pretrain(config, recipe)
     if is_first_process():
@@ -143,7 +143,7 @@ def bench_command(arguments: list[str]) -> None:
     asked = parse(BenchOptions, arguments[1:], program, with_bench(default))
     if asked.model.init is not None:
         raise UserError("croc bench measures with fresh weights: leave --init out")
-    from croc.bench.run import run_bench
+    from croc.lab.bench.run import run_bench
 
     print(f"the figures lie in {run_bench(asked.recipe, asked.bench, recipe)}")
 
@@ -154,7 +154,7 @@ def sweep_command(arguments: list[str]) -> None:
         print("usage: croc sweep RECIPE [OPTIONS]\n\nThe options: croc sweep RECIPE --help")
         print(f"Recipes (or a run's config.json): {', '.join(RECIPES)}")
         return
-    from croc.sweep.command import run_command
+    from croc.lab.sweep.command import run_command
 
     if not run_command(arguments[0], arguments[1:], _recipe):
         sys.exit(1)
@@ -199,7 +199,7 @@ def pack_command(arguments: list[str]) -> None:
 
 def show_command(kind: str, arguments: list[str]) -> None:
     """croc show clusters | merging | features [IMAGE ...] --run RUN."""
-    from croc.show.command import run_command
+    from croc.lab.show.command import run_command
 
     run_command(kind, arguments)
 
@@ -222,21 +222,21 @@ def show_weights_command(arguments: list[str]) -> None:
 
 def show_report_command(arguments: list[str]) -> None:
     """croc show report RUN ... [--to PAGE]."""
-    from croc.report.command import run_command
+    from croc.lab.report.command import run_command
 
     print(run_command(arguments))
 
 
 def export_command(arguments: list[str]) -> None:
     """croc export RUN --to KIND, or --to NAME.safetensors."""
-    from croc.export import Export, export
+    from croc.weights.export import Export, export
 
     print(*export(parse(Export, arguments, "croc export")), sep="\n")
 
 
 def app_command(arguments: list[str]) -> None:
     """croc app RUN [RUN2]."""
-    from croc.app.command import run_command
+    from croc.lab.app.command import run_command
 
     run_command(arguments)
 
@@ -244,7 +244,7 @@ def app_command(arguments: list[str]) -> None:
 def demo_command(arguments: list[str]) -> None:
     """croc demo: the demo recipe, then its picture and where all lies."""
     config = parse(CrocConfig, arguments, "croc demo", demo())
-    from croc.demo import run_demo
+    from croc.lab.demo import run_demo
 
     if not run_demo(config):
         sys.exit(1)
@@ -252,14 +252,14 @@ def demo_command(arguments: list[str]) -> None:
 
 def evaluate_command(protocol: str, arguments: list[str]) -> None:
     """croc evaluate PROTOCOL --weights WEIGHTS --data DATA."""
-    from croc.evals.command import run_command
+    from croc.eval.command import run_command
 
     run_command(protocol, arguments)
 
 
 def table_command(arguments: list[str]) -> None:
     """croc evaluate table --weights WEIGHTS ... --data DATA ...; 1 if a cell failed."""
-    from croc.evals.table.command import run_command
+    from croc.eval.table.command import run_command
 
     if not run_command(arguments):
         sys.exit(1)
@@ -267,7 +267,7 @@ def table_command(arguments: list[str]) -> None:
 
 def curve_command(arguments: list[str]) -> None:
     """croc evaluate curve --weights RUN ... --data DATA ...; 1 if a cell failed."""
-    from croc.evals.curve.command import run_command
+    from croc.eval.curve.command import run_command
 
     if not run_command(arguments):
         sys.exit(1)

@@ -30,7 +30,7 @@ from torchvision.transforms.functional import pil_to_tensor
 
 import croc
 from croc.data import open_source
-from croc.show.figures import PALETTE, by_size, paint
+from croc.lab.show.figures import PALETTE, by_size, paint
 
 matplotlib.use("agg")
 SHOWN = 4

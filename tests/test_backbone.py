@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from croc.backbone import Backbone
 from croc.config import ModelConfig
 from croc.errors import UserError
-from croc.randomness import sample_key
+from croc.method.backbone import Backbone
+from croc.method.randomness import sample_key
 
 MODELS = [
     ("vit_tiny_patch16_224", 32, 16),

@@ -15,18 +15,18 @@ from PIL import Image
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from croc.bench import run as bench_run
-from croc.bench.arithmetic import step_flop
-from croc.bench.canvases import made_up_canvases
-from croc.bench.clock import host_waits
-from croc.bench.lines import fit_line
-from croc.bench.options import BenchConfig
-from croc.bench.settings import plan
-from croc.bench.trainer import Trainer
 from croc.cli import main
 from croc.config import CrocConfig
-from croc.devices import make_fabric
-from croc.views import make_views
+from croc.lab.bench import run as bench_run
+from croc.lab.bench.arithmetic import step_flop
+from croc.lab.bench.canvases import made_up_canvases
+from croc.lab.bench.clock import host_waits
+from croc.lab.bench.lines import fit_line
+from croc.lab.bench.options import BenchConfig
+from croc.lab.bench.settings import plan
+from croc.lab.bench.trainer import Trainer
+from croc.method.views import make_views
+from croc.train.devices import make_fabric
 from tests.tiny import FLAGS, tiny_config
 
 QUICK = ["--bench.steps", "2", "--bench.warmup", "1"]

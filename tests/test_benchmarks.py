@@ -14,9 +14,9 @@ from PIL import Image
 
 from benchmarks.clustering import Sizes, measure_curves, write_scaling
 from benchmarks.made_up import write_davis, write_voc
-from croc.bench.curves import Curve, Point, draw_curves
-from croc.evals.datasets import open_segmentation
-from croc.evals.videos import open_videos
+from croc.eval.datasets import open_segmentation
+from croc.eval.videos import open_videos
+from croc.lab.bench.curves import Curve, Point, draw_curves
 
 ROOT = Path(__file__).parent.parent
 

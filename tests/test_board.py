@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from croc.board import Board
+from croc.train.board import Board
 
 
 def read(folder: Path, tag: str) -> list[tuple[int, float]]:

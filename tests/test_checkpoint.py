@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from croc.checkpoint import FORMAT, TrainState, load_checkpoint
 from croc.errors import UserError
+from croc.train.checkpoint import FORMAT, TrainState, load_checkpoint
 
 WHOLE: dict[str, Any] = {
     "format": FORMAT,

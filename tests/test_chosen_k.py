@@ -7,8 +7,8 @@ import torch
 from PIL import Image
 
 from benchmarks.chosen_k import analyse, choose, main
-from croc.show.look import look_at_run
-from croc.train import pretrain
+from croc.lab.show.look import look_at_run
+from croc.train.loop import pretrain
 from tests.tiny import tiny_config
 
 

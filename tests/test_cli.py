@@ -11,10 +11,10 @@ import pytest
 import torch
 from PIL import Image
 
-from croc.checkpoint import load_checkpoint
 from croc.cli import main
 from croc.recipes import RECIPES
-from croc.run_folder import PAGE, read_config, write_config
+from croc.train.checkpoint import load_checkpoint
+from croc.train.run_folder import PAGE, read_config, write_config
 from tests.tiny import FLAGS, tiny_config
 
 

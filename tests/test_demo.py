@@ -9,11 +9,11 @@ import pytest
 from PIL import Image
 
 from croc.cli import main
-from croc.demo import SHIPPED, judge
-from croc.evals.protocols import linear_protocol
-from croc.evals.results import read_results
-from croc.export import Export, export
-from croc.train import pretrain
+from croc.eval.protocols import linear_protocol
+from croc.eval.results import read_results
+from croc.lab.demo import SHIPPED, judge
+from croc.train.loop import pretrain
+from croc.weights.export import Export, export
 from tests.tiny import FLAGS, tiny_config
 
 
@@ -26,9 +26,9 @@ def test_the_demo_draws_scores_and_says_where_all_lies(
 ):
     """Nine steps teach nothing; whether the gain is enough decides how the demo ends."""
     few = replace(linear_protocol("scenes"), image_px=32, steps=3)
-    monkeypatch.setattr("croc.demo.linear_protocol", lambda _: few)
-    monkeypatch.setattr("croc.demo.LEAST_GAIN", expected)
-    monkeypatch.setattr("croc.demo.judge", lambda *_: True)
+    monkeypatch.setattr("croc.lab.demo.linear_protocol", lambda _: few)
+    monkeypatch.setattr("croc.lab.demo.LEAST_GAIN", expected)
+    monkeypatch.setattr("croc.lab.demo.judge", lambda *_: True)
     with pytest.raises(SystemExit) if expected > 0 else contextlib.nullcontext() as end:
         main(["demo", *FLAGS, "--run.folder", str(tmp_path / "run")])
     said = capsys.readouterr().out
@@ -50,8 +50,8 @@ def test_the_demo_shows_what_shipped_weights_see(
     run = pretrain(tiny_config(tmp_path / "tiny", stop_after_steps=1, report=False), "tiny")
     export(Export(str(run), str(tmp_path / f"{SHIPPED}.safetensors")))
     monkeypatch.setenv("CROC_WEIGHTS", str(tmp_path))
-    monkeypatch.setattr("croc.demo.judge", lambda *_: True)
-    monkeypatch.setattr("croc.demo.compare", lambda *_: True)
+    monkeypatch.setattr("croc.lab.demo.judge", lambda *_: True)
+    monkeypatch.setattr("croc.lab.demo.compare", lambda *_: True)
     main(["demo", *FLAGS, "--run.folder", str(tmp_path / "run"), "--run.stop-after-steps", "1"])
     picture = tmp_path / "run" / f"{SHIPPED}.png"
     assert str(picture) in capsys.readouterr().out

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-import croc.saving as saving
-from croc.checkpoint import checkpoints, load_checkpoint
+import croc.train.saving as saving
 from croc.errors import UserError
-from croc.log import read_metrics
-from croc.methods.distillation import Distillation
-from croc.train import pretrain
+from croc.method.distillation import Distillation
+from croc.train.checkpoint import checkpoints, load_checkpoint
+from croc.train.log import read_metrics
+from croc.train.loop import pretrain
 from tests.test_train import told
 from tests.tiny import tiny_config
 

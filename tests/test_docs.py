@@ -89,11 +89,11 @@ def hooks() -> ModuleType:
 
 
 def test_links_out_of_the_pages_become_words_or_links_to_the_repository(hooks: ModuleType):
-    text = "See [the loop](../croc/train.py), [README.md](../README.md) and [data](data.md)."
-    words = "See the loop (`croc/train.py`), README.md and [data](data.md)."
+    text = "See [the loop](../croc/train/loop.py), [README.md](../README.md) and [data](data.md)."
+    words = "See the loop (`croc/train/loop.py`), README.md and [data](data.md)."
     assert hooks.mend(text, None) == words
     linked = hooks.mend(text, "https://host/croc/")
-    assert "[the loop](https://host/croc/blob/main/croc/train.py)" in linked
+    assert "[the loop](https://host/croc/blob/main/croc/train/loop.py)" in linked
     assert hooks.mend("![bars](../benchmarks/results/a.png)", None) == (
         "![bars](benchmarks/results/a.png)"
     )

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-import croc.methods.distillation as distillation
+import croc.method.distillation as distillation
 from croc.config import CrocConfig, PretrainConfig, ViewsConfig
-from croc.devices import make_fabric
 from croc.errors import UserError
-from croc.methods import build_method
+from croc.method.build import build_method
+from croc.method.schedules import views_at
 from croc.recipes import without_clusters
-from croc.schedules import views_at
-from croc.train import pretrain
+from croc.train.devices import make_fabric
+from croc.train.loop import pretrain
 from tests.test_train import told
 from tests.tiny import tiny_config, tiny_mae
 

@@ -14,8 +14,8 @@ from PIL import Image
 
 import croc
 from croc.data.scenes import CLASSES, make_scene
-from croc.evals import protocols
-from croc.evals.results import read_results
+from croc.eval import protocols
+from croc.eval.results import read_results
 
 FOLDER = Path(__file__).parent.parent / "examples"
 RANDOM = "random:vit_tiny_patch16_224"

@@ -8,9 +8,9 @@ import torch
 
 from benchmarks.folds import main, score, split_into_folds
 from croc.errors import UserError
-from croc.evals.datasets import Labelled
-from croc.evals.evaluate import Machine
-from croc.evals.protocols import KmeansConfig, LinearConfig
+from croc.eval.datasets import Labelled
+from croc.eval.evaluate import Machine
+from croc.eval.protocols import KmeansConfig, LinearConfig
 
 LINEAR = LinearConfig(
     image_px=32, blocks=1, standardise=True, rates=(0.1,), batch=4, epochs=None, steps=60,

@@ -12,13 +12,13 @@ from torch import Tensor
 
 from croc.config import PretrainConfig
 from croc.data import open_source
-from croc.devices import make_fabric
-from croc.gauges import Gauges, count_matches, token_statistics
-from croc.log import RunLog, read_gauges
-from croc.methods import build_method
-from croc.report.reading import read_run
-from croc.train import pretrain
-from croc.types import Clusters
+from croc.lab.report.reading import read_run
+from croc.method.build import build_method
+from croc.method.types import Clusters
+from croc.train.devices import make_fabric
+from croc.train.gauges import Gauges, count_matches, token_statistics
+from croc.train.log import RunLog, read_gauges
+from croc.train.loop import pretrain
 from tests.tiny import tiny_config, tiny_dino, tiny_mae
 
 NAMES = {"step", "place", "image", "rank", "agreement", "agreement_chance"}

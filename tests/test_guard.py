@@ -9,17 +9,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from croc.checkpoint import checkpoint_path, checkpoints, load_checkpoint
 from croc.config import CrocConfig
-from croc.diagnosis import DIAGNOSIS
 from croc.errors import UserError
-from croc.guard import Guard
-from croc.health import LINES, Health
-from croc.log import read_metrics
-from croc.losses import Center
-from croc.methods.distillation import Distillation
-from croc.sharding import own_share
-from croc.train import pretrain
+from croc.method.distillation import Distillation
+from croc.method.losses import Center
+from croc.method.sharding import own_share
+from croc.train.checkpoint import checkpoint_path, checkpoints, load_checkpoint
+from croc.train.diagnosis import DIAGNOSIS
+from croc.train.guard import Guard
+from croc.train.health import LINES, Health
+from croc.train.log import read_metrics
+from croc.train.loop import pretrain
 from tests.tiny import tiny_config, tiny_dino, tiny_mae
 
 Damage = Callable[[torch.nn.Module, dict[str, torch.Tensor]], None]
@@ -255,7 +255,7 @@ def test_a_fixed_k_is_no_sign():
 def test_a_run_says_the_signs_it_sees(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    monkeypatch.setattr("croc.health.LINES", 4)
-    monkeypatch.setattr("croc.health.ALIKE", 0.01)
+    monkeypatch.setattr("croc.train.health.LINES", 4)
+    monkeypatch.setattr("croc.train.health.ALIKE", 0.01)
     pretrain(tiny_config(tmp_path / "run"), "tiny")
     assert capsys.readouterr().err.count("the image level has become uniform") == 1

@@ -3,7 +3,7 @@
 import torch
 
 from croc.config import HeadConfig
-from croc.heads import ProjectionHead, Prototypes
+from croc.method.heads import ProjectionHead, Prototypes
 
 CONFIG = HeadConfig(hidden=32, bottleneck=8, image_prototypes=20, cluster_prototypes=12)
 

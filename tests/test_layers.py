@@ -9,9 +9,8 @@ from timm.layers.attention import Attention
 from timm.layers.mlp import Mlp
 from torch import nn
 
-from croc import layers
-from croc.devices import BFloat16AsGiven
-from croc.layers import (
+from croc.method import layers
+from croc.method.layers import (
     LinearGelu,
     PackedAttention,
     PatchConv2d,
@@ -20,6 +19,7 @@ from croc.layers import (
     replace_layers,
     take_over,
 )
+from croc.train.devices import BFloat16AsGiven
 
 PLAIN = "vit_tiny_patch16_224"
 

@@ -5,7 +5,7 @@ import math
 import torch
 from torch.nn.functional import kl_div
 
-from croc.losses import (
+from croc.method.losses import (
     Center,
     cross_view_entropy,
     entropy,

@@ -9,14 +9,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from croc.checkpoint import checkpoints, load_checkpoint
 from croc.config import OptimConfig
 from croc.errors import UserError
-from croc.methods.network import Network
-from croc.muon import QUINTIC, Muon, orthogonalise
-from croc.optim import make_optimizer, set_rates
-from croc.schedules import Settings
-from croc.train import pretrain
+from croc.method.muon import QUINTIC, Muon, orthogonalise
+from croc.method.network import Network
+from croc.method.optim import make_optimizer, set_rates
+from croc.method.schedules import Settings
+from croc.train.checkpoint import checkpoints, load_checkpoint
+from croc.train.loop import pretrain
 from tests.tiny import tiny_config
 
 MUON = OptimConfig(matrices="muon", muon_rate_factor=2.0)

@@ -5,9 +5,9 @@ import copy
 import torch
 from torch import nn
 
-from croc.methods.network import Network
-from croc.optim import clip_gradient, make_optimizer, set_rates, update_teacher
-from croc.schedules import Settings
+from croc.method.network import Network
+from croc.method.optim import clip_gradient, make_optimizer, set_rates, update_teacher
+from croc.method.schedules import Settings
 from tests.tiny import tiny_config
 
 

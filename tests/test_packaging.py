@@ -97,7 +97,7 @@ def test_the_sdist_can_be_tested_and_documented(built: Path):
     for name in (
         *("Makefile", "constraints.txt", "LICENSE", "CITATION.cff", "CHANGELOG.md", "mkdocs.yml"),
         *("tests/tiny.py", "tests/golden/losses.json", "docs/log.md", "docs/clusters.png"),
-        *("docs/hooks.py", "docs/slurm.sh", "benchmarks/clustering.py", "croc/web/charts.js"),
+        *("docs/hooks.py", "docs/slurm.sh", "benchmarks/clustering.py", "croc/lab/web/charts.js"),
     ):
         assert name in names, name
     assert not [name for name in names if "__pycache__" in name or name.startswith(".")]
@@ -121,7 +121,7 @@ def test_the_installed_package_finds_its_files(installed: Path, tmp_path: Path):
     """It, not the checkout, is imported; the explorer's files and the shipped weights are there."""
     program = """
 import croc, sys
-from croc.app import server
+from croc.lab.app import server
 from croc.weights.shipped import shipped
 assert croc.__file__.startswith(sys.prefix), croc.__file__
 assert (server.HERE / "page.html").is_file() and (server.WEB / "theme.js").is_file()

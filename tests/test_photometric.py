@@ -8,7 +8,7 @@ import torch
 from torchvision.transforms.v2 import functional as tv
 
 from croc.config import ViewsConfig
-from croc.photometric import (
+from croc.method.photometric import (
     BRIGHTNESS,
     CONTRAST,
     HUE,

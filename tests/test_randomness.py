@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from croc.randomness import derive, sample_key, uniform
+from croc.method.randomness import derive, sample_key, uniform
 
 
 def splitmix64(state: int) -> int:

@@ -19,10 +19,10 @@ INLINE = re.compile(r"`croc ((?:pretrain|sweep|evaluate) [a-z][^`…]* --[^`…]
 SHELLS = ("", "bash", "sh", "shell", "console")
 
 ENDS = {
-    "sweep": "croc.sweep.sweep.run_sweep",
-    "evaluate table": "croc.evals.table.make.make_table",
-    "evaluate curve": "croc.evals.curve.command.points_of",
-    "evaluate": "croc.evals.evaluate.evaluate",
+    "sweep": "croc.lab.sweep.sweep.run_sweep",
+    "evaluate table": "croc.eval.table.make.make_table",
+    "evaluate curve": "croc.eval.curve.command.points_of",
+    "evaluate": "croc.eval.evaluate.evaluate",
 }
 """Commands that check more than their flags, and where they begin to work."""
 

@@ -7,15 +7,15 @@ import pytest
 import torch
 
 from croc.config import PretrainConfig, RunConfig
-from croc.devices import make_fabric
 from croc.errors import UserError
-from croc.guard import Guard
-from croc.log import read_metrics
-from croc.methods import build_method
-from croc.optim import make_optimizer
-from croc.recorded import WARM_UPS, RecordedGradients, records
-from croc.schedules import settings_at
-from croc.train import pretrain, train_step
+from croc.method.build import build_method
+from croc.method.optim import make_optimizer
+from croc.method.schedules import settings_at
+from croc.train.cuda_graph import WARM_UPS, RecordedGradients, records
+from croc.train.devices import make_fabric
+from croc.train.guard import Guard
+from croc.train.log import read_metrics
+from croc.train.loop import pretrain, train_step
 from tests.methods.test_croc import make_canvases
 from tests.tiny import tiny_config, tiny_dino, tiny_mae
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from croc.config import LossConfig, OptimConfig
-from croc.schedules import settings_at, teacher_momentum, teacher_temperature
+from croc.method.schedules import settings_at, teacher_momentum, teacher_temperature
 
 
 def table(base: float, final: float, epochs: int, per_epoch: int, warmup_epochs: int = 0):

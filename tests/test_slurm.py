@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from croc.config import RunConfig
-from croc.devices import processes_and_nodes
 from croc.errors import UserError
-from croc.rank import NAMES, is_first_process, process_number
+from croc.train.devices import processes_and_nodes
+from croc.train.rank import NAMES, is_first_process, process_number
 
 SCRIPT = Path(__file__).parent.parent / "docs" / "slurm.sh"
 

@@ -15,13 +15,13 @@ import pytest
 import torch
 from PIL import Image
 
-from croc.checkpoint import checkpoints, load_checkpoint
 from croc.config import CrocConfig, PretrainConfig
 from croc.errors import UserError
-from croc.log import TIMINGS, RunLog, read_metrics
-from croc.methods.distillation import Distillation
-from croc.run_folder import read_config
-from croc.train import pretrain
+from croc.method.distillation import Distillation
+from croc.train.checkpoint import checkpoints, load_checkpoint
+from croc.train.log import TIMINGS, RunLog, read_metrics
+from croc.train.loop import pretrain
+from croc.train.run_folder import read_config
 from tests.tiny import FLAGS, tiny_config, tiny_dino, tiny_mae
 
 STEPS = 9

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from benchmarks.variance import Reweighted, main
-from croc.gauges import token_statistics
+from croc.train.gauges import token_statistics
 from tests.test_gauges import planted
 
 

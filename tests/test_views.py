@@ -8,10 +8,10 @@ from torchvision.transforms import InterpolationMode, RandomResizedCrop
 from torchvision.transforms.v2 import functional as tv
 
 from croc.config import ViewsConfig
-from croc.photometric import IMAGENET_MEAN, IMAGENET_STD
-from croc.randomness import sample_key
-from croc.types import Canvases
-from croc.views import Crops, crop, draw_crops, make_views, patch_centres
+from croc.method.photometric import IMAGENET_MEAN, IMAGENET_STD
+from croc.method.randomness import sample_key
+from croc.method.types import Canvases
+from croc.method.views import Crops, crop, draw_crops, make_views, patch_centres
 
 BICUBIC = InterpolationMode.BICUBIC
 BILINEAR = InterpolationMode.BILINEAR

@@ -8,12 +8,12 @@ import pytest
 import torch
 from scipy.ndimage import map_coordinates
 
-from croc.backbone import Backbone
 from croc.config import ModelConfig
 from croc.errors import UserError
-from croc.methods import build_method
-from croc.train import pretrain
-from croc.windows import draw_windows, positions_of
+from croc.method.backbone import Backbone
+from croc.method.build import build_method
+from croc.method.position_windows import draw_windows, positions_of
+from croc.train.loop import pretrain
 from tests.tiny import tiny_config, tiny_dino, tiny_mae
 
 KEYS = torch.arange(64)

@@ -15,8 +15,8 @@ class DataConfig:
     subfolders: tuple[str, ...] = ()
     """Where the root has these folders, only they are read (COCO: train2017)."""
     canvas_px: int = 640
-    """Longer side to which an image is reduced when it is decoded; smaller ones stay. At 640 no crop
-    of a 640 × 480 photograph is enlarged to 224 px: the smallest is 240 px wide."""
+    """Longer side to which an image is reduced when it is decoded; smaller ones stay. At 640 no
+    crop of a 640 × 480 photograph is enlarged to 224 px: the smallest is 240 px wide."""
     workers: int | None = None
     """Decoding processes for each training process; by default the cores shared out, 16 at most."""
     scenes: int = 1024

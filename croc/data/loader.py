@@ -19,8 +19,8 @@ from croc.data.ring import Ring, slots_needed
 from croc.data.sources import ImageSource
 from croc.data.workers import iterate
 from croc.errors import UserError
-from croc.randomness import derive, sample_key
-from croc.types import Canvases
+from croc.method.randomness import derive, sample_key
+from croc.method.types import Canvases
 
 _TRIES = 100
 _NAMES_SHOWN = 20

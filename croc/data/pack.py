@@ -22,7 +22,7 @@ from croc.data.reduce import reduce_image
 from croc.data.sources import ImageSource
 from croc.data.workers import iterate
 from croc.errors import UserError
-from croc.notices import notice_of_end
+from croc.train.signals import notice_of_end
 
 _BYTES_A_FILE = 1 << 30
 

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import torch
 
-from croc.types import Canvases
+from croc.method.types import Canvases
 
 Item = TypeVar("Item")
 

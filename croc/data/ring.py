@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from croc.errors import UserError
-from croc.types import Canvases
+from croc.method.types import Canvases
 
 
 class Ring:

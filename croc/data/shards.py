@@ -19,7 +19,7 @@ from croc.data.decode import UndecodableImage, decode_image
 from croc.data.folders import is_image
 from croc.data.names import PackedNames, printable
 from croc.errors import UserError
-from croc.rank import is_first_process
+from croc.train.rank import is_first_process
 
 _PIPE = "pipe:"
 _SUFFIXES = (".tar", ".tar.gz", ".tgz")

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from croc.notices import NOTICES
+from croc.train.signals import NOTICES
 
 _live: weakref.WeakSet[Any] = weakref.WeakSet()
 

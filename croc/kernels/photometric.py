@@ -5,7 +5,7 @@ from typing import no_type_check
 import triton
 import triton.language as tl
 
-from croc.photometric import (
+from croc.method.photometric import (
     CONTRAST,
     HUE,
     IMAGENET_MEAN,

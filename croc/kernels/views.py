@@ -16,7 +16,7 @@ from torch import Tensor
 
 from croc.kernels.photometric import clamp, finish, gray, jitter
 from croc.kernels.resampling import resample
-from croc.photometric import PARAMETERS, Photometric
+from croc.method.photometric import PARAMETERS, Photometric
 
 # A program makes ROWS × COLUMNS pixels, from DEEP_ROWS × DEEP_COLUMNS of the source at a time; with
 # these registers three share a multiprocessor. `arch` keeps Triton from Hopper's wgmma, which is

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from croc.evals.table.layout import DATA_TITLES, one_line
-from croc.evals.table.text_formats import plain_markdown
-from croc.photometric import IMAGENET_MEAN, IMAGENET_STD
+from croc.eval.table.layout import DATA_TITLES, one_line
+from croc.eval.table.text_formats import plain_markdown
+from croc.method.photometric import IMAGENET_MEAN, IMAGENET_STD
 from croc.weights.page import WeightsPage, bare
 
 METHODS = {"croc": "CrOC", "dino": "DINO", "mae": "MAE"}

@@ -15,7 +15,7 @@ import typeguard
 from croc.config import PretrainConfig
 from croc.data.loader import steps_per_epoch
 from croc.errors import UserError
-from croc.run_folder import config_page
+from croc.train.run_folder import config_page
 from croc.weights.files import first_line, read_metadata
 from croc.weights.runs import RunWeights
 

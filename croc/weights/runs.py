@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
-from croc.backbone import Backbone
-from croc.checkpoint import checkpoints, load_checkpoint
 from croc.config import MaeConfig, PretrainConfig
 from croc.errors import UserError
-from croc.initial import start_as_mae
-from croc.run_folder import PAGE, read_config
+from croc.method.backbone import Backbone
+from croc.method.initial import start_as_mae
+from croc.train.checkpoint import checkpoints, load_checkpoint
+from croc.train.run_folder import PAGE, read_config
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import torch
 
-from croc.backbone import Backbone
 from croc.config import ModelConfig
 from croc.errors import UserError
+from croc.method.backbone import Backbone
 from croc.weights.build import check_tensors, fill
 from croc.weights.files import read_weights
 from croc.weights.layouts import check_numbers

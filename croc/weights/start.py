@@ -3,9 +3,9 @@
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
-from croc.backbone import Backbone
 from croc.errors import UserError
-from croc.evals.features import INIT, VitBackbone, open_backbone
+from croc.eval.features import INIT, VitBackbone, open_backbone
+from croc.method.backbone import Backbone
 from croc.weights.build import fill
 
 

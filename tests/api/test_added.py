@@ -12,8 +12,8 @@ from torch import Tensor
 
 import croc
 from croc.data.scenes import CLASSES, make_scene
-from croc.evals import protocols
-from croc.evals.datasets import open_segmentation
+from croc.eval import protocols
+from croc.eval.datasets import open_segmentation
 from tests.api.refusals import refused
 
 

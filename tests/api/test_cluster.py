@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import croc
-from croc import clustering
+from croc.method import clustering
 from tests.api.refusals import refused
 
 SEEDS = torch.arange(12).expand(2, 3, 12)

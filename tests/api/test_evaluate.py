@@ -8,7 +8,7 @@ import pytest
 
 import croc
 from croc.cli import main
-from croc.evals.results import read_results
+from croc.eval.results import read_results
 from tests.api.refusals import refused
 
 
@@ -40,7 +40,7 @@ class TestEvaluate:
         assert (tmp_path / "out" / found.picture).is_file()
 
     def test_all(self, run: croc.Run, monkeypatch: pytest.MonkeyPatch):
-        monkeypatch.setattr("croc.api.scores.protocols_of", lambda *_: ("incontext", "kmeans"))
+        monkeypatch.setattr("croc.lab.api.scores.protocols_of", lambda *_: ("incontext", "kmeans"))
         found = croc.evaluate("all", run.folder, "scenes:4", workers=0)
         assert [result.protocol for result in found] == ["incontext", "kmeans"]
         assert all(isinstance(result, croc.Result) for result in found)

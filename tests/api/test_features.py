@@ -11,9 +11,9 @@ from PIL import Image
 
 import croc
 from croc.data.scenes import make_scene
-from croc.photometric import normalise
-from croc.show.features import describe
-from croc.show.look import look_at_run
+from croc.lab.show.features import describe
+from croc.lab.show.look import look_at_run
+from croc.method.photometric import normalise
 from tests.api.refusals import RANDOM, refused
 
 

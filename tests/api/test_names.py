@@ -19,7 +19,7 @@ MODULES = ["backbones", "clusters", "photographs", "runs", "scores"]
 def test_the_docstrings_are_right(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Pasted as they are: a run lands beside where one is."""
     monkeypatch.chdir(tmp_path)
-    result = doctest.testmod(importlib.import_module(f"croc.api.{name}"))
+    result = doctest.testmod(importlib.import_module(f"croc.lab.api.{name}"))
     assert result.attempted >= 4
     assert result.failed == 0
 

@@ -112,7 +112,7 @@ class TestPretrain:
             configs.append(config)
             return run.folder
 
-        monkeypatch.setattr("croc.train.pretrain", train)
+        monkeypatch.setattr("croc.train.loop.pretrain", train)
         monkeypatch.setattr("lightning.fabric.utilities.imports._IS_INTERACTIVE", interactive)
         croc.pretrain("demo", run={"devices": asked, "seed": 3})
         assert (configs[0].run.devices, configs[0].run.seed) == (taken, 3)

@@ -14,11 +14,11 @@ import numpy as np
 import torch
 from PIL import Image
 
-from croc.app.command import make_listener, open_port
-from croc.app.models import Model
-from croc.app.server import Server
-from croc.backbone import Backbone
 from croc.config import ClusterConfig
+from croc.lab.app.command import make_listener, open_port
+from croc.lab.app.models import Model
+from croc.lab.app.server import Server
+from croc.method.backbone import Backbone
 from tests.tiny import tiny_config
 
 BOUNDARY = "a-boundary"

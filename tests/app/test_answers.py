@@ -15,16 +15,16 @@ import torch
 from einops import rearrange
 from PIL import Image
 
-from croc.app.asked import read_asked
-from croc.app.explore import Explorer, follow_colours
-from croc.clustering.cluster import cluster_views
-from croc.clustering.trace import trace_views
 from croc.config import ClusterConfig
-from croc.methods.network import locate, saliency
-from croc.photometric import normalise
-from croc.randomness import sample_key
-from croc.types import Clusters, Views
-from croc.views import Crops, crop, patch_centres
+from croc.lab.app.asked import read_asked
+from croc.lab.app.explore import Explorer, follow_colours
+from croc.method.clustering.cluster import cluster_views
+from croc.method.clustering.trace import trace_views
+from croc.method.network import locate, saliency
+from croc.method.photometric import normalise
+from croc.method.randomness import sample_key
+from croc.method.types import Clusters, Views
+from croc.method.views import Crops, crop, patch_centres
 from tests.app.serving import BOXES, Served, serving, tiny_model
 
 

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from croc.app import command
-from croc.app.models import open_models
 from croc.cli import main
 from croc.config import ClusterConfig
-from croc.export import Export, export
-from croc.train import pretrain
+from croc.lab.app import command
+from croc.lab.app.models import open_models
+from croc.train.loop import pretrain
+from croc.weights.export import Export, export
 from tests.test_cli import refused
 from tests.tiny import tiny_config, tiny_dino
 

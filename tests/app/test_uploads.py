@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from croc.app.pictures import MOST_UPLOADS, shown_name
+from croc.lab.app.pictures import MOST_UPLOADS, shown_name
 from tests.app.serving import BOUNDARY, BOXES, Served, encoded, make_form
 from tests.app.test_limits import refused
 

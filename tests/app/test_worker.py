@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from croc.app.recent import Recent
-from croc.app.refusal import Refusal
-from croc.app.worker import MOST_WAITING, Stale, Worker, thread_count
+from croc.lab.app.recent import Recent
+from croc.lab.app.refusal import Refusal
+from croc.lab.app.worker import MOST_WAITING, Stale, Worker, thread_count
 
 
 @pytest.fixture

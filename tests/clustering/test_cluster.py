@@ -8,10 +8,10 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from croc.clustering import cluster
-from croc.clustering.centroids import pool
 from croc.config import ClusterConfig
-from croc.types import Clusters
+from croc.method.clustering import cluster
+from croc.method.clustering.centroids import pool
+from croc.method.types import Clusters
 from tests.clustering import Case, make_case
 from tests.oracles.clustering import OracleResult, centroids, cluster_paper, cluster_released
 

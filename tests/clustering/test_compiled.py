@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from croc.clustering import cluster
 from croc.config import ClusterConfig
+from croc.method.clustering import cluster
 
 
 @pytest.mark.compiled

@@ -5,12 +5,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from croc.clustering import paper
-from croc.clustering.cluster import choose, cluster, split, split_views
-from croc.clustering.paper import paper_steps
-from croc.clustering.steps import closest_pair
 from croc.config import ClusterConfig
-from croc.types import Clusters
+from croc.method.clustering import paper
+from croc.method.clustering.cluster import choose, cluster, split, split_views
+from croc.method.clustering.paper import paper_steps
+from croc.method.clustering.steps import closest_pair
+from croc.method.types import Clusters
 from tests.clustering import Case, make_case
 from tests.kernels.interpreter import gpu, interpreted, knowing_bfloat16
 from tests.oracles.clustering import cluster_paper
@@ -21,7 +21,7 @@ TIE = 1e-5
 @pytest.fixture(scope="module")
 def kernel():
     """The kernel's module."""
-    from croc.clustering import kernel
+    from croc.kernels import clustering as kernel
 
     with knowing_bfloat16():
         yield kernel
@@ -206,7 +206,7 @@ def differ(a: Clusters, b: Clusters) -> torch.Tensor:
 @gpu
 @pytest.mark.parametrize("name", FULL)
 def test_full_size_agrees_with_the_definition(name: str) -> None:
-    from croc.clustering.kernel import fits
+    from croc.kernels.clustering import fits
 
     case = full_case(*FULL[name])
     assert fits(split_views(*case.arguments, case.views)[0], case.config)

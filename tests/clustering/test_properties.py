@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from croc.clustering import cluster, draw_seeds
 from croc.config import ClusterConfig
-from croc.types import Clusters
+from croc.method.clustering import cluster, draw_seeds
+from croc.method.types import Clusters
 from tests.clustering import Case, make_case
 from tests.oracles.clustering import cluster_paper, cluster_released
 

@@ -5,10 +5,10 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from croc.clustering.cluster import cluster_views, split_views
-from croc.clustering.trace import Trace, trace_views
 from croc.config import ClusterConfig
 from croc.errors import UserError
+from croc.method.clustering.cluster import cluster_views, split_views
+from croc.method.clustering.trace import Trace, trace_views
 from tests.clustering import Case, make_case
 from tests.clustering.test_cluster import cases
 

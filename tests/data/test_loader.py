@@ -16,8 +16,8 @@ from croc.data.loader import (
     steps_per_epoch,
 )
 from croc.errors import UserError
-from croc.randomness import sample_key
-from croc.types import Canvases
+from croc.method.randomness import sample_key
+from croc.method.types import Canvases
 
 from .pictures import MemorySource
 

@@ -9,7 +9,7 @@ from croc.data.loader import make_loader
 from croc.data.prefetch import one_ahead
 from croc.data.ring import Ring, slots_needed
 from croc.errors import UserError
-from croc.types import Canvases
+from croc.method.types import Canvases
 
 from .pictures import MemorySource
 

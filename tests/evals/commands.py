@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from croc.cli import main
-from croc.evals.command import DEFAULTS
+from croc.eval.command import DEFAULTS
 from tests.evals.trees import gray_png, label_map, photograph, write
 
 SMALL = {

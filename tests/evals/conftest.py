@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from croc.train import pretrain
+from croc.train.loop import pretrain
 from tests.tiny import tiny_config
 
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from croc.checkpoint import checkpoints
 from croc.cli import main
-from croc.evals.results import read_results
+from croc.eval.results import read_results
+from croc.train.checkpoint import checkpoints
 from tests.evals.commands import call, segmentation_tree, shrink
 from tests.evals.trees import gray_png, label_map, photograph, write
 

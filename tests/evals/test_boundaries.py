@@ -10,7 +10,7 @@ from hypothesis.extra.numpy import arrays
 from scipy.ndimage import binary_dilation
 
 from croc.errors import UserError
-from croc.evals.boundaries import (
+from croc.eval.boundaries import (
     boundary,
     boundary_accuracy,
     dilate,

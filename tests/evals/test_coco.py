@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from croc.errors import UserError
-from croc.evals import coco
-from croc.evals.datasets import open_segmentation
+from croc.eval import coco
+from croc.eval.datasets import open_segmentation
 from tests.evals import trees
 
 ANIMAL, INDOOR = coco.THINGS.index("animal"), coco.THINGS.index("indoor")

@@ -7,8 +7,8 @@ import pytest
 from PIL import Image
 
 from croc.cli import main
-from croc.evals.protocols import protocols_of
-from croc.evals.results import read_results
+from croc.eval.protocols import protocols_of
+from croc.eval.results import read_results
 from tests.evals.commands import SMALL, call, segmentation_tree, shrink
 from tests.evals.trees import davis, write
 
@@ -155,7 +155,7 @@ def test_a_picture_that_fails_costs_no_scores(
     def fail(*_: object) -> None:
         raise ValueError("no ink")
 
-    monkeypatch.setattr("croc.evals.evaluate.segmentation_figure", fail)
+    monkeypatch.setattr("croc.eval.evaluate.segmentation_figure", fail)
     assert call("linear", run, "scenes:4", tmp_path) == 0
     assert read_results(tmp_path)[0]["picture"] is None
     assert "could not be drawn: no ink" in capsys.readouterr().err

@@ -5,8 +5,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from croc.evals.crops import MEAN_COLOUR, ResizedCrops, ScaledCrops, crop_box, window_side
-from croc.evals.inputs import batches
+from croc.eval.crops import MEAN_COLOUR, ResizedCrops, ScaledCrops, crop_box, window_side
+from croc.eval.inputs import batches
 from tests.evals.test_linear import CPU, Patches
 
 KINDS = {"resized": lambda seed: ResizedCrops(0.3, seed), "scaled": ScaledCrops}

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from matplotlib.axes import Axes
 
-from croc.charts import LEAST_POINTS
 from croc.cli import main
-from croc.evals.curve.command import Point, points_of
-from croc.evals.curve.picture import make_figure
-from croc.run_folder import write_config
-from croc.train import pretrain
+from croc.eval.curve.command import Point, points_of
+from croc.eval.curve.picture import make_figure
+from croc.lab.charts import LEAST_POINTS
+from croc.train.loop import pretrain
+from croc.train.run_folder import write_config
 from tests.evals.commands import SMALL
 from tests.tiny import tiny_config, tiny_dino
 

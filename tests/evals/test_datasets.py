@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from croc.errors import UserError
-from croc.evals.datasets import (
+from croc.eval.datasets import (
     ADE_CLASSES,
     SPLITS,
     VOC_CLASSES,

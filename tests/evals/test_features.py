@@ -11,14 +11,14 @@ import timm
 import torch
 from safetensors.torch import save_file
 
-import croc.evals
-from croc.checkpoint import checkpoints, load_checkpoint
+import croc.eval
 from croc.errors import UserError
-from croc.evals.features import DenseBackbone, VitBackbone, fingerprint, open_backbone
-from croc.methods.croc import Croc
-from croc.methods.mae import Mae
-from croc.run_folder import read_config, write_config
-from croc.train import pretrain
+from croc.eval.features import DenseBackbone, VitBackbone, fingerprint, open_backbone
+from croc.method.croc import Croc
+from croc.method.mae import Mae
+from croc.train.checkpoint import checkpoints, load_checkpoint
+from croc.train.loop import pretrain
+from croc.train.run_folder import read_config, write_config
 from tests.tiny import tiny_config, tiny_mae
 
 
@@ -247,11 +247,13 @@ def test_features_have_the_weights_precision(name: str):
 
 def test_evaluation_does_not_import_training():
     """It must load and score weights where nothing is trained."""
-    modules = [each.name for each in pkgutil.iter_modules(croc.evals.__path__, "croc.evals.")]
-    assert "croc.evals.evaluate" in modules
-    modules += ["croc.show.predictions", "croc.show.overlays"]
+    modules = [each.name for each in pkgutil.iter_modules(croc.eval.__path__, "croc.eval.")]
+    assert "croc.eval.evaluate" in modules
+    modules += ["croc.lab.show.predictions", "croc.lab.show.overlays"]
     code = f"import sys, {', '.join(modules)}; print(*sys.modules, sep='\\n')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     imported = done.stdout.split()
     assert set(modules) <= set(imported)
-    assert not [name for name in imported if name.startswith(("croc.train", "croc.methods"))]
+    assert not [
+        name for name in imported if name.startswith(("croc.train.loop", "croc.method.build"))
+    ]

@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 
 from croc.cli import main
 from croc.errors import UserError
-from croc.evals import evaluate
-from croc.evals.datasets import Labelled, PairedData, ScenesData, open_segmentation
-from croc.evals.parts import open_parts, split_training
-from croc.evals.protocols import linear_protocol, protocols_of
-from croc.evals.results import read_results
-from croc.evals.table.cells import FinishedCells, cell_key
-from croc.evals.table.command import Wanted
-from croc.evals.table.plan import plan_tasks
+from croc.eval import evaluate
+from croc.eval.datasets import Labelled, PairedData, ScenesData, open_segmentation
+from croc.eval.parts import open_parts, split_training
+from croc.eval.protocols import linear_protocol, protocols_of
+from croc.eval.results import read_results
+from croc.eval.table.cells import FinishedCells, cell_key
+from croc.eval.table.command import Wanted
+from croc.eval.table.plan import plan_tasks
 from tests.evals.commands import SMALL, call, shrink
 from tests.evals.test_results import RESULT
 from tests.evals.test_table import TINY, make_one
@@ -158,7 +158,7 @@ def test_scenes_have_a_training_part(run: Path, tmp_path: Path, monkeypatch: pyt
         splits.add(self._seed)
         return real(self, index)
 
-    monkeypatch.setattr("croc.evals.evaluate.identify_data", lambda *_: "0" * 16)
+    monkeypatch.setattr("croc.eval.evaluate.identify_data", lambda *_: "0" * 16)
     monkeypatch.setattr(ScenesData, "read", watched)
     more = ("--data", "scenes:8", "--hold-out", "0.5")
     assert call("all", run, "scenes:8", tmp_path, *more) == 0

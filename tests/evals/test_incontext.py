@@ -12,10 +12,10 @@ from sklearn.neighbors import KNeighborsRegressor
 from torch import Tensor
 
 from croc.errors import UserError
-from croc.evals.datasets import Labelled
-from croc.evals.incontext import Memory, choose, count_labels, evaluate_incontext, fill_memory
-from croc.evals.protocols import InContextConfig
-from croc.evals.tracking import silent
+from croc.eval.datasets import Labelled
+from croc.eval.incontext import Memory, choose, count_labels, evaluate_incontext, fill_memory
+from croc.eval.protocols import InContextConfig
+from croc.eval.tracking import silent
 from tests.evals.test_linear import SecondToLast
 from tests.oracles import incontext as oracle
 

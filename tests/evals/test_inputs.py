@@ -6,9 +6,9 @@ import torch
 from PIL import Image
 
 from croc.errors import UserError
-from croc.evals.datasets import Labelled
-from croc.evals.inputs import PatchFeatures, batches, in_order, kept_ratio
-from croc.photometric import normalise
+from croc.eval.datasets import Labelled
+from croc.eval.inputs import PatchFeatures, batches, in_order, kept_ratio
+from croc.method.photometric import normalise
 from tests.evals.test_linear import CPU, MeanColour, Patches
 
 

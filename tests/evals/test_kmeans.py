@@ -12,11 +12,11 @@ from sklearn.preprocessing import StandardScaler
 from torch import Tensor
 
 from croc.errors import UserError
-from croc.evals import inputs
-from croc.evals.datasets import Labelled
-from croc.evals.kmeans import Reduction, evaluate_kmeans, fit_kmeans, nearest
-from croc.evals.moments import Moments
-from croc.evals.protocols import KmeansConfig
+from croc.eval import inputs
+from croc.eval.datasets import Labelled
+from croc.eval.kmeans import Reduction, evaluate_kmeans, fit_kmeans, nearest
+from croc.eval.moments import Moments
+from croc.eval.protocols import KmeansConfig
 from tests.evals.test_linear import CPU, MeanColour, Patches, SecondToLast
 
 CONFIG = KmeansConfig(image_px=32, label_px=16, seeds=2, restarts=2, pca=2)
@@ -64,7 +64,7 @@ def test_small_tasks_have_one_thread_and_threads_are_given_back(monkeypatch: pyt
     faiss.omp_set_num_threads(3)
     try:
         fit_kmeans(blobs(0), 5, 2, 1, 0)
-        monkeypatch.setattr("croc.evals.kmeans.FEW_PRODUCTS", 600 * 8 * 5)
+        monkeypatch.setattr("croc.eval.kmeans.FEW_PRODUCTS", 600 * 8 * 5)
         fit_kmeans(blobs(0), 5, 2, 1, 0)
         assert (seen, faiss.omp_get_max_threads()) == ([1, 3], 3)
     finally:
@@ -142,7 +142,7 @@ def test_every_seed_clusters_points_of_its_own_in_all_iterations(
         calls.append((points, settings))
         return fit_kmeans(points, *settings)
 
-    monkeypatch.setattr("croc.evals.kmeans.fit_kmeans", watched)
+    monkeypatch.setattr("croc.eval.kmeans.fit_kmeans", watched)
     config = replace(CONFIG, reading=reading)  # pyright: ignore[reportArgumentType]
     evaluate_kmeans(TwoColours(), Patches(40, 0), config, CPU)
     (one, settings), (other, other_settings) = calls
@@ -162,7 +162,7 @@ def test_the_blocks_asked_for_are_clustered(reading: str):
 
 def test_features_are_not_held_at_the_labels_size(monkeypatch: pytest.MonkeyPatch):
     """At most a few images are resized at once, whatever the number of images and seeds."""
-    import croc.evals.kmeans as module
+    import croc.eval.kmeans as module
 
     sizes = []
     real = module._resized

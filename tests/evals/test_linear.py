@@ -9,12 +9,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from croc.errors import UserError
-from croc.evals import inputs
-from croc.evals.datasets import Labelled
-from croc.evals.linear import Layer, TrainingFeatures, evaluate_linear, fit, segmentation_loss
-from croc.evals.moments import Moments
-from croc.evals.protocols import LinearConfig, linear_protocol
-from croc.evals.scoring import upsample
+from croc.eval import inputs
+from croc.eval.datasets import Labelled
+from croc.eval.linear import Layer, TrainingFeatures, evaluate_linear, fit, segmentation_loss
+from croc.eval.moments import Moments
+from croc.eval.protocols import LinearConfig, linear_protocol
+from croc.eval.scoring import upsample
 
 CONFIG = LinearConfig(
     image_px=32,

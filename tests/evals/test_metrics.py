@@ -9,7 +9,7 @@ from sklearn.metrics import confusion_matrix
 from torchmetrics.classification import MulticlassAccuracy, MulticlassJaccardIndex
 
 from croc.errors import UserError
-from croc.evals.metrics import (
+from croc.eval.metrics import (
     apply_matching,
     confusion,
     iou,

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from croc.errors import UserError
-from croc.evals.results import Result, append_result, percent, print_results, read_results
+from croc.eval.results import Result, append_result, percent, print_results, read_results
 
 RESULT = Result(
     protocol="linear",

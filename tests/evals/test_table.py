@@ -12,16 +12,16 @@ import timm
 import torch
 
 from croc.cli import main
-from croc.evals import evaluate
-from croc.evals.protocols import linear_protocol
-from croc.evals.results import read_results
-from croc.evals.table import make
-from croc.evals.table.command import Wanted, split_label
-from croc.evals.table.identity import identify_data, identify_network
-from croc.evals.table.layout import (
+from croc.eval import evaluate
+from croc.eval.protocols import linear_protocol
+from croc.eval.results import read_results
+from croc.eval.table import make
+from croc.eval.table.command import Wanted, split_label
+from croc.eval.table.identity import identify_data, identify_network
+from croc.eval.table.layout import (
     data_titles,
 )
-from croc.evals.table.plan import plan_tasks, plan_weights
+from croc.eval.table.plan import plan_tasks, plan_weights
 from tests.evals.commands import SMALL, call, segmentation_tree
 from tests.evals.trees import davis, gray_png, label_map, write
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from croc.evals import evaluate
-from croc.evals.table.layout import (
+from croc.eval import evaluate
+from croc.eval.table.layout import (
     Cell,
     Column,
     Row,
@@ -21,9 +21,9 @@ from croc.evals.table.layout import (
     make_columns,
     with_marks,
 )
-from croc.evals.table.page import to_html
-from croc.evals.table.screen import print_table
-from croc.evals.table.text_formats import to_latex, to_markdown
+from croc.eval.table.page import to_html
+from croc.eval.table.screen import print_table
+from croc.eval.table.text_formats import to_latex, to_markdown
 from tests.evals.commands import segmentation_tree
 from tests.evals.test_table import make_one
 

@@ -11,8 +11,8 @@ from PIL import Image
 from torch import Tensor
 
 from croc.errors import UserError
-from croc.evals.protocols import VideoConfig
-from croc.evals.video import (
+from croc.eval.protocols import VideoConfig
+from croc.eval.video import (
     ahead,
     evaluate_video,
     frame_size,
@@ -21,7 +21,7 @@ from croc.evals.video import (
     propagate,
     segment_video,
 )
-from croc.evals.videos import Video, open_videos
+from croc.eval.videos import Video, open_videos
 from tests.evals import trees
 
 CPU = torch.device("cpu")
@@ -150,7 +150,7 @@ def test_the_first_frame_and_the_last_ones_vote_softly(
         calls.append((sources, (features, soft)))
         return soft
 
-    monkeypatch.setattr("croc.evals.video.propagate", watched)
+    monkeypatch.setattr("croc.eval.video.propagate", watched)
     video = Video("sliding", Sliding())
     mixing = replace(CONFIG, last_frames=last_frames, best=30, temperature=1.0)
     segment_video(Brightness(), video, mixing, CPU)
@@ -286,7 +286,7 @@ def test_an_error_leaves_no_half_folder(tmp_path):
 
 
 def test_overlays_need_av_before_any_work(tmp_path, monkeypatch):
-    monkeypatch.setattr("croc.show.overlays.find_spec", lambda name: None)
+    monkeypatch.setattr("croc.lab.show.overlays.find_spec", lambda name: None)
     with pytest.raises(UserError, match="pip install av"):
         evaluate_video(
             Untouched(), open_videos("scenes:1"), CONFIG, CPU, overlays=tmp_path / "overlays"

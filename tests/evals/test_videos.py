@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from croc.errors import UserError
-from croc.evals.videos import open_videos
+from croc.eval.videos import open_videos
 from tests.evals import trees
 
 # A folder with the real small sets; without it the test on them is skipped.

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from croc.evals import within
-from croc.evals.datasets import Labelled
-from croc.evals.kmeans import KmeansReport
-from croc.evals.protocols import WithinConfig
+from croc.eval import within
+from croc.eval.datasets import Labelled
+from croc.eval.kmeans import KmeansReport
+from croc.eval.protocols import WithinConfig
 from tests.evals.commands import call, segmentation_tree
 from tests.evals.test_linear import CPU, SecondToLast
 from tests.evals.trees import gray_png, label_map

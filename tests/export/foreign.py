@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 import croc
-from croc.evals.features import VitBackbone
-from croc.photometric import IMAGENET_MEAN, IMAGENET_STD
+from croc.eval.features import VitBackbone
+from croc.method.photometric import IMAGENET_MEAN, IMAGENET_STD
 
 WITHOUT_CROC = """
 import sys

@@ -6,8 +6,8 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from croc.backbone import Backbone
 from croc.config import ModelConfig
+from croc.method.backbone import Backbone
 from croc.weights.page import WeightsPage, metadata_of
 
 PAGE = WeightsPage(

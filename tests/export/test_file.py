@@ -11,18 +11,18 @@ import torch
 from safetensors import safe_open
 
 import croc.weights.shipped
-from croc.checkpoint import checkpoints
 from croc.cli import main
 from croc.config import CrocConfig
 from croc.errors import UserError
-from croc.evals.features import VitBackbone, fingerprint, open_backbone
-from croc.evals.results import read_results
-from croc.evals.table.identity import identify_network
-from croc.export import Export, export
-from croc.export.source import seconds_of
-from croc.export.writing import write_files
-from croc.run_folder import parse_config
-from croc.train import pretrain
+from croc.eval.features import VitBackbone, fingerprint, open_backbone
+from croc.eval.results import read_results
+from croc.eval.table.identity import identify_network
+from croc.train.checkpoint import checkpoints
+from croc.train.loop import pretrain
+from croc.train.run_folder import parse_config
+from croc.weights.export import Export, export
+from croc.weights.export.source import seconds_of
+from croc.weights.export.writing import write_files
 from croc.weights.page import bare, read_page, without_paths
 from tests.evals.commands import call
 from tests.tiny import tiny_config, tiny_dino, tiny_mae

@@ -13,9 +13,9 @@ from torch import Tensor
 
 import croc
 from croc.cli import main
-from croc.evals.features import fingerprint
-from croc.export.command import KINDS
-from croc.photometric import IMAGENET_MEAN, IMAGENET_STD
+from croc.eval.features import fingerprint
+from croc.method.photometric import IMAGENET_MEAN, IMAGENET_STD
+from croc.weights.export.command import KINDS
 from tests.export.foreign import (
     Job,
     card_code,
@@ -199,7 +199,7 @@ def card(place: Path, kind: str) -> Job:
 
 
 def test_croc_cannot_be_imported_there(tmp_path: Path):
-    for code in ("import croc", "from croc.export import export"):
+    for code in ("import croc", "from croc.weights.export import export"):
         done = run_foreign(code, tmp_path)
         assert done.returncode == 1
         assert "croc cannot be had here" in done.stderr

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from timm.models.vision_transformer import ParallelScalingBlock, VisionTransformer
 
-import croc.export.onnx_graph
-import croc.export.writing
+import croc.weights.export.onnx_graph
+import croc.weights.export.writing
 from croc.cli import main
 from croc.errors import UserError
-from croc.export.command import KINDS
-from croc.export.transformers_layout import check_is_vit_model
+from croc.weights.export.command import KINDS
+from croc.weights.export.transformers_layout import check_is_vit_model
 from tests.export.sources import make_file
 
 
@@ -124,7 +124,7 @@ def test_a_missing_extra(
     def found(name: str) -> object:
         return None if name == missing else find_spec(name)
 
-    monkeypatch.setattr(croc.export.onnx_graph, "find_spec", found)
+    monkeypatch.setattr(croc.weights.export.onnx_graph, "find_spec", found)
     assert "pip install 'croc[onnx]'" in refusal(capsys, here, str(run), "--to", "onnx")
 
 
@@ -148,9 +148,9 @@ def test_a_disk_that_fills(
 
 KILLED = """
 import os, signal, sys
-import croc.export.writing
+import croc.weights.export.writing
 from croc.cli import main
-croc.export.writing._sync = lambda path: os.kill(os.getpid(), signal.SIGKILL)
+croc.weights.export.writing._sync = lambda path: os.kill(os.getpid(), signal.SIGKILL)
 main(sys.argv[1:])
 """
 

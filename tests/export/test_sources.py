@@ -10,13 +10,13 @@ import pytest
 import torch
 
 import croc
-from croc.checkpoint import checkpoints
-from croc.evals.features import fingerprint
-from croc.export import Export, export
-from croc.export.snippets import snippet
-from croc.train import pretrain
+from croc.eval.features import fingerprint
+from croc.train.checkpoint import checkpoints
+from croc.train.loop import pretrain
 from croc.weights import shipped
 from croc.weights.card import hub_licence
+from croc.weights.export import Export, export
+from croc.weights.export.snippets import snippet
 from croc.weights.page import read_page
 from tests.evals.commands import call
 from tests.export.foreign import Job, describe_here, deviation, work_abroad

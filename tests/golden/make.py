@@ -18,10 +18,10 @@ from typing import Any
 
 import croc
 from croc.config import LossConfig, PretrainConfig
-from croc.log import read_metrics
 from croc.photographs import own_photographs
 from croc.recipes import RECIPES, without_clusters
-from croc.train import pretrain
+from croc.train.log import read_metrics
+from croc.train.loop import pretrain
 from tests.tiny import tiny_config, tiny_mae
 
 HERE = Path(__file__).parent

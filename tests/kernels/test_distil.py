@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from croc import losses
+from croc.method import losses
 from tests.kernels.interpreter import gpu, interpreted
 
 kernel = pytest.importorskip("croc.kernels.distil", reason="Triton is not everywhere")

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from croc import layers
-from croc.layers import LinearGelu, take_over
+from croc.method import layers
+from croc.method.layers import LinearGelu, take_over
 from tests.kernels.interpreter import gpu, interpreted, knowing_bfloat16
 
 gelu = pytest.importorskip("croc.kernels.gelu", reason="Triton is not everywhere")

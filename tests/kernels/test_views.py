@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from croc.config import ViewsConfig
-from croc.photometric import (
+from croc.method.photometric import (
     IMAGENET_MEAN,
     IMAGENET_STD,
     SOLARISE_THRESHOLD,
@@ -21,8 +21,8 @@ from croc.photometric import (
     interleave,
     solarise,
 )
-from croc.types import Canvases
-from croc.views import Crops, crop, draw_crops, make_views
+from croc.method.types import Canvases
+from croc.method.views import Crops, crop, draw_crops, make_views
 from tests.kernels.interpreter import gpu, interpreted
 from tests.test_photometric import identity, uniform_between
 from tests.test_views import random_canvases

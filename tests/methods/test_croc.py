@@ -10,16 +10,16 @@ from torch import Tensor
 from croc.config import CrocConfig, RunConfig
 from croc.data.loader import make_loader
 from croc.data.sources import open_source
-from croc.devices import make_fabric
-from croc.guard import Guard
-from croc.losses import teacher_probabilities
-from croc.methods.croc import Croc
-from croc.optim import make_optimizer
-from croc.recorded import Gradients
-from croc.schedules import Settings, settings_at
-from croc.train import train_step
-from croc.types import Canvases
-from croc.views import make_views
+from croc.method.croc import Croc
+from croc.method.losses import teacher_probabilities
+from croc.method.optim import make_optimizer
+from croc.method.schedules import Settings, settings_at
+from croc.method.types import Canvases
+from croc.method.views import make_views
+from croc.train.cuda_graph import Gradients
+from croc.train.devices import make_fabric
+from croc.train.guard import Guard
+from croc.train.loop import train_step
 from tests.tiny import tiny_config
 
 SETTINGS = Settings(step=1, total_steps=9, epoch=1, rate=1e-3, weight_decay=0.1)
@@ -160,7 +160,7 @@ def test_sinkhorn_centring_uses_the_batch_and_not_the_moving_mean():
 
 def without_clusters(config: CrocConfig, kept: int, monkeypatch: pytest.MonkeyPatch):
     """A step in which all but `kept` clusters of the batch are pruned."""
-    import croc.methods.network as module
+    import croc.method.network as module
 
     real = module.cluster_views
 

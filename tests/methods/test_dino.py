@@ -6,11 +6,11 @@ import pytest
 import torch
 from lightning.fabric import Fabric
 
-from croc.methods.dino import Dino
-from croc.optim import make_optimizer
+from croc.method.dino import Dino
+from croc.method.optim import make_optimizer
+from croc.method.views import make_views
 from croc.recipes import without_clusters
-from croc.train import pretrain
-from croc.views import make_views
+from croc.train.loop import pretrain
 from tests.methods.test_croc import SETTINGS, make_canvases
 from tests.test_train import told
 from tests.tiny import tiny_config, tiny_dino

@@ -9,11 +9,11 @@ import torch
 from lightning.fabric import Fabric
 
 from croc.errors import UserError
-from croc.initial import sines_and_cosines
-from croc.methods.mae import Mae, MaeNetwork, compare, draw_mask, into_patches
-from croc.optim import make_optimizer
-from croc.randomness import sample_key
-from croc.views import make_views
+from croc.method.initial import sines_and_cosines
+from croc.method.mae import Mae, MaeNetwork, compare, draw_mask, into_patches
+from croc.method.optim import make_optimizer
+from croc.method.randomness import sample_key
+from croc.method.views import make_views
 from tests.methods.test_croc import SETTINGS, make_canvases
 from tests.tiny import tiny_config, tiny_mae
 

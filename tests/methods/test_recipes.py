@@ -4,16 +4,16 @@ from dataclasses import replace
 
 import pytest
 import torch
+from croc.optim import make_optimizer
 from lightning.fabric import Fabric
 
 from croc.config import CrocConfig, DinoConfig, MaeConfig, PretrainConfig
-from croc.guard import Guard
-from croc.methods import Method, build_method
-from croc.optim import make_optimizer
+from croc.method.build import Method, build_method
+from croc.method.schedules import settings_at
 from croc.recipes import RECIPES
-from croc.recorded import Gradients
-from croc.schedules import settings_at
-from croc.train import train_step
+from croc.train.cuda_graph import Gradients
+from croc.train.guard import Guard
+from croc.train.loop import train_step
 from tests.methods.test_croc import make_canvases
 from tests.tiny import tiny_config, tiny_dino, tiny_mae
 
@@ -84,8 +84,15 @@ def test_the_baselines_have_the_papers_settings():
 def test_what_is_compared_sees_as_many_images():
     croc, dino, mae = (RECIPES[f"{name}coco-20min"]() for name in ("", "dino-", "mae-"))
     for other in (dino, mae):
-        assert (other.optim.epochs, other.optim.batch) == (croc.optim.epochs, croc.optim.batch)
+        assert (other.optim.epochs, other.optim.batch) == (
+            croc.optim.epochs,
+            croc.optim.batch,
+        )
         assert other.data == croc.data
         assert replace(other.model, position_window=croc.model.position_window) == croc.model
         assert other.views.size_px == croc.views.size_px
-    assert (dino.views, dino.optim, dino.model) == (croc.views, croc.optim, croc.model)
+    assert (dino.views, dino.optim, dino.model) == (
+        croc.views,
+        croc.optim,
+        croc.model,
+    )

@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from croc.checkpoint import checkpoints, load_checkpoint
 from croc.errors import UserError
-from croc.log import read_metrics
+from croc.train.checkpoint import checkpoints, load_checkpoint
+from croc.train.log import read_metrics
 from tests.tiny import FLAGS
 
 START_S = 8.0

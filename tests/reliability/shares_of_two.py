@@ -3,13 +3,13 @@
 import torch
 import torch.distributed as dist
 
-from croc.devices import make_fabric
-from croc.distributed import leave_processes
-from croc.guard import Guard
-from croc.methods import build_method
-from croc.optim import clip_gradient, make_optimizer, set_rates, update_teacher
-from croc.schedules import settings_at
-from croc.sharding import own_shares, shard_teacher, whole
+from croc.method.build import build_method
+from croc.method.distributed import leave_processes
+from croc.method.optim import clip_gradient, make_optimizer, set_rates, update_teacher
+from croc.method.schedules import settings_at
+from croc.method.sharding import own_shares, shard_teacher, whole
+from croc.train.devices import make_fabric
+from croc.train.guard import Guard
 from tests.tiny import tiny_config
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from croc.log import read_metrics
+from croc.train.log import read_metrics
 from tests.reliability.fuzz import fuzz_loader
 from tests.reliability.kills import (
     INTERVAL,

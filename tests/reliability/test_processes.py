@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from croc.checkpoint import checkpoints, load_checkpoint
+from croc.train.checkpoint import checkpoints, load_checkpoint
 from tests.reliability.kills import command, environment, train
 from tests.test_train import told
 

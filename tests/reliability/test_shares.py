@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from croc.checkpoint import checkpoints, load_checkpoint
 from croc.config import PretrainConfig
-from croc.train import pretrain
+from croc.train.checkpoint import checkpoints, load_checkpoint
+from croc.train.loop import pretrain
 from tests.reliability.kills import command, environment, same_weights, train
 from tests.test_train import told
 from tests.tiny import tiny_config, tiny_dino, tiny_mae

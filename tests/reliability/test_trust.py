@@ -13,9 +13,9 @@ import pytest
 import torch
 from PIL import Image
 
-from croc.checkpoint import checkpoints
 from croc.cli import main
-from croc.train import pretrain
+from croc.train.checkpoint import checkpoints
+from croc.train.loop import pretrain
 from tests.evals.commands import segmentation_tree
 from tests.evals.trees import photograph
 from tests.tiny import FLAGS, tiny_config

@@ -7,8 +7,8 @@ from typing import Any
 
 from PIL import Image
 
-from croc.report.pictures import picture_path
-from croc.run_folder import config_page
+from croc.lab.report.pictures import picture_path
+from croc.train.run_folder import config_page
 from tests.tiny import tiny_config
 
 HOSTILE = (

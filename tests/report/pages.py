@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from croc.report.build import report
-from croc.web.page import write_page
+from croc.lab.report.build import report
+from croc.lab.web.page import write_page
 
 
 def write(to: Path, *runs: Path, scores: tuple[Path, ...] = ()) -> Path:

@@ -10,14 +10,14 @@ import pytest
 import torch
 from PIL import Image
 
-from croc.backbone import Backbone
 from croc.config import PretrainConfig
 from croc.data import open_source
-from croc.log import TIMINGS, read_metrics
-from croc.report import hook
-from croc.report.drawing import ClusterPictures
-from croc.report.pictures import cluster_pictures, pictures, steps_to_drop
-from croc.train import pretrain
+from croc.lab.report import hook
+from croc.lab.report.drawing import ClusterPictures
+from croc.lab.report.pictures import cluster_pictures, pictures, steps_to_drop
+from croc.method.backbone import Backbone
+from croc.train.log import TIMINGS, read_metrics
+from croc.train.loop import pretrain
 from tests.tiny import tiny_config, tiny_dino, tiny_mae
 
 

@@ -9,13 +9,13 @@ import pytest
 from PIL import Image
 
 from croc.cli import main
-from croc.report.build import report
-from croc.report.curves import MOST, curves
-from croc.report.evaluations import find_scores
-from croc.report.pictures import pictures
-from croc.report.reading import Run, Series, read_run
-from croc.report.summary import duration, last_step, summary
-from croc.web.page import embed_json, make_page, text
+from croc.lab.report.build import report
+from croc.lab.report.curves import MOST, curves
+from croc.lab.report.evaluations import find_scores
+from croc.lab.report.pictures import pictures
+from croc.lab.report.reading import Run, Series, read_run
+from croc.lab.report.summary import duration, last_step, summary
+from croc.lab.web.page import embed_json, make_page, text
 from tests.report.fakes import HOSTILE, add_bench, add_pictures, add_scores, line, make_run
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from croc.train import pretrain
+from croc.train.loop import pretrain
 from tests.tiny import tiny_config, tiny_mae
 
 

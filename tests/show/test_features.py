@@ -10,9 +10,9 @@ from PIL import Image
 from sklearn.decomposition import PCA
 
 from croc.errors import UserError
-from croc.show import features
-from croc.show.features import describe, draw_features, find_patch, project, similarity, stretch
-from croc.show.look import look_at_run
+from croc.lab.show import features
+from croc.lab.show.features import describe, draw_features, find_patch, project, similarity, stretch
+from croc.lab.show.look import look_at_run
 from tests.show.test_figures import assert_nothing_clipped
 
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from croc.errors import UserError
-from croc.show import figures
-from croc.show.figures import (
+from croc.lab.show import figures
+from croc.lab.show.figures import (
     HATCHING,
     OPACITY,
     PALETTE,
@@ -21,7 +21,7 @@ from croc.show.figures import (
     paint,
     picture_path,
 )
-from croc.types import Clusters
+from croc.method.types import Clusters
 
 # Machado, Oliveira and Fernandes 2009, severity 1, on linear RGB.
 VISION = {

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from croc.checkpoint import checkpoint_path, checkpoints, load_checkpoint
 from croc.errors import UserError
-from croc.photometric import unnormalise
-from croc.show.look import Look, look_at_run, read_photograph, read_photographs, whole_view
-from croc.train import pretrain
-from croc.views import patch_centres
+from croc.lab.show.look import Look, look_at_run, read_photograph, read_photographs, whole_view
+from croc.method.photometric import unnormalise
+from croc.method.views import patch_centres
+from croc.train.checkpoint import checkpoint_path, checkpoints, load_checkpoint
+from croc.train.loop import pretrain
 from croc.weights.runs import untrained
 from tests.tiny import tiny_config
 

@@ -10,11 +10,11 @@ import torch
 import torch.nn.functional as F
 from matplotlib.figure import Figure
 
-from croc.clustering.trace import TraceStep
 from croc.config import ClusterConfig
-from croc.show import merging
-from croc.show.look import look_at_run
-from croc.show.merging import draw_costs, draw_merging, find_merging, follow_colours
+from croc.lab.show import merging
+from croc.lab.show.look import look_at_run
+from croc.lab.show.merging import draw_costs, draw_merging, find_merging, follow_colours
+from croc.method.clustering.trace import TraceStep
 from tests.show.test_figures import assert_nothing_clipped
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from croc.show.overlays import edges, object_colours, paint_objects, voc_palette, write_overlay
+from croc.lab.show.overlays import edges, object_colours, paint_objects, voc_palette, write_overlay
 
 av = pytest.importorskip("av")
 

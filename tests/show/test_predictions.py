@@ -6,10 +6,10 @@ import numpy as np
 import torch
 from PIL import Image
 
-from croc.evals.scoring import Example
-from croc.evals.video import VideoExample
-from croc.show.overlays import paint_objects
-from croc.show.predictions import (
+from croc.eval.scoring import Example
+from croc.eval.video import VideoExample
+from croc.lab.show.overlays import paint_objects
+from croc.lab.show.predictions import (
     class_colours,
     paint_classes,
     segmentation_figure,

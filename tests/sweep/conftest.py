@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from croc.config import PretrainConfig
-from croc.evals import evaluate
-from croc.sweep import run as sweep_run
+from croc.eval import evaluate
+from croc.lab.sweep import run as sweep_run
 
 
 @pytest.fixture(autouse=True)

@@ -9,15 +9,15 @@ import pytest
 import torch
 
 from croc.config import PretrainConfig
-from croc.evals.results import read_results
-from croc.sweep import run as sweep_run
-from croc.sweep.claims import PAGE, UNTRAINED, Claims
+from croc.eval.results import read_results
+from croc.lab.sweep import run as sweep_run
+from croc.lab.sweep.claims import PAGE, UNTRAINED, Claims
 from tests.sweep.commands import LAMBDA, read_page, sweep
 
 HOLDS_THE_FIRST = """
 import json, os, signal, sys, time
 from pathlib import Path
-from croc.sweep.claims import Claims
+from croc.lab.sweep.claims import Claims
 
 folder = Path(sys.argv[1])
 places = Claims(folder, ["a", "b"]).in_turn()
@@ -34,7 +34,7 @@ for _ in range(1200):
 ASKS = """
 import sys
 from pathlib import Path
-from croc.sweep.claims import Claims
+from croc.lab.sweep.claims import Claims
 
 with Claims(Path(sys.argv[1]), ["a", "b", "c"]) as claims:
     print(list(claims.in_turn()), flush=True)
@@ -43,7 +43,7 @@ with Claims(Path(sys.argv[1]), ["a", "b", "c"]) as claims:
 AS_IN_A_SHELL = """
 import sys
 from pathlib import Path
-from croc.evals import evaluate
+from croc.eval import evaluate
 from tests.sweep.commands import sweep
 
 evaluate.segmentation_figure = lambda *_: None
@@ -116,7 +116,7 @@ def test_what_others_finished_stays_on_the_page(tmp_path: Path, monkeypatch: pyt
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("croc.sweep.sweep.carry_out", ended)
+        patch.setattr("croc.lab.sweep.sweep.carry_out", ended)
         assert sweep(tmp_path, *asked) == 130
     assert read_page(tmp_path)["settings"] == page["settings"]
     assert read_page(tmp_path)["to_come"] == []
@@ -124,7 +124,7 @@ def test_what_others_finished_stays_on_the_page(tmp_path: Path, monkeypatch: pyt
     for file in (tmp_path / "runs/1-seed-0/checkpoints").iterdir():
         file.unlink()
     with monkeypatch.context() as patch:
-        patch.setattr("croc.sweep.sweep.carry_out", ended)
+        patch.setattr("croc.lab.sweep.sweep.carry_out", ended)
         assert sweep(tmp_path, *asked) == 130
     assert read_page(tmp_path)["to_come"] == ["1, seed 0"]
 

@@ -8,12 +8,12 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from croc.cli import _recipe as open_recipe
-from croc.sweep.options import SweepConfig, split_words
-from croc.sweep.page import differences, plain, summarise
-from croc.sweep.picture import make_figure, make_ticks
-from croc.sweep.run import last_metrics, seconds_of
-from croc.sweep.settings import plan_runs, plan_settings
-from croc.sweep.tables import to_markdown
+from croc.lab.sweep.options import SweepConfig, split_words
+from croc.lab.sweep.page import differences, plain, summarise
+from croc.lab.sweep.picture import make_figure, make_ticks
+from croc.lab.sweep.run import last_metrics, seconds_of
+from croc.lab.sweep.settings import plan_runs, plan_settings
+from croc.lab.sweep.tables import to_markdown
 
 
 def names(*values: str, vary: str = "cluster.position-weight") -> list[str]:

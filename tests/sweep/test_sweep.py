@@ -12,10 +12,10 @@ import torch
 from PIL import Image
 
 from croc.config import PretrainConfig
-from croc.evals import evaluate
-from croc.run_folder import read_config
-from croc.sweep import run as sweep_run
-from croc.sweep import sweep as whole
+from croc.eval import evaluate
+from croc.lab.sweep import run as sweep_run
+from croc.lab.sweep import sweep as whole
+from croc.train.run_folder import read_config
 from tests.sweep.commands import LAMBDA, WITHOUT_CLUSTERS, read_page, sweep
 
 PLACE = "linear on scenes:4"
@@ -119,7 +119,7 @@ def test_a_sweep_goes_on_where_it_was_stopped(
     """By a signal that pretrain answers with a checkpoint, then in the midst of scoring."""
     asked = (*LAMBDA, "1", "2", "--run.stop-after-steps", "3", "--sweep.no-untrained")
     with monkeypatch.context() as patch:
-        patch.setattr("croc.train.train", _signalled("2-seed-0"))
+        patch.setattr("croc.train.loop.train", _signalled("2-seed-0"))
         assert sweep(tmp_path, *asked) == 130
     assert "the same command goes on from here" in capsys.readouterr().err
     page = read_page(tmp_path)
@@ -145,7 +145,7 @@ def test_a_sweep_goes_on_where_it_was_stopped(
 
 def _signalled(folder: str) -> Any:
     """pretrain's loop, which is asked to end while it makes its first step."""
-    from croc import train as training
+    from croc.train import loop as training
 
     loop, log = training.train, training.RunLog
 

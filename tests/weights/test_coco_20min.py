@@ -14,14 +14,14 @@ from safetensors.torch import load_file
 
 import croc
 from croc.config import ClusterConfig, ViewsConfig
-from croc.evals.features import fingerprint
-from croc.methods.network import locate, softness
+from croc.eval.features import fingerprint
+from croc.lab.show.look import look_at_weights
+from croc.method.network import locate, softness
+from croc.method.types import Canvases
+from croc.method.views import make_views
 from croc.photographs import own_photographs
 from croc.recipes import RECIPES
-from croc.run_folder import parse_config
-from croc.show.look import look_at_weights
-from croc.types import Canvases
-from croc.views import make_views
+from croc.train.run_folder import parse_config
 from croc.weights.page import read_page, without_paths
 from croc.weights.shipped import shipped
 

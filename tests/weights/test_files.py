@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 
 from croc.cli import main
 from croc.errors import UserError
-from croc.evals.features import open_backbone
+from croc.eval.features import open_backbone
 from croc.weights.describe import describe_file
 from croc.weights.files import read_arguments, read_content, read_named_tensors, read_weights
 from tests.weights.projects import croc_authors, mae_full

@@ -9,10 +9,10 @@ import torch
 import torchvision
 from torch import Tensor, nn
 
-from croc.backbone import Backbone
 from croc.config import ModelConfig
 from croc.errors import UserError
-from croc.evals.features import ConvBackbone, VitBackbone, open_backbone
+from croc.eval.features import ConvBackbone, VitBackbone, open_backbone
+from croc.method.backbone import Backbone
 from croc.weights.files import read_named_tensors
 from croc.weights.layouts import recognise
 from croc.weights.start import load_into

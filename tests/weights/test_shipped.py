@@ -11,17 +11,17 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import croc
-from croc.backbone import Backbone
 from croc.cli import main
 from croc.config import ModelConfig
 from croc.errors import UserError
-from croc.evals.features import DenseBackbone, fingerprint, open_backbone
-from croc.evals.results import read_results
-from croc.evals.table.weights import find_training
-from croc.export import Export, export
-from croc.train import pretrain
+from croc.eval.features import DenseBackbone, fingerprint, open_backbone
+from croc.eval.results import read_results
+from croc.eval.table.weights import find_training
+from croc.method.backbone import Backbone
+from croc.train.loop import pretrain
 from croc.weights import shipped
 from croc.weights.describe import describe_file
+from croc.weights.export import Export, export
 from croc.weights.files import read_metadata
 from croc.weights.start import load_into
 from tests.evals.commands import call

@@ -7,11 +7,11 @@ import pytest
 import timm
 import torch
 
-from croc.backbone import Backbone
-from croc.checkpoint import checkpoints, load_checkpoint
 from croc.config import ModelConfig
 from croc.errors import UserError
-from croc.train import pretrain
+from croc.method.backbone import Backbone
+from croc.train.checkpoint import checkpoints, load_checkpoint
+from croc.train.loop import pretrain
 from croc.weights.start import load_into
 from tests.tiny import tiny_config
 

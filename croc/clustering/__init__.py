@@ -1,6 +1,0 @@
-"""Online clustering of the joined tokens by optimal transport."""
-
-from croc.clustering.cluster import cluster, draw_seeds
-from croc.clustering.sinkhorn import sinkhorn
-
-__all__ = ["cluster", "draw_seeds", "sinkhorn"]

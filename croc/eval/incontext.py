@@ -1,0 +1,202 @@
+"""In-context segmentation: patches take the labels of their nearest neighbours in a memory.
+
+After Balažević et al. 2023 (Hummingbird) and open-hummingbird-eval. Nothing is trained: the memory
+holds labelled patches of the training part, and each patch of a new image is looked up in it. The
+search is exact. Where we depart from open-hummingbird-eval: ignored pixels stay out of the memory
+(there they become class 0), training images are seen once and whole (there in random crops with
+jitter, twice for its table), and a prediction counts as the class that it names (there classes are
+first matched anew, which helps poor features).
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from einops import rearrange
+from jaxtyping import Bool, Float, Int64
+from torch import Tensor
+
+from croc.errors import UserError
+from croc.eval.datasets import SegmentationData
+from croc.eval.features import DenseBackbone
+from croc.eval.inputs import batches, in_order
+from croc.eval.metrics import IGNORED
+from croc.eval.protocols import InContextConfig
+from croc.eval.scoring import SegmentationReport, same_classes, score
+from croc.eval.tracking import Track, silent
+from croc.method.randomness import sample_key, uniform
+
+IMAGES_AT_ONCE = 32
+
+
+def evaluate_incontext(
+    backbone: DenseBackbone,
+    train: SegmentationData,
+    val: SegmentationData,
+    config: InContextConfig,
+    device: torch.device,
+    workers: int = 0,
+    track: Track = silent,
+) -> SegmentationReport:
+    """Remember the patches of one part, look up those of the other and score their labels."""
+    same_classes(train, val)
+    memory = fill_memory(backbone, train, config, device, workers, track)
+    reports = score(
+        backbone,
+        val,
+        [memory.predict],
+        image_px=config.image_px,
+        blocks=config.blocks,
+        score_px=config.label_px,
+        device=device,
+        workers=workers,
+        track=track,
+        batch=IMAGES_AT_ONCE,
+    )
+    return reports[0]
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Labelled patches, and how a new patch gets its label from them.
+
+    for every new patch q, with n over the `neighbours` patches of the largest cosine to it:
+        weight[n] = softmax over n of cosine(q, n) / temperature
+        prediction[q] = Σ_n weight[n] · histogram[n]
+
+    Similarities exist for a chunk of new patches and a chunk of the memory at a time. Which of
+    equally near patches is a neighbour is left to chance.
+    """
+
+    features: Float[Tensor, "n C"]
+    """Of unit length, in the backbone's precision."""
+    histograms: Float[Tensor, "n classes"]
+    """The part of each class among a patch's labelled pixels."""
+    neighbours: int
+    temperature: float
+    queries_at_once: int = 1024
+    entries_at_once: int = 32768
+
+    def predict(self, features: Float[Tensor, "B C h w"]) -> Float[Tensor, "B classes h w"]:
+        """A distribution over the classes for each patch."""
+        queries = _unit(rearrange(features, "b c h w -> (b h w) c"))
+        found = torch.cat([self._look_up(part) for part in queries.split(self.queries_at_once)])
+        return rearrange(found, "(b h w) k -> b k h w", h=features.shape[2], w=features.shape[3])
+
+    def _look_up(self, queries: Float[Tensor, "q C"]) -> Float[Tensor, "q classes"]:
+        cosines, entries = self._nearest(queries)
+        weights = (cosines / self.temperature).softmax(dim=1)
+        return torch.einsum("qn,qnk->qk", weights, self.histograms[entries])
+
+    def _nearest(
+        self, queries: Float[Tensor, "q C"]
+    ) -> tuple[Float[Tensor, "q k"], Int64[Tensor, "q k"]]:
+        """The largest cosines and where they are: the best so far against each chunk's best."""
+        cosines = queries.new_empty(len(queries), 0)
+        entries = queries.new_empty(len(queries), 0, dtype=torch.long)
+        for start in range(0, len(self.features), self.entries_at_once):
+            part = self.features[start : start + self.entries_at_once]
+            # In float32: products in bfloat16 would make many neighbours equally near.
+            products = queries @ part.to(queries.dtype).mT
+            best = products.topk(min(self.neighbours, len(part)), dim=1)
+            cosines = torch.cat([cosines, best.values], dim=1)
+            entries = torch.cat([entries, best.indices + start], dim=1)
+            kept = cosines.topk(min(self.neighbours, cosines.shape[1]), dim=1)
+            cosines, entries = kept.values, entries.gather(1, kept.indices)
+        return cosines, entries
+
+
+def fill_memory(
+    backbone: DenseBackbone,
+    train: SegmentationData,
+    config: InContextConfig,
+    device: torch.device,
+    workers: int = 0,
+    track: Track = silent,
+    batch: int = IMAGES_AT_ONCE,
+) -> Memory:
+    """Labelled patches of all images, in order; the same whatever the batch."""
+    order = in_order(len(train), batch)
+    inputs = batches(
+        train,
+        order,
+        image_px=config.image_px,
+        label_px=config.label_px,
+        device=device,
+        workers=workers,
+    )
+    features, histograms = [], []
+    # `track` comes first, so that it sees its last item out.
+    for part, numbers in zip(track(inputs, "memory", len(order)), order):
+        assert isinstance(part.labels, Tensor)
+        found = backbone.features(part.images, config.blocks)
+        counts = count_labels(part.labels, len(train.classes), found.shape[2], found.shape[3])
+        counts = rearrange(counts, "b h w k -> b (h w) k")
+        chosen = choose(counts, *_draws(numbers, len(train), counts.shape[1], config, device))
+        unit = _unit(rearrange(found, "b c h w -> b (h w) c")[chosen])
+        features.append(unit.to(found.dtype))
+        histograms.append(F.normalize(counts[chosen].to(unit.dtype), p=1.0, dim=1))
+    if not sum(map(len, features)):
+        raise UserError(
+            "no labelled patch for the memory: label the training part, or remember more"
+        )
+    return Memory(torch.cat(features), torch.cat(histograms), config.neighbours, config.temperature)
+
+
+def count_labels(
+    labels: Int64[Tensor, "B height width"], classes: int, rows: int, columns: int
+) -> Int64[Tensor, "B rows columns classes"]:
+    """How many pixels of each class have their centre in each patch; ignored ones do not count.
+
+    for every pixel with label ≠ 255: counts[image, ⌊(y + ½) rows / height⌋, likewise x, label] += 1
+    """
+    ignored = labels == IGNORED
+    if (~ignored & ((labels < 0) | (labels >= classes))).any():
+        raise UserError(f"labels out of range: they must lie in 0..{classes - 1} or be {IGNORED}")
+    images, height, width = labels.shape
+    image = torch.arange(images, device=labels.device)[:, None, None]
+    row = _places(height, rows, labels.device)[:, None]
+    column = _places(width, columns, labels.device)
+    patch = (image * rows + row) * columns + column
+    # Ignored pixels go to a class past the end, so that shapes stay fixed.
+    cells = patch * (classes + 1) + torch.where(ignored, classes, labels)
+    counts = cells.flatten().bincount(minlength=images * rows * columns * (classes + 1))
+    return counts.view(images, rows, columns, classes + 1)[..., :classes]
+
+
+def choose(
+    counts: Int64[Tensor, "B n classes"], shares: Int64[Tensor, "B"], draws: Float[Tensor, "B n"]
+) -> Bool[Tensor, "B n"]:
+    """The patches remembered of each image: `shares` of the labelled ones, rare classes first.
+
+    for every image: frequency[c] = number of its patches in which class c occurs
+        for every labelled patch p: score[p] = draw[p] · Σ frequency[c] over the classes c in p
+    The patches of the lowest scores are taken.
+    """
+    present = counts > 0
+    frequency = present.sum(dim=1)
+    # Exact in float64, so that all devices choose the same.
+    scores = torch.einsum("bnk,bk->bn", present.double(), frequency.double()) * draws.double()
+    labelled = present.any(dim=2)
+    ranks = scores.where(labelled, math.inf).argsort(dim=1, stable=True).argsort(dim=1)
+    return labelled & (ranks < shares[:, None])
+
+
+def _draws(
+    numbers: range, images: int, patches: int, config: InContextConfig, device: torch.device
+) -> tuple[Int64[Tensor, "B"], Float[Tensor, "B n"]]:
+    """How many patches each image may give, and a number in (0, 1) for each of its patches."""
+    ends = [index * config.memory // images for index in (*numbers, numbers.stop)]
+    keys = torch.tensor([sample_key(config.seed, 0, index) for index in numbers], device=device)
+    return torch.tensor(ends, device=device).diff(), uniform(keys, "memory", patches)
+
+
+def _places(pixels: int, patches: int, device: torch.device) -> Int64[Tensor, "pixels"]:
+    """The patch in which each pixel's centre lies, along one side."""
+    return (2 * torch.arange(pixels, device=device) + 1) * patches // (2 * pixels)
+
+
+def _unit(features: Float[Tensor, "n C"]) -> Float[Tensor, "n C"]:
+    """Of length 1, in float32 at least; a feature of zeros stays."""
+    return F.normalize(features.to(torch.promote_types(features.dtype, torch.float32)), dim=1)

@@ -1,0 +1,1 @@
+"""What is built on the rest: pictures, reports, explorer, sweeps, benchmarks, the Python API."""

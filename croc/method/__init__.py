@@ -1,0 +1,1 @@
+"""The method: views, tokens, clusters, losses, and one step of training."""

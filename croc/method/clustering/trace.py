@@ -1,0 +1,91 @@
+"""The whole merging, step by step, for pictures of it: what `cluster_views` keeps only one step of.
+
+From the functions of the definition, in its order; never by the kernel, which writes no steps.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int, Int64
+from torch import Tensor
+
+from croc.config import ClusterConfig
+from croc.method.clustering.cluster import (
+    at_least_float32,
+    check_k_start,
+    choose,
+    draw_for,
+    join,
+    split,
+)
+from croc.method.clustering.paper import merge
+from croc.method.clustering.released import add_columns
+from croc.method.clustering.steps import Step
+
+
+@dataclass(frozen=True)
+class TraceStep:
+    """The clusters at k centroids, with what `Clusters` says of the chosen ones."""
+
+    assignments: Float[Tensor, "M B H N k"]
+    valid: Bool[Tensor, "B H k"]
+    cost: Float[Tensor, "B H"]
+    merged: Int64[Tensor, "B H 2"] | None
+    """The two columns of the step before that became one; None at K_start."""
+    into: Int64[Tensor, "B H before"] | None
+    """For every column of the step before, the column here that it went into; None at K_start."""
+
+
+@dataclass(frozen=True)
+class Trace:
+    """The steps from K_start to 2, and the K that the definition chooses of them."""
+
+    steps: tuple[TraceStep, ...]
+    count: Int[Tensor, "B H"]
+
+    def at(self, k: int) -> TraceStep:
+        return self.steps[len(self.steps) + 1 - k]
+
+    @property
+    def costs(self) -> Float[Tensor, "B H steps"]:
+        return torch.stack([step.cost for step in self.steps], dim=-1)
+
+
+@torch.no_grad()
+def trace_views(
+    tokens: Float[Tensor, "M B H N d"],
+    positions: Float[Tensor, "M B N 2"],
+    saliency: Float[Tensor, "M B H N"],
+    config: ClusterConfig,
+    *,
+    seeds: Int[Tensor, "B H K"] | None = None,
+    keys: Int64[Tensor, "B"] | None = None,
+) -> Trace:
+    """Every step of `cluster_views`, given the same."""
+    views = len(tokens)
+    check_k_start(config.k_start, views * tokens.shape[3])
+    with torch.autocast(tokens.device.type, enabled=False):
+        positions, saliency = at_least_float32(positions), at_least_float32(saliency)
+        if seeds is None:
+            seeds = draw_for(saliency, keys, config)
+        steps = list(join(at_least_float32(tokens), positions, saliency, seeds, config))
+        _, _, count = choose(iter(steps), config)
+        return Trace(tuple(_split(step, config, views) for step in steps), count)
+
+
+def _split(step: Step, config: ClusterConfig, views: int) -> TraceStep:
+    k = step.assignments.shape[-1]
+    count = torch.full_like(step.cost, k, dtype=torch.long)
+    found = split(step.assignments, step.cost, count, config, views)
+    merged = None if step.merged is None else torch.cat(step.merged, dim=-1)
+    into = None if step.merged is None else _follow(*step.merged, k + 1, config)
+    return TraceStep(found.assignments, found.valid, step.cost, merged, into)
+
+
+def _follow(
+    i: Int64[Tensor, "B H 1"], j: Int64[Tensor, "B H 1"], before: int, config: ClusterConfig
+) -> Int64[Tensor, "B H before"]:
+    """Where each column went: the variant's own merging, done to columns that only name one."""
+    names = torch.eye(before, device=i.device).expand(*i.shape[:2], -1, -1)
+    moved = add_columns(names, i, j) if config.variant == "released" else merge(names, i, j).mT
+    return moved.argmax(dim=-1)

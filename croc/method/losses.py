@@ -1,0 +1,112 @@
+"""Self-distillation: centring of the teacher, and the cross-entropy between views."""
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from croc.kernels import serve
+from croc.method.distributed import sum_over_processes
+
+
+class Center(nn.Module):
+    """A moving mean of the teacher's outputs, subtracted from them against collapse."""
+
+    value: Tensor
+
+    def __init__(self, prototypes: int, momentum: float) -> None:
+        super().__init__()
+        self.momentum = momentum
+        self.register_buffer("value", torch.zeros(prototypes))
+
+    @torch.no_grad()
+    def update(self, total: Float[Tensor, "P"], count: Float[Tensor, ""]) -> None:
+        """Move towards the mean over all processes; with nothing counted, or no number, stay."""
+        packed = sum_over_processes(torch.cat([total, count[None]]))
+        mean, count = packed[:-1] / packed[-1].clamp_min(1), packed[-1]
+        self.value.lerp_(
+            torch.where((count > 0) & mean.isfinite(), mean, self.value), 1 - self.momentum
+        )
+
+
+def weighted_total(
+    outputs: Float[Tensor, "*batch P"], weights: Float[Tensor, "*batch"]
+) -> Float[Tensor, "P"]:
+    """What a centre moves by: the weighted sum of the outputs, in float32."""
+    if serve(outputs):
+        from croc.kernels import distil as kernel
+
+        return kernel.weighted_total(outputs, weights)
+    return (outputs.float() * weights[..., None]).flatten(0, -2).sum(dim=0)
+
+
+def sinkhorn_center(
+    logits: Float[Tensor, "*batch P"],
+    weights: Float[Tensor, "*batch"],
+    temperature: Float[Tensor, ""],
+    iterations: int = 3,
+) -> Float[Tensor, "P"]:
+    """The centre by which the prototypes have almost the same mean probability in the batch.
+
+    repeat: for p: center[p] += τ · log(P · mean of softmax((logits − center) / τ)[..., p])
+
+    Sinkhorn's scalings: the softmax is that of the items, the step that of the prototypes. The
+    mean is by `weights` and over all processes.
+    """
+    logits, weights = logits.float().flatten(0, -2), weights.flatten()
+    center = torch.zeros_like(logits[0])
+    for _ in range(iterations):
+        probabilities = teacher_probabilities(logits, center, temperature)
+        total = (weights[:, None] * probabilities).sum(dim=0)
+        packed = sum_over_processes(torch.cat([total, weights.sum()[None]]))
+        mean = packed[:-1] / packed[-1].clamp_min(1)
+        center = center + temperature * (mean * len(mean)).clamp_min(1e-30).log()
+    return center
+
+
+def teacher_probabilities(
+    logits: Float[Tensor, "*batch P"], center: Float[Tensor, "P"], temperature: Float[Tensor, ""]
+) -> Float[Tensor, "*batch P"]:
+    return ((logits.float() - center) / temperature).softmax(dim=-1)
+
+
+def distil(
+    teacher: Float[Tensor, "M *batch P"],
+    center: Float[Tensor, "P"],
+    teacher_temperature: Float[Tensor, ""],
+    student: Float[Tensor, "M *batch P"],
+    student_temperature: float,
+    counted: Bool[Tensor, "*batch"],
+) -> tuple[Float[Tensor, "*batch"], Float[Tensor, "*batch"]]:
+    """From the outputs of both: the cross-entropy, and of it the teacher's own entropy.
+
+    Both are 0 for what is not counted.
+    """
+    if serve(student):
+        from croc.kernels import distil as kernel
+
+        if kernel.fits(teacher, student):
+            given = teacher, center, teacher_temperature, student, student_temperature, counted
+            loss, own, _ = kernel.distil(*given)
+            return loss, own
+    probabilities = teacher_probabilities(teacher, center, teacher_temperature)
+    loss = cross_view_entropy(probabilities, student, student_temperature)
+    own = entropy(probabilities).mean(dim=0)
+    return torch.where(counted, loss, 0.0), torch.where(counted, own, 0.0)
+
+
+def cross_view_entropy(
+    teacher: Float[Tensor, "M *batch P"], student: Float[Tensor, "M *batch P"], temperature: float
+) -> Float[Tensor, "*batch"]:
+    """Cross-entropy of the student's view with the teacher's other views, a value an item.
+
+    mean over pairs of views i ≠ j: −Σ_p teacher[i, ..., p] · log softmax(student[j] / τ)[..., p]
+    """
+    views = len(teacher)
+    log_student = (student.float() / temperature).log_softmax(dim=-1)
+    pairs = [(i, j) for i in range(views) for j in range(views) if i != j]
+    total = sum((teacher[i] * log_student[j]).sum(dim=-1) for i, j in pairs)
+    return -torch.as_tensor(total) / len(pairs)
+
+
+def entropy(probabilities: Float[Tensor, "*batch P"]) -> Float[Tensor, "*batch"]:
+    return torch.special.entr(probabilities).sum(dim=-1)

@@ -1,0 +1,187 @@
+"""MAE: most patches of one view are hidden; from the others the network paints them."""
+
+from functools import partial
+from typing import Any
+
+import torch
+from einops import rearrange
+from jaxtyping import Bool, Float, Int64
+from lightning.fabric import Fabric
+from lightning.fabric.wrappers import _FabricModule
+from timm.models.vision_transformer import Block
+from torch import Tensor, nn
+
+from croc.config import DecoderConfig, MaeConfig, require
+from croc.method.backbone import Backbone
+from croc.method.compiling import compiled
+from croc.method.distillation import split
+from croc.method.distributed import process_count
+from croc.method.initial import sines_and_cosines, start_as_mae, start_linear_layers
+from croc.method.layers import autocast_dtype, replace_in_blocks
+from croc.method.position_windows import WHOLE
+from croc.method.randomness import uniform
+from croc.method.schedules import Settings
+from croc.method.sharding import hold_gradients
+from croc.method.stages import stage
+from croc.method.types import Canvases
+from croc.method.views import make_views
+
+
+class Decoder(nn.Module):
+    """Narrow blocks over all patches, of which the hidden ones begin as one learned token."""
+
+    def __init__(self, width: int, grid: int, patch_px: int, config: DecoderConfig) -> None:
+        super().__init__()
+        self.embed = nn.Linear(width, config.width)
+        self.mask_token = nn.Parameter(torch.zeros(1, 1, config.width))
+        places = sines_and_cosines(grid, config.width)
+        self.register_buffer("places", places, persistent=False)
+        norm: Any = partial(nn.LayerNorm, eps=1e-6)
+        self.blocks = nn.Sequential(
+            *(
+                Block(config.width, config.heads, qkv_bias=True, norm_layer=norm)
+                for _ in range(config.depth)
+            )
+        )
+        self.norm = norm(config.width)
+        self.paint = nn.Linear(config.width, 3 * patch_px**2)
+        start_linear_layers(self)
+        nn.init.normal_(self.mask_token, std=0.02)
+        replace_in_blocks(self)
+
+    places: Tensor
+
+    def forward(
+        self,
+        cls: Float[Tensor, "B D"],
+        patches: Float[Tensor, "B V D"],
+        visible: Int64[Tensor, "B V"],
+    ) -> Float[Tensor, "B N pixels"]:
+        first, seen = self.embed(cls)[:, None], self.embed(patches)
+        everywhere = self.mask_token.to(seen.dtype).expand(len(seen), len(self.places), -1)
+        x = everywhere.scatter(1, visible[..., None].expand_as(seen), seen) + self.places
+        x = torch.cat([first, x.to(first.dtype)], dim=1)
+        return self.paint(self.norm(self.blocks(x)))[:, 1:]
+
+
+class MaeNetwork(nn.Module):
+    """The backbone as the encoder, and the decoder that is left behind after training."""
+
+    def __init__(self, config: MaeConfig) -> None:
+        super().__init__()
+        self.config = config.decoder
+        self.backbone = Backbone(config.model, config.views.size_px, config.model.drop_path)
+        start_as_mae(self.backbone)
+        patch_px, grid = self.backbone.patch_px, config.views.size_px // self.backbone.patch_px
+        self.decoder = Decoder(self.backbone.width, grid, patch_px, config.decoder)
+        self.patches = grid**2
+        visible = count_visible(self.patches, config.decoder.mask)
+        require(
+            0 < visible < self.patches,
+            f"--decoder.mask {config.decoder.mask} leaves {visible} of {self.patches} patches "
+            "visible",
+        )
+        self.compare = compare
+
+    def compile_parts(self) -> None:
+        self.backbone.compile_parts()
+        for block in self.decoder.blocks:
+            block.compile(dynamic=False)
+        self.compare = compiled(compare)
+
+    def forward(
+        self, pixels: Float[Tensor, "B 3 h w"], keys: Int64[Tensor, "B"]
+    ) -> Float[Tensor, "B"]:
+        """The error of each image's hidden patches."""
+        visible, hidden = draw_mask(keys, self.patches, self.config.mask)
+        with stage("student"):
+            cls, patches = self.backbone.encode(pixels, visible, keys)
+        with stage("decoder"):
+            painted = self.decoder(cls, patches, visible)
+        with stage("loss"):
+            wanted = into_patches(pixels, self.backbone.patch_px)
+            return self.compare(painted, wanted, hidden, self.config.normalise_patches)
+
+
+class Mae:
+    """A network that fills in what it does not see, and what one step does with it."""
+
+    def __init__(self, config: MaeConfig, device: torch.device, compile: bool = False) -> None:
+        require(config.views.early_px is None, "--views.early-px is not for MAE")
+        whole = config.model.position_window == WHOLE
+        require(whole, "--model.position-window is not for MAE, whose places are fixed")
+        self.config, self.views = config, config.views
+        self.student = MaeNetwork(config)
+        self.micro_batch = config.run.micro_batch or (16 if device.type == "cpu" else None)
+        self._make_views = compiled(make_views) if compile else make_views
+        if compile:
+            self.student.compile_parts()
+
+    @property
+    def modules(self) -> dict[str, nn.Module]:
+        return {"student": self.student}
+
+    @property
+    def backbones(self) -> list[Backbone]:
+        return [self.student.backbone]
+
+    def before_gradients(self, settings: Settings) -> None:
+        """Nothing in the loss changes with the step."""
+
+    def accumulate(
+        self, fabric: Fabric, student: _FabricModule, canvases: Canvases
+    ) -> dict[str, Tensor]:
+        images = len(canvases.keys) * process_count()
+        pieces = list(split(canvases, self.micro_batch))
+        total = torch.zeros((), device=fabric.device)
+        for index, piece in enumerate(pieces):
+            with stage("views"), fabric.autocast(), torch.no_grad():
+                dtype = autocast_dtype(fabric.device, torch.float32)
+                patch_px = self.student.backbone.patch_px
+                views = self._make_views(piece, self.config.views, patch_px, dtype, 1)
+            with hold_gradients(fabric, student, more=index + 1 < len(pieces)):
+                loss = student(views.pixels[0], piece.keys).sum() / images
+                with stage("backward"):
+                    # DDP takes the mean over processes, where the shares are to be added up.
+                    fabric.backward(loss * process_count())
+            total = total + loss.detach()
+        return {"loss": total}
+
+    def before_update(self, settings: Settings) -> None:
+        """Nothing is held back."""
+
+    def after_update(self, settings: Settings) -> None:
+        """Nothing follows the student."""
+
+
+def draw_mask(
+    keys: Int64[Tensor, "B"], patches: int, share: float
+) -> tuple[Int64[Tensor, "B V"], Bool[Tensor, "B {patches}"]]:
+    """Which patches of each image are visible, in a random order, and which are hidden."""
+    order = uniform(keys, "mask", patches).argsort(dim=1)
+    visible = order[:, : count_visible(patches, share)]
+    everything = torch.ones(len(keys), patches, dtype=torch.bool, device=keys.device)
+    return visible, everything.scatter(1, visible, False)
+
+
+def count_visible(patches: int, hidden: float) -> int:
+    return int(patches * (1 - hidden))
+
+
+def into_patches(pixels: Float[Tensor, "B 3 h w"], patch_px: int) -> Float[Tensor, "B N pixels"]:
+    return rearrange(pixels, "b c (y p) (x q) -> b (y x) (p q c)", p=patch_px, q=patch_px)
+
+
+def compare(
+    painted: Float[Tensor, "B N pixels"],
+    wanted: Float[Tensor, "B N pixels"],
+    hidden: Bool[Tensor, "B N"],
+    normalise: bool,
+) -> Float[Tensor, "B"]:
+    """Mean squared error of an image's hidden patches."""
+    painted, wanted = painted.float(), wanted.float()
+    if normalise:
+        mean, variance = wanted.mean(dim=-1, keepdim=True), wanted.var(dim=-1, keepdim=True)
+        wanted = (wanted - mean) / (variance + 1e-6).sqrt()
+    errors = (painted - wanted).square().mean(dim=-1)
+    return (errors * hidden).sum(dim=1) / hidden.sum(dim=1)

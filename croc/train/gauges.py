@@ -1,0 +1,184 @@
+"""Label-free measures of dense quality, taken from the teacher at every checkpoint of a run.
+
+place      share of the variance of the patch tokens that their place in the image explains
+image      share of it that the image explains
+rank       effective rank of the patch tokens
+agreement  share of the clusters of one view whose nearest cluster in the other view is their own
+
+Tokens that collapse onto their position raise `place`, tokens that only say which image they come
+from raise `image`, tokens that are all alike lower `rank`, and `agreement` falls to
+`agreement_chance` where the clusters of an image cannot be told apart across views.
+"""
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, replace
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from einops import rearrange
+from jaxtyping import Float
+from lightning.fabric import Fabric
+from torch import Tensor
+
+from croc.config import ClusterConfig, CrocConfig, PretrainConfig
+from croc.data import ImageSource, UndecodableImage, epoch_order, place_on_canvas
+from croc.data.reduce import reduce_image
+from croc.method.backbone import Backbone
+from croc.method.distillation import split
+from croc.method.layers import autocast_dtype
+from croc.method.network import locate
+from croc.method.photometric import normalise
+from croc.method.randomness import sample_key
+from croc.method.types import Canvases, Clusters
+from croc.method.views import VIEWS, Crops, crop, make_views
+
+IMAGES, TRIED = 64, 256
+"""Images that are measured, and how many are tried until so many can be decoded."""
+BATCH = 16
+EPSILON = 1e-7
+"""As in RankMe."""
+
+
+@dataclass(frozen=True)
+class TokenStatistics:
+    """Of the patch tokens of a set of images."""
+
+    place: float
+    """Share of the variance explained by the mean over images at each place. Each feature counts
+    the same, whatever its scale. Independent tokens of n images have 1 / n."""
+    image: float
+    """The same for the mean over the tokens of each image. Independent tokens have 1 / (h · w)."""
+    rank: float
+    """RankMe (Garrido et al. 2023): exp of the entropy of p = σ / Σσ + 1e-7, where σ are the
+    singular values of the matrix of all tokens. As in the paper it is not centred: tokens that
+    collapse onto their mean have rank 1, where after centring only the rank of the remaining noise
+    would be seen."""
+
+
+def token_statistics(
+    parts: Iterable[Float[Tensor, "_ C h w"]],
+) -> tuple[TokenStatistics, Float[Tensor, "C h w"]]:
+    """The statistics of tokens that come in parts, so that they need not all fit in memory; and the
+    mean token of each place."""
+    count, squares, total, gram = 0, torch.zeros(()), torch.zeros(()), torch.zeros(())
+    means_of_parts: list[Tensor] = []
+    for part in parts:
+        tokens = part.double()
+        rows = rearrange(tokens, "b c h w -> (b h w) c")
+        gram = gram + (rows.mT @ rows).cpu()
+        count, total = count + len(tokens), total + tokens.sum(dim=0).cpu()
+        squares = squares + tokens.square().mean(dim=(2, 3)).sum(dim=0).cpu()
+        means_of_parts.append(tokens.mean(dim=(2, 3)).cpu())
+    image_means, place_means = torch.cat(means_of_parts), total / count
+    mean = image_means.mean(dim=0)
+    variance = squares / count - mean.square()
+    varies = variance > 1e-9 * squares / count  # a constant feature has no share in anything
+    by_place = (place_means - mean[:, None, None]).square().mean(dim=(1, 2))
+    by_image = (image_means - mean).square().mean(dim=0)
+    place, image = ((each / variance)[varies].mean().item() for each in (by_place, by_image))
+    return TokenStatistics(place, image, _effective_rank(gram)), place_means
+
+
+def _effective_rank(gram: Float[Tensor, "C C"]) -> float:
+    """From the tokens' Gram matrix, whose eigenvalues are the squared singular values."""
+    singular = torch.linalg.eigvalsh(gram).clamp_min(0).sqrt()
+    p = singular / singular.sum() + EPSILON
+    return (-p * p.log()).sum().exp().item()
+
+
+def count_matches(patches: Float[Tensor, "2 B N D"], clusters: Clusters) -> tuple[int, int, int]:
+    """Clusters whose centroid is nearest to its own in the other view, counted in both directions;
+    clusters; and pairs of image and head that have them.
+
+    Centroids are pooled from the patch tokens and compared by cosine, among the valid clusters of
+    an image and head. Those with fewer than two valid clusters are left out.
+    """
+    valid = clusters.valid
+    pooled = torch.einsum("mbnd,mbhnk->mbhkd", patches, clusters.assignments.to(patches.dtype))
+    first, second = F.normalize(pooled, dim=-1)
+    cosines = torch.einsum("bhkd,bhld->bhkl", first, second)
+    cosines = cosines.masked_fill(~(valid[..., None] & valid[..., None, :]), -torch.inf)
+    counted = valid & (valid.sum(dim=-1, keepdim=True) >= 2)
+    own = torch.arange(valid.shape[-1], device=valid.device)
+    there, back = (((cosines.argmax(dim=dim) == own) & counted).sum() for dim in (-1, -2))
+    counts = torch.stack([there + back, counted.sum(), counted.any(dim=-1).sum()]).tolist()
+    return counts[0], counts[1], counts[2]
+
+
+class Gauges:
+    """Measures weights on a fixed set of training images, which the run's seed chooses.
+
+    It computes with a copy of the backbone that is not compiled, on the run's device and in its
+    precision. The run's own networks and random numbers are not touched.
+    """
+
+    def __init__(self, fabric: Fabric, config: PretrainConfig, source: ImageSource) -> None:
+        self._fabric, self._views = fabric, config.views
+        with torch.random.fork_rng(devices=[]):
+            backbone = Backbone(config.model, config.views.size_px)
+        self._backbone = backbone.eval().requires_grad_(False)
+        self._cluster = _cluster_config(config, backbone.patch_px)
+        self._canvases = _draw_images(source, config.data.canvas_px, config.run.seed)
+
+    @torch.no_grad()
+    def measure(self, weights: dict[str, Tensor]) -> dict[str, float]:
+        """The gauges of a backbone's weights."""
+        self._backbone.load_state_dict(weights)
+        device = self._fabric.device
+        try:
+            self._backbone.to(device)
+            batches = [each.to(device) for each in split(self._canvases, BATCH)]
+            statistics, _ = token_statistics(self._tokens(batch) for batch in batches)
+            counts = zip(*(self._matches(batch) for batch in batches))
+            matches, clusters, pairs = (sum(each) for each in counts)
+        finally:
+            self._backbone.cpu()  # between checkpoints all of the GPU's memory is for training
+        return {
+            **asdict(statistics),
+            "agreement": matches / (2 * clusters) if clusters else float("nan"),
+            "agreement_chance": pairs / clusters if clusters else float("nan"),
+        }
+
+    def _tokens(self, canvases: Canvases) -> Float[Tensor, "B C h w"]:
+        """Of whole images, resized to a view's square."""
+        boxes = F.pad(canvases.sizes.flip(-1).float(), (2, 0))[None]
+        whole = Crops(boxes, torch.zeros_like(boxes[..., 0], dtype=torch.bool))
+        pixels = normalise(crop(canvases.pixels, whole, self._views.size_px))
+        with self._fabric.autocast():
+            _, patches = self._backbone(pixels)
+        grid = self._views.size_px // self._backbone.patch_px
+        return rearrange(patches[0], "b (h w) c -> b c h w", h=grid)
+
+    def _matches(self, canvases: Canvases) -> tuple[int, int, int]:
+        """Of two augmented views, clustered as in a training step."""
+        with self._fabric.autocast():
+            dtype = autocast_dtype(self._fabric.device, torch.float32)
+            views = make_views(canvases, self._views, self._backbone.patch_px, dtype)
+            tokens = self._backbone.describe(views.pixels, self._cluster.tokens)
+            clusters = locate(tokens, views, canvases.keys, self._cluster)
+        return count_matches(tokens.patches.float(), clusters)
+
+
+def _cluster_config(config: PretrainConfig, patch_px: int) -> ClusterConfig:
+    """The run's own, or the default for methods that do not cluster."""
+    if isinstance(config, CrocConfig):
+        return config.cluster
+    default, patches = ClusterConfig(), (config.views.size_px // patch_px) ** 2
+    return replace(default, k_start=min(default.k_start, VIEWS * patches))
+
+
+def _draw_images(source: ImageSource, canvas_px: int, seed: int) -> Canvases:
+    """The first in the order of the first epoch that can be decoded."""
+    pixels, sizes, keys = [], [], []
+    for index in epoch_order(len(source), seed, 0)[:TRIED].tolist():
+        try:
+            image = reduce_image(source.read(index), canvas_px)
+        except UndecodableImage:
+            continue
+        pixels.append(place_on_canvas(image, canvas_px))
+        sizes.append(image.shape[:2])
+        keys.append(sample_key(seed, 0, index))
+        if len(keys) == IMAGES:
+            break
+    return Canvases(torch.from_numpy(np.stack(pixels)), torch.tensor(sizes), torch.tensor(keys))
