@@ -10,10 +10,11 @@ from torch import Tensor, nn
 
 from croc.config import CrocConfig
 from croc.method.clustering.cluster import check_k_start
+from croc.method.clustering.softness import softness
 from croc.method.compiling import compiled
 from croc.method.distillation import Distillation, Metrics, image_metrics
 from croc.method.distributed import process_count, sum_over_processes
-from croc.method.network import Network, Targets, locate, softness
+from croc.method.network import Network, Targets, locate
 from croc.method.stages import stage
 from croc.method.types import Views
 from croc.method.views import VIEWS

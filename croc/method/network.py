@@ -81,17 +81,3 @@ def saliency(tokens: Tokens, config: ClusterConfig) -> Float[Tensor, "M B H N"]:
         cls = tokens.cls_heads.float()[..., None, :]
         return torch.cosine_similarity(tokens.heads.float(), cls, dim=-1)
     return tokens.attention / len(tokens.attention)
-
-
-def softness(
-    assignments: Float[Tensor, "M B H N K"],
-) -> tuple[Float[Tensor, "B H"], Float[Tensor, "B H"]]:
-    """How soft the assignments are: effective clusters and largest share, means over the tokens.
-
-    With p a token's row divided by its sum, they are exp(entropy of p) and max(p): 1 and 1 for
-    hard assignments, K and 1/K for uniform ones. Padding columns are zero and add nothing.
-    """
-    tiny = torch.finfo(assignments.dtype).tiny
-    shares = assignments / assignments.sum(dim=-1, keepdim=True).clamp_min(tiny)
-    effective = torch.special.entr(shares).sum(dim=-1).exp()
-    return effective.mean(dim=(0, 3)), shares.amax(dim=-1).mean(dim=(0, 3))

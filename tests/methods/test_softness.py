@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from croc.method.network import softness
+from croc.method.clustering.softness import softness
 
 SHAPE = (2, 3, 4, 5)  # views, images, heads, tokens
 

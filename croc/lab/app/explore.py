@@ -18,8 +18,9 @@ from croc.lab.app.maps import cluster_tiles, to_png
 from croc.lab.app.models import Model
 from croc.lab.app.pictures import Picture
 from croc.lab.app.recent import Recent
+from croc.method.clustering.softness import softness
 from croc.method.clustering.trace import Trace, trace_views
-from croc.method.network import locate, saliency, softness
+from croc.method.network import locate, saliency
 from croc.method.photometric import normalise
 from croc.method.randomness import sample_key
 from croc.method.types import Clusters, Tokens, Views

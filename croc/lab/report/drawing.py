@@ -24,7 +24,7 @@ from croc.lab.show.figures import (
 )
 from croc.lab.show.look import grid_of, to_canvases
 from croc.method.backbone import Backbone
-from croc.method.network import softness
+from croc.method.clustering.softness import softness
 from croc.method.photometric import unnormalise
 from croc.method.types import Canvases, Clusters, Views
 

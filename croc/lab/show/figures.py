@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from croc.errors import UserError
-from croc.method.network import softness
+from croc.method.clustering.softness import softness
 from croc.method.types import Clusters
 
 # Twelve that stay apart for readers without red or green cones, too, and over a photograph
