@@ -26,7 +26,7 @@ from benchmarks.surroundings import hardware, versions
 from croc.data import open_source
 from croc.lab.show.figures import PALETTE
 from croc.lab.show.look import Look, keys_of, look_at_run, readable, to_canvases
-from croc.method.network import locate
+from croc.method.croc import locate
 from croc.method.views import make_views
 
 AT_ONCE = 32

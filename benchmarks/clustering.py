@@ -30,7 +30,7 @@ from croc.method.clustering import draw_seeds
 from croc.method.clustering.centroids import pool
 from croc.method.clustering.cluster import choose, split
 from croc.method.clustering.paper import paper_steps
-from croc.method.network import locate
+from croc.method.croc import locate
 from croc.method.types import Clusters, Tokens, Views
 
 VARIANTS = ("4:255", "8:255", "8:128")

@@ -10,7 +10,7 @@ import pytest
 
 import croc.train.saving as saving
 from croc.errors import UserError
-from croc.method.distillation import Distillation
+from croc.method.croc import Croc
 from croc.train.checkpoint import checkpoints, load_checkpoint
 from croc.train.log import read_metrics
 from croc.train.loop import pretrain
@@ -29,7 +29,7 @@ def remount(place: Path, how: str) -> None:
 
 def at_steps(monkeypatch: pytest.MonkeyPatch, deeds: dict[int, Callable[[], object]]) -> None:
     """While the gradients of these steps (the first is 1) are computed."""
-    real, step = Distillation.accumulate, 0
+    real, step = Croc.accumulate, 0
 
     def watched(self, *given):
         nonlocal step
@@ -37,7 +37,7 @@ def at_steps(monkeypatch: pytest.MonkeyPatch, deeds: dict[int, Callable[[], obje
         deeds.get(step, lambda: None)()
         return real(self, *given)
 
-    monkeypatch.setattr(Distillation, "accumulate", watched)
+    monkeypatch.setattr(Croc, "accumulate", watched)
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-import croc.method.distillation as distillation
+import croc.method.croc as step
 from croc.config import CrocConfig, PretrainConfig, ViewsConfig
 from croc.errors import UserError
 from croc.method.build import build_method
@@ -32,13 +32,13 @@ def test_the_size_follows_the_epochs_and_the_blur_follows_the_size():
 @pytest.mark.parametrize("dino", [False, True])
 def test_a_run_sees_small_views_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dino: bool):
     seen: list[int] = []
-    real = distillation.make_views
+    real = step.make_views
 
     def watched(canvases, views, *more):
         seen.append(views.size_px)
         return real(canvases, views, *more)
 
-    monkeypatch.setattr(distillation, "make_views", watched)
+    monkeypatch.setattr(step, "make_views", watched)
     config: PretrainConfig = early(tmp_path / "run")
     assert isinstance(config, CrocConfig)
     pretrain(without_clusters(config) if dino else config, "tiny")

@@ -11,7 +11,7 @@ import torch
 
 from croc.config import CrocConfig
 from croc.errors import UserError
-from croc.method.distillation import Distillation
+from croc.method.croc import Croc
 from croc.method.losses import Center
 from croc.method.sharding import own_share
 from croc.train.checkpoint import checkpoint_path, checkpoints, load_checkpoint
@@ -43,7 +43,7 @@ def spoil_the_loss(_: torch.nn.Module, metrics: dict[str, torch.Tensor]) -> None
 
 def inject(monkeypatch: pytest.MonkeyPatch, damage: Damage, at: set[int]) -> None:
     """After the gradients of these steps (the first is 1) were computed."""
-    real, step = Distillation.accumulate, 0
+    real, step = Croc.accumulate, 0
 
     def damaged(self, *given):
         nonlocal step
@@ -53,7 +53,7 @@ def inject(monkeypatch: pytest.MonkeyPatch, damage: Damage, at: set[int]) -> Non
             damage(self.student, metrics)
         return metrics
 
-    monkeypatch.setattr(Distillation, "accumulate", damaged)
+    monkeypatch.setattr(Croc, "accumulate", damaged)
 
 
 def every_step(folder: Path, **run: object) -> CrocConfig:

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from croc.config import OptimConfig
 from croc.errors import UserError
+from croc.method.croc import Network
 from croc.method.muon import QUINTIC, Muon, orthogonalise
-from croc.method.network import Network
 from croc.method.optim import make_optimizer, set_rates
 from croc.method.schedules import Settings
 from croc.train.checkpoint import checkpoints, load_checkpoint

@@ -5,7 +5,7 @@ import copy
 import torch
 from torch import nn
 
-from croc.method.network import Network
+from croc.method.croc import Network
 from croc.method.optim import clip_gradient, make_optimizer, set_rates, update_teacher
 from croc.method.schedules import Settings
 from tests.tiny import tiny_config

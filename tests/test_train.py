@@ -17,7 +17,7 @@ from PIL import Image
 
 from croc.config import CrocConfig, PretrainConfig
 from croc.errors import UserError
-from croc.method.distillation import Distillation
+from croc.method.croc import Croc
 from croc.train.checkpoint import checkpoints, load_checkpoint
 from croc.train.log import TIMINGS, RunLog, read_metrics
 from croc.train.loop import pretrain
@@ -175,7 +175,7 @@ def test_a_full_gpu_is_said_in_a_line(tmp_path: Path, monkeypatch: pytest.Monkey
     def fail(*_):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has")
 
-    monkeypatch.setattr(Distillation, "accumulate", fail)
+    monkeypatch.setattr(Croc, "accumulate", fail)
     with pytest.raises(UserError, match=r"try a smaller --run\.micro-batch.*out of memory\)$"):
         pretrain(tiny_config(tmp_path / "run"), "tiny")
 

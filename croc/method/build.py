@@ -8,7 +8,7 @@ from lightning.fabric import Fabric
 from lightning.fabric.wrappers import _FabricModule
 from torch import Tensor, nn
 
-from croc.config import CrocConfig, DinoConfig, MaeConfig, PretrainConfig, ViewsConfig
+from croc.config import DinoConfig, MaeConfig, PretrainConfig, ViewsConfig
 from croc.method.backbone import Backbone
 from croc.method.schedules import Settings
 from croc.method.types import Canvases
@@ -63,14 +63,10 @@ class Method(Protocol):
 
 def build_method(config: PretrainConfig, device: torch.device, compile: bool) -> Method:
     """The method whose configuration this is."""
-    if isinstance(config, CrocConfig):
+    if isinstance(config, DinoConfig):  # CrocConfig is one too
         from croc.method.croc import Croc
 
         return Croc(config, device, compile)
-    if isinstance(config, DinoConfig):
-        from croc.method.dino import Dino
-
-        return Dino(config, device, compile)
     assert isinstance(config, MaeConfig)
     from croc.method.mae import Mae
 

@@ -1,134 +1,332 @@
-"""CrOC: views → teacher's tokens → clusters → centroids → targets; the student predicts them."""
+"""One training step of CrOC, as section 3 of the paper has it; and of DINO, which is CrOC without
+clusters.
 
-from collections.abc import Callable
+The teacher sees the whole batch first. Then the student sees it, in one piece or in micro-batches,
+each followed by its backward pass: every weight in the loss is known by then, so the pieces add up
+to the same gradient.
+"""
+
 from dataclasses import dataclass
-from functools import partial
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int64
+from lightning.fabric import Fabric
+from lightning.fabric.wrappers import _FabricModule
 from torch import Tensor, nn
 
-from croc.config import CrocConfig
-from croc.method.clustering.cluster import check_k_start
+from croc.config import ClusterConfig, CrocConfig, DinoConfig, require
+from croc.method.backbone import Backbone
+from croc.method.clustering.centroids import pool
+from croc.method.clustering.cluster import check_k_start, cluster_views
 from croc.method.clustering.softness import softness
 from croc.method.compiling import compiled
-from croc.method.distillation import Distillation, Metrics, image_metrics
 from croc.method.distributed import process_count, sum_over_processes
-from croc.method.network import Network, Targets, locate
+from croc.method.heads import ImageHead, ProjectionHead
+from croc.method.layers import autocast_dtype
+from croc.method.losses import Center, distil, sinkhorn_center, weighted_total
+from croc.method.optim import update_teacher
+from croc.method.schedules import Settings, teacher_momentum, teacher_temperature, views_at
+from croc.method.sharding import hold_gradients
 from croc.method.stages import stage
-from croc.method.types import Views
-from croc.method.views import VIEWS
+from croc.method.types import Canvases, Clusters, Tokens, Views
+from croc.method.views import VIEWS, make_views
 
 
-class Croc(Distillation[Targets]):
-    """DINO, and beside its images the clusters that both views share."""
+def locate(
+    tokens: Tokens, views: Views, keys: Int64[Tensor, "B"], config: ClusterConfig
+) -> Clusters:
+    """Join the teacher's tokens of both views, locate the clusters in them, split them again."""
+    weights = saliency(tokens, config)
+    return cluster_views(tokens.heads, views.positions, weights, config, keys=keys)
 
-    config: CrocConfig
 
-    def __init__(self, config: CrocConfig, device: torch.device, compile: bool = False) -> None:
-        super().__init__(config, device, compile, partial(Network, config))
-        smallest = min(config.views.size_px, config.views.early_px or config.views.size_px)
-        patches = (smallest // self.student.backbone.patch_px) ** 2
-        check_k_start(config.cluster.k_start, VIEWS * patches)
-        self.cluster_center = self._make_center(config.head.cluster_prototypes, device)
-        self._locate = compiled(locate) if compile else locate
-        self._softness = compiled(softness) if compile else softness
-
-    def _usual_micro_batch(self, device: torch.device) -> int | None:
-        apart = self.config.cluster.variant == "paper"
-        return super()._usual_micro_batch(device) if apart else None
-
-    @property
-    def modules(self) -> dict[str, nn.Module]:
-        return super().modules | {"cluster_center": self.cluster_center}
-
-    def teach(
-        self, views: Views, keys: Int64[Tensor, "B"], temperature: Float[Tensor, ""]
-    ) -> Targets:
-        """The teacher's clusters, and its outputs for every image and centroid."""
-        config, teacher = self.config.cluster, self.teacher
-        with stage("teacher"):
-            tokens = teacher.backbone.describe(views.pixels, config.tokens, keys)
-        with stage("clustering"):
-            found = self._locate(tokens, views, keys, config)
-            centroids = teacher.pool(tokens.patches, found.assignments, tokens.cls, config)
-        with stage("heads"):
-            images, clusters = teacher.head.images(tokens.cls), teacher.head.clusters(centroids)
-        with stage("loss"):
-            valid = found.valid.float().expand(clusters.shape[:-1])
-            return Targets(
-                **vars(self.image_targets(images, temperature)),
-                found=found,
-                clusters=clusters,
-                cluster_center=self.center(self.cluster_center, clusters, valid, temperature),
-                cluster_total=self._total(clusters, valid),
-            )
-
-    def recentre(self, parts: list[Targets]) -> None:
-        super().recentre(parts)
-        total = torch.stack([part.cluster_total for part in parts]).sum(dim=0)
-        valid = torch.stack([part.found.valid.sum() for part in parts]).sum()
-        self.cluster_center.update(total, VIEWS * valid.float())
-
-    def count(self, parts: list[Targets]) -> Metrics:
-        return partial(_Counts.of(parts, self.config).metrics, self._softness)
+def saliency(tokens: Tokens, config: ClusterConfig) -> Float[Tensor, "M B H N"]:
+    """How much each token matters: the CLS attention, or `released`'s cosine with the CLS."""
+    if config.variant == "released":
+        cls = tokens.cls_heads.float()[..., None, :]
+        return torch.cosine_similarity(tokens.heads.float(), cls, dim=-1)
+    return tokens.attention / len(tokens.attention)
 
 
 @dataclass(frozen=True)
-class _Counts:
-    """What the sums of a step are divided by, over all of its parts and processes."""
+class ClusterTargets:
+    """The clusters of a piece of the batch, and the teacher's outputs for their centroids."""
+
+    clusters: Clusters
+    outputs: Float[Tensor, "M B H K L"]
+    center: Float[Tensor, "L"]
+    total: Float[Tensor, "L"]
+    """Sum of the outputs over views and valid clusters, for the moving mean."""
+
+
+@dataclass(frozen=True)
+class Targets:
+    """What the student is to predict for a piece of the batch: the teacher's outputs."""
+
+    temp: Float[Tensor, ""]
+    outputs: Float[Tensor, "M B P"]
+    """For the CLS tokens."""
+    center: Float[Tensor, "P"]
+    total: Float[Tensor, "P"]
+    """Sum of the outputs over views and images, for the moving mean."""
+    dense: ClusterTargets | None
+    """None in DINO."""
+
+
+class Network(nn.Module):
+    """A backbone and its projection head: the student is one, the teacher another."""
+
+    def __init__(self, config: DinoConfig, drop_path: float) -> None:
+        super().__init__()
+        self.config = config
+        self.cluster = config.cluster if isinstance(config, CrocConfig) else None
+        self.backbone = Backbone(config.model, config.views.size_px, drop_path)
+        head: Any = ProjectionHead if self.cluster else ImageHead
+        self.head = head(self.backbone.width, config.head)
+        self.pool, self.distil = pool, distil
+
+    def compile_parts(self) -> None:
+        """In parts, since the blocks are alike, and each part can be timed."""
+        self.backbone.compile_parts()
+        self.head.compile_parts()
+        self.pool, self.distil = compiled(pool), compiled(distil)
+
+    def forward(
+        self, pixels: Float[Tensor, "M B 3 h w"], keys: Int64[Tensor, "B"], targets: Targets
+    ) -> tuple[Tensor, ...]:
+        """The student's cross-entropy for each image, and the teacher's own entropy, below which it
+        cannot fall; in CrOC also both of each cluster."""
+        dense = targets.dense
+        with stage("student"):
+            cls, patches = self.backbone(pixels, keys)
+        t, s = targets.temp, self.config.loss.student_temperature
+        every = torch.ones_like(keys, dtype=torch.bool)
+        if dense is None or self.cluster is None:
+            with stage("heads"):
+                images = self.head.images(cls)
+            with stage("loss"):
+                return self.distil(targets.outputs, targets.center, t, images, s, every)
+        assignments, valid = dense.clusters.assignments, dense.clusters.valid
+        with stage("heads"):
+            centroids = self.pool(patches, assignments, cls, self.cluster)
+            images, clusters = self.head.images(cls), self.head.clusters(centroids)
+        with stage("loss"):
+            image = self.distil(targets.outputs, targets.center, t, images, s, every)
+            return *image, *self.distil(dense.outputs, dense.center, t, clusters, s, valid)
+
+
+@dataclass(frozen=True)
+class Divisors:
+    """What the sums of a step are divided by, over all of its pieces and processes."""
 
     images: int
-    cluster_scale: Float[Tensor, ""]
+    dense: Float[Tensor, ""] | float = 1.0
     """`paper`: images with a cluster; `released`: clusters of this process, times processes."""
-    clusters: Float[Tensor, ""]
+    clusters: Float[Tensor, ""] | float = 1.0
     """All chosen K, before pruning."""
-    per_image: bool
-    alpha: float
 
-    @classmethod
-    def of(cls, parts: list[Targets], config: CrocConfig) -> "_Counts":
-        found = [targets.found for targets in parts]
-        valid = torch.cat([clusters.valid for clusters in found])
-        count = torch.cat([clusters.count for clusters in found])
+
+class Croc:
+    """Teacher, student and the centers of the teacher's outputs, and one step with them."""
+
+    def __init__(self, config: DinoConfig, device: torch.device, compile: bool = False) -> None:
+        self.config = config
+        self.cluster = config.cluster if isinstance(config, CrocConfig) else None
+        self.alpha = config.loss.alpha if isinstance(config, CrocConfig) else 0.0
+        self.student = Network(config, config.model.drop_path)
+        self.teacher = Network(config, drop_path=0.0)
+        self._check_sizes()
+        self.teacher.load_state_dict(self.student.state_dict())
+        self.teacher.eval().requires_grad_(False).to(device)
+        momentum = config.loss.center_momentum
+        self.image_center = Center(config.head.image_prototypes, momentum).to(device)
+        self.cluster_center = None
+        if isinstance(config, CrocConfig):
+            self.cluster_center = Center(config.head.cluster_prototypes, momentum).to(device)
+        self.temp = torch.zeros((), device=device)
+        self.views = config.views
+        self.micro_batch = config.run.micro_batch or self._usual_micro_batch(device)
+        self._make_views, self._locate = make_views, locate
+        self._total, self._softness = weighted_total, softness
+        if compile:
+            self._make_views, self._locate = compiled(make_views), compiled(locate)
+            self._total, self._softness = compiled(weighted_total), compiled(softness)
+            self.student.compile_parts()
+            self.teacher.compile_parts()
+
+    def _check_sizes(self) -> None:
+        views, patch_px = self.config.views, self.teacher.backbone.patch_px
+        require(
+            views.early_px is None or views.early_px % patch_px == 0,
+            f"--views.early-px {views.early_px} is not a whole number of {patch_px} px patches",
+        )
+        if self.cluster:
+            smallest = min(views.size_px, views.early_px or views.size_px)
+            check_k_start(self.cluster.k_start, VIEWS * (smallest // patch_px) ** 2)
+
+    def _usual_micro_batch(self, device: torch.device) -> int | None:
+        """On the CPU a step in pieces takes less memory, where images are not compared."""
+        apart = self.cluster is None or self.cluster.variant == "paper"
+        mean = self.config.loss.centring == "mean"
+        return 16 if device.type == "cpu" and mean and apart else None
+
+    @property
+    def modules(self) -> dict[str, nn.Module]:
+        """All that a checkpoint must hold."""
+        modules: dict[str, nn.Module] = {
+            "student": self.student,
+            "teacher": self.teacher,
+            "image_center": self.image_center,
+        }
+        if self.cluster_center is not None:
+            modules["cluster_center"] = self.cluster_center
+        return modules
+
+    @property
+    def backbones(self) -> list[Backbone]:
+        return [self.student.backbone, self.teacher.backbone]
+
+    def before_gradients(self, settings: Settings) -> None:
+        # Into a tensor that stays, so that neither a new graph nor a copy to the device is made.
+        self.temp.fill_(teacher_temperature(self.config.loss, settings.epoch))
+        self.views = views_at(self.config.views, settings.epoch)
+
+    def accumulate(
+        self, fabric: Fabric, student: _FabricModule, canvases: Canvases
+    ) -> dict[str, Tensor]:
+        """Gradients of one step; `student` is self.student as the fabric wrapped it.
+
+        Each metric is this process's share of a mean over all: their sum is the metric.
+        """
+        pieces = []
+        with torch.no_grad(), fabric.autocast():
+            for piece in canvases.split(self.micro_batch):
+                with stage("views"):  # two crops and their positions E
+                    dtype = autocast_dtype(fabric.device, torch.float32)
+                    patch_px = self.teacher.backbone.patch_px
+                    views = self._make_views(piece, self.views, patch_px, dtype)
+                pieces.append((views.pixels, piece.keys, self.teach(views, piece.keys, self.temp)))
+        divisors = self._divisors([targets for _, _, targets in pieces])
+        metrics: dict[str, Tensor] = {}
+        for index, (pixels, keys, targets) in enumerate(pieces):
+            with hold_gradients(fabric, student, more=index + 1 < len(pieces)):
+                losses = student(pixels, keys, targets)
+                shares = self.losses(targets, losses, divisors)
+                with stage("backward"):
+                    # DDP takes the mean over processes, where the shares are to be added up.
+                    fabric.backward(shares["loss"] * process_count())
+            for name, value in shares.items():
+                metrics[name] = metrics.get(name, 0) + value.detach()
+        self._update_centers([targets for _, _, targets in pieces])
+        return metrics
+
+    @torch.no_grad()
+    def teach(self, views: Views, keys: Int64[Tensor, "B"], temp: Float[Tensor, ""]) -> Targets:
+        """The teacher's clusters, and its outputs for every image and centroid."""
+        teacher, dense = self.teacher, None
+        if self.cluster is None or self.cluster_center is None:
+            with stage("teacher"):
+                cls, _ = teacher.backbone(views.pixels, keys)
+            with stage("heads"):
+                images = teacher.head.images(cls)
+        else:
+            with stage("teacher"):
+                tokens = teacher.backbone.describe(views.pixels, self.cluster.tokens, keys)
+            with stage("clustering"):
+                clusters = self._locate(tokens, views, keys, self.cluster)
+                centroids = teacher.pool(
+                    tokens.patches, clusters.assignments, tokens.cls, self.cluster
+                )
+            with stage("heads"):
+                images, outputs = teacher.head.images(tokens.cls), teacher.head.clusters(centroids)
+            with stage("loss"):
+                valid = clusters.valid.float().expand(outputs.shape[:-1])
+                center = self._center(self.cluster_center, outputs, valid, temp)
+                dense = ClusterTargets(clusters, outputs, center, self._total(outputs, valid))
+        with stage("loss"):
+            ones = torch.ones_like(images[..., 0], dtype=torch.float)
+            center = self._center(self.image_center, images, ones, temp)
+            return Targets(temp, images, center, self._total(images, ones), dense)
+
+    def _center(
+        self, moving: Center, outputs: Tensor, weights: Tensor, temp: Tensor
+    ) -> Float[Tensor, "P"]:
+        """What is subtracted from the outputs: their moving mean, or what balances the batch."""
+        if self.config.loss.centring == "sinkhorn":
+            return sinkhorn_center(outputs, weights, temp)
+        return moving.value
+
+    def losses(
+        self, targets: Targets, losses: tuple[Tensor, ...], divisors: Divisors
+    ) -> dict[str, Tensor]:
+        """The losses and the health of the run, of what the student returned for a piece."""
+        loss_glob, entropy_glob = (each.sum() / divisors.images for each in losses[:2])
+        shares = {
+            "loss_image": loss_glob,
+            "entropy_image": entropy_glob,
+            "kl_image": loss_glob.detach() - entropy_glob,
+        }
+        if targets.dense is None:
+            return {"loss": loss_glob, **shares}
+        clusters = targets.dense.clusters
+        weights = self._weights(clusters.valid, divisors)
+        loss_dense, entropy_dense = ((weights * each).sum() for each in losses[2:])
+        loss = self.alpha * loss_dense + loss_glob
+        heads = divisors.images * clusters.count.shape[1]
+        effective, largest = self._softness(clusters.assignments)
+        return shares | {
+            "loss": loss,
+            "loss_cluster": loss_dense,
+            "entropy_cluster": entropy_dense,
+            "kl_cluster": loss_dense.detach() - entropy_dense,
+            "k_mean": clusters.count.sum() / heads,
+            "effective_clusters": effective.sum() / heads,
+            "largest_share": largest.sum() / heads,
+            "valid_share": clusters.valid.sum() / divisors.clusters,
+        }
+
+    def _divisors(self, parts: list[Targets]) -> Divisors:
+        images = sum(part.outputs.shape[1] for part in parts) * process_count()
+        clusters = [part.dense.clusters for part in parts if part.dense is not None]
+        if self.cluster is None:
+            return Divisors(images)
+        valid = torch.cat([each.valid for each in clusters])
+        count = torch.cat([each.count for each in clusters])
         with_cluster = valid.flatten(1).any(dim=1).sum()
         shared = sum_over_processes(torch.stack([with_cluster, count.sum()]).float())
-        per_image = config.cluster.variant == "paper"
-        scale = shared[0] if per_image else valid.sum().float() * process_count()
-        images = len(valid) * process_count()
-        return cls(images, scale.clamp_min(1), shared[1], per_image, config.loss.alpha)
+        per_process = valid.sum().float() * process_count()
+        dense = shared[0] if self.cluster.variant == "paper" else per_process
+        return Divisors(images, dense.clamp_min(1), shared[1])
 
-    def weigh(self, valid: Bool[Tensor, "B H K"]) -> Float[Tensor, "B H K"]:
-        """The weight of each cluster in the dense loss; over a step and all processes, 1."""
-        weights = valid.float() / self.cluster_scale
-        if self.per_image:
+    def _weights(self, valid: Bool[Tensor, "B H K"], divisors: Divisors) -> Float[Tensor, "B H K"]:
+        """The weight of each cluster in the dense loss; over a step and all processes, 1.
+
+        `paper` takes the mean over an image's clusters, then over images; `released` over all.
+        """
+        weights = valid.float() / divisors.dense
+        if self.cluster and self.cluster.variant == "paper":
             weights = weights / valid.sum(dim=(1, 2), keepdim=True).clamp_min(1)
         return weights
 
-    def metrics(
-        self,
-        softness: Callable[[Tensor], tuple[Float[Tensor, "B H"], Float[Tensor, "B H"]]],
-        targets: Targets,
-        image_loss: Float[Tensor, "B"],
-        cluster_loss: Float[Tensor, "B H K"],
-        image_entropy: Float[Tensor, "B"],
-        cluster_entropy: Float[Tensor, "B H K"],
-    ) -> dict[str, Tensor]:
-        """The losses, and the health of the run."""
-        found = targets.found
-        weights = self.weigh(found.valid)
-        shares = image_metrics(self.images, image_loss, image_entropy)
-        loss_cluster = (weights * cluster_loss).sum()
-        entropy_cluster = (weights * cluster_entropy).sum()
-        effective, largest = softness(found.assignments)
-        samples = self.images * found.count.shape[1]
-        return shares | {
-            "loss": shares["loss_image"] + self.alpha * loss_cluster,
-            "loss_cluster": loss_cluster,
-            "entropy_cluster": entropy_cluster,
-            "kl_cluster": loss_cluster.detach() - entropy_cluster,
-            "k_mean": found.count.sum() / samples,
-            "effective_clusters": effective.sum() / samples,
-            "largest_share": largest.sum() / samples,
-            "valid_share": found.valid.sum() / self.clusters,
-        }
+    def _update_centers(self, parts: list[Targets]) -> None:
+        """Move the centers by what the batch has shown."""
+        images = sum(part.outputs.shape[1] for part in parts)
+        total = torch.stack([part.total for part in parts]).sum(dim=0)
+        self.image_center.update(total, torch.full((), float(VIEWS * images), device=total.device))
+        if self.cluster_center is not None:
+            dense = [part.dense for part in parts if part.dense is not None]
+            total = torch.stack([each.total for each in dense]).sum(dim=0)
+            valid = torch.stack([each.clusters.valid.sum() for each in dense]).sum()
+            self.cluster_center.update(total, VIEWS * valid.float())
+
+    def before_update(self, settings: Settings) -> None:
+        """In the first epochs the prototypes are frozen."""
+        if settings.epoch < self.config.loss.frozen_prototype_epochs:
+            for parameter in self.student.head.prototypes():
+                parameter.grad = None
+
+    def after_update(self, settings: Settings) -> None:
+        with stage("EMA"):
+            momentum = teacher_momentum(self.config.loss, settings)
+            update_teacher(self.teacher, self.student, momentum)

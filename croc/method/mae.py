@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from croc.config import DecoderConfig, MaeConfig, require
 from croc.method.backbone import Backbone
 from croc.method.compiling import compiled
-from croc.method.distillation import split
 from croc.method.distributed import process_count
 from croc.method.initial import sines_and_cosines, start_as_mae, start_linear_layers
 from croc.method.layers import autocast_dtype, replace_in_blocks
@@ -132,7 +131,7 @@ class Mae:
         self, fabric: Fabric, student: _FabricModule, canvases: Canvases
     ) -> dict[str, Tensor]:
         images = len(canvases.keys) * process_count()
-        pieces = list(split(canvases, self.micro_batch))
+        pieces = list(canvases.split(self.micro_batch))
         total = torch.zeros((), device=fabric.device)
         for index, piece in enumerate(pieces):
             with stage("views"), fabric.autocast(), torch.no_grad():

@@ -8,6 +8,7 @@ h, w pixels of a view      S pixels of a canvas's side
 Shapes are written with jaxtyping and checked in the tests; at run time they cost nothing.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from jaxtyping import Bool, Float, Int, Int64, UInt8
@@ -32,6 +33,13 @@ class Canvases:
             x.to(device, non_blocking=True) for x in (self.pixels, self.sizes, self.keys)
         )
         return Canvases(pixels, sizes, keys, self.failed)
+
+    def split(self, size: int | None) -> Iterator["Canvases"]:
+        """In pieces of at most `size` images."""
+        size = size or len(self.keys)
+        for start in range(0, len(self.keys), size):
+            piece = slice(start, start + size)
+            yield Canvases(self.pixels[piece], self.sizes[piece], self.keys[piece])
 
     def copied(self) -> "Canvases":
         """In memory of its own."""

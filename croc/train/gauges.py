@@ -25,9 +25,8 @@ from croc.config import ClusterConfig, CrocConfig, PretrainConfig
 from croc.data import ImageSource, UndecodableImage, epoch_order, place_on_canvas
 from croc.data.reduce import reduce_image
 from croc.method.backbone import Backbone
-from croc.method.distillation import split
+from croc.method.croc import locate
 from croc.method.layers import autocast_dtype
-from croc.method.network import locate
 from croc.method.photometric import normalise
 from croc.method.randomness import sample_key
 from croc.method.types import Canvases, Clusters
@@ -128,7 +127,7 @@ class Gauges:
         device = self._fabric.device
         try:
             self._backbone.to(device)
-            batches = [each.to(device) for each in split(self._canvases, BATCH)]
+            batches = [each.to(device) for each in self._canvases.split(BATCH)]
             statistics, _ = token_statistics(self._tokens(batch) for batch in batches)
             counts = zip(*(self._matches(batch) for batch in batches))
             matches, clusters, pairs = (sum(each) for each in counts)

@@ -20,7 +20,7 @@ from croc.lab.app.asked import read_asked
 from croc.lab.app.explore import Explorer, follow_colours
 from croc.method.clustering.cluster import cluster_views
 from croc.method.clustering.trace import trace_views
-from croc.method.network import locate, saliency
+from croc.method.croc import locate, saliency
 from croc.method.photometric import normalise
 from croc.method.randomness import sample_key
 from croc.method.types import Clusters, Views

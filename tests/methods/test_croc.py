@@ -60,7 +60,7 @@ def naive_losses(
     """Both losses and both new centres, cluster by cluster."""
     views = make_views(canvases, config.views, 8)
     temperature = torch.tensor(0.07)  # the tiny run's warm-up is over in epoch 1
-    found = method.teach(views, canvases.keys, temperature).found
+    found = method.teach(views, canvases.keys, temperature).dense.clusters
     networks = {"teacher": method.teacher, "student": method.student}
     tokens = {name: network.backbone(views.pixels) for name, network in networks.items()}
 
@@ -148,19 +148,19 @@ def test_sinkhorn_centring_uses_the_batch_and_not_the_moving_mean():
     assert method.micro_batch is None
     views, temperature = make_views(canvases, config.views, 8), torch.tensor(0.07)
     targets = method.teach(views, canvases.keys, temperature)
-    images = teacher_probabilities(targets.images, targets.image_center, temperature)
-    clusters = teacher_probabilities(targets.clusters, targets.cluster_center, temperature)
-    valid = targets.found.valid.expand(clusters.shape[:-1])
+    images = teacher_probabilities(targets.outputs, targets.center, temperature)
+    clusters = teacher_probabilities(targets.dense.outputs, targets.dense.center, temperature)
+    valid = targets.dense.clusters.valid.expand(clusters.shape[:-1])
     for shares in (images.mean(dim=(0, 1)), clusters[valid].mean(dim=0)):
         assert ((shares * len(shares) - 1).abs() < 0.5).all()  # three iterations leave some
     method.image_center.value.normal_()
     again = method.teach(views, canvases.keys, temperature)
-    assert torch.equal(again.image_center, targets.image_center)
+    assert torch.equal(again.center, targets.center)
 
 
 def without_clusters(config: CrocConfig, kept: int, monkeypatch: pytest.MonkeyPatch):
     """A step in which all but `kept` clusters of the batch are pruned."""
-    import croc.method.network as module
+    import croc.method.croc as module
 
     real = module.cluster_views
 

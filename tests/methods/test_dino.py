@@ -6,7 +6,7 @@ import pytest
 import torch
 from lightning.fabric import Fabric
 
-from croc.method.dino import Dino
+from croc.method.croc import Croc
 from croc.method.optim import make_optimizer
 from croc.method.views import make_views
 from croc.recipes import without_clusters
@@ -21,7 +21,7 @@ def test_a_step_equals_the_loops():
     config = replace(config, model=replace(config.model, drop_path=0.0))
     torch.manual_seed(0)
     fabric = Fabric(accelerator="cpu", devices=1)
-    method = Dino(config, torch.device("cpu"))
+    method = Croc(config, torch.device("cpu"))
     with torch.no_grad():  # a student unlike its teacher, a centre unlike zero
         for parameter in method.student.parameters():
             parameter.add_(0.02 * torch.randn_like(parameter))

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-from croc.optim import make_optimizer
 from lightning.fabric import Fabric
 
 from croc.config import CrocConfig, DinoConfig, MaeConfig, PretrainConfig
 from croc.method.build import Method, build_method
+from croc.method.optim import make_optimizer
 from croc.method.schedules import settings_at
 from croc.recipes import RECIPES
 from croc.train.cuda_graph import Gradients

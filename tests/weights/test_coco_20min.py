@@ -17,7 +17,7 @@ from croc.config import ClusterConfig, ViewsConfig
 from croc.eval.features import fingerprint
 from croc.lab.show.look import look_at_weights
 from croc.method.clustering.softness import softness
-from croc.method.network import locate
+from croc.method.croc import locate
 from croc.method.types import Canvases
 from croc.method.views import make_views
 from croc.photographs import own_photographs

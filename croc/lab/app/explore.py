@@ -1,6 +1,6 @@
 """Two crops through a network: their joint clusters, the merging, similarities of patches.
 
-What is clustered here is what `methods.network.locate` clusters for the same boxes; nothing is
+What is clustered here is what `method.croc.locate` clusters for the same boxes; nothing is
 augmented, so that the page shows what a user pointed at.
 """
 
@@ -20,7 +20,7 @@ from croc.lab.app.pictures import Picture
 from croc.lab.app.recent import Recent
 from croc.method.clustering.softness import softness
 from croc.method.clustering.trace import Trace, trace_views
-from croc.method.network import locate, saliency
+from croc.method.croc import locate, saliency
 from croc.method.photometric import normalise
 from croc.method.randomness import sample_key
 from croc.method.types import Clusters, Tokens, Views

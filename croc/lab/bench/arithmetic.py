@@ -13,7 +13,7 @@ from torch import nn
 
 from croc.config import ClusterConfig
 from croc.lab.bench.clock import Marks
-from croc.method.network import Network
+from croc.method.croc import Network
 from croc.method.views import VIEWS
 
 
@@ -48,7 +48,8 @@ def step_flop(network: Network, images: int, view_px: int) -> dict[str, int]:
     Backward, each product of the student becomes two, but for those of inputs that need no
     gradient: the pixels, and the assignments in the pooling.
     """
-    config = network.config.cluster
+    config = network.cluster
+    assert config is not None  # croc bench takes no other method
     backbone, head = network.backbone, network.head
     patches = (view_px // backbone.patch_px) ** 2
     attention_heads: int = backbone.vit.blocks[-1].attn.num_heads  # pyright: ignore

@@ -21,7 +21,7 @@ from croc.lab.show.look import (
     whole_to_cluster,
 )
 from croc.method.backbone import Backbone
-from croc.method.network import locate
+from croc.method.croc import locate
 from croc.method.photometric import unnormalise
 from croc.method.types import Canvases, Clusters, Views
 from croc.method.views import make_views

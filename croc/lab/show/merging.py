@@ -40,7 +40,7 @@ from croc.lab.show.look import (
 )
 from croc.method.clustering.softness import softness
 from croc.method.clustering.trace import Trace, TraceStep, trace_views
-from croc.method.network import saliency
+from croc.method.croc import saliency
 from croc.method.photometric import unnormalise
 from croc.method.types import Views
 from croc.method.views import make_views
