@@ -5,6 +5,8 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from croc.io import replacing
+
 # Okabe and Ito's, which colour-blind readers can tell apart; markers and dashes differ, too.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#333333")
 LEAST_POINTS = 2.0
@@ -23,10 +25,5 @@ def verbatim(text: str) -> str:
 
 
 def save_chart(figure: Figure, path: Path) -> None:
-    """Written beside its place and renamed, as the other files are."""
-    partial = path.with_name(f"{path.name}.partial")
-    try:
+    with replacing(path) as partial:
         figure.savefig(partial, format="png")
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)

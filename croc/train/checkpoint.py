@@ -17,6 +17,7 @@ from torch import nn
 
 from croc.data.loader import FailedFiles
 from croc.errors import UserError
+from croc.io import replacing
 from croc.method.sharding import shared_like, whole
 
 FORMAT = 2
@@ -108,15 +109,10 @@ def save_checkpoint(folder: Path, state: dict[str, Any], keep_every: int | None)
     path.parent.mkdir(parents=True, exist_ok=True)
     for stale in path.parent.glob("*.partial"):  # of a run that was killed while it wrote
         stale.unlink()
-    partial = path.with_suffix(".partial")
-    try:
-        with partial.open("wb") as file:
-            torch.save(state, file)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+    with replacing(path) as partial, partial.open("wb") as file:
+        torch.save(state, file)
+        file.flush()
+        os.fsync(file.fileno())
     for old in _passing(folder, keep_every, KEPT):
         old.unlink()
     return path

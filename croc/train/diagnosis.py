@@ -11,6 +11,7 @@ from torch import Tensor
 
 from croc.data.loader import batch_indices
 from croc.data.sources import ImageSource
+from croc.io import replacing
 from croc.method.build import Method
 from croc.method.distributed import fetch
 from croc.method.schedules import Settings
@@ -36,10 +37,8 @@ def describe(device: torch.device, settings: Settings, values: dict[str, float])
 
 
 def write_diagnosis(folder: Path, page: dict[str, Any]) -> None:
-    path = folder / DIAGNOSIS
-    partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps(page, indent=1) + "\n")
-    partial.replace(path)
+    with replacing(folder / DIAGNOSIS) as partial:
+        partial.write_text(json.dumps(page, indent=1) + "\n")
 
 
 def images_of(source: ImageSource, steps: range, batch: int, seed: int) -> dict[int, list[str]]:

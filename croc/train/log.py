@@ -3,7 +3,6 @@ screen."""
 
 import contextlib
 import json
-import os
 import sys
 import time
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from croc.io import replacing
 from croc.train.guard import finite_or_none
 
 GAUGES = "gauges.jsonl"
@@ -119,9 +119,8 @@ def _drop_later(path: Path, step: int) -> None:
         except (ValueError, KeyError, TypeError):
             break
         kept.append(line + "\n")
-    partial = path.with_suffix(".partial")
-    partial.write_text("".join(kept))
-    os.replace(partial, path)
+    with replacing(path) as partial:
+        partial.write_text("".join(kept))
 
 
 class _Screen:

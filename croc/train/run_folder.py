@@ -10,6 +10,7 @@ import typeguard
 
 from croc.config import METHODS, PretrainConfig, RunConfig
 from croc.errors import UserError
+from croc.io import replacing
 
 PAGE = "config.json"
 PARTIAL = "config.json.partial"
@@ -28,9 +29,8 @@ def write_config(folder: Path, config: PretrainConfig, recipe: str) -> None:
     run = dataclasses.replace(config.run, stop_after_steps=None, resume="auto")
     whole = dataclasses.replace(config, run=run)
     folder.mkdir(parents=True, exist_ok=True)
-    partial = folder / PARTIAL
-    partial.write_text(json.dumps(config_page(whole, recipe), indent=2) + "\n")
-    partial.replace(folder / PAGE)
+    with replacing(folder / PAGE) as partial:
+        partial.write_text(json.dumps(config_page(whole, recipe), indent=2) + "\n")
 
 
 def config_page(config: PretrainConfig, recipe: str) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from croc.io import replacing
 from croc.lab.bench.arithmetic import Ceiling
 from croc.lab.bench.measure import Figures
 from croc.lab.bench.options import BenchConfig
@@ -60,12 +61,8 @@ def _entry(setting: Setting, figures: Figures | None) -> dict[str, Any]:
 
 def write_page(folder: Path, page: dict[str, Any]) -> None:
     text = json.dumps(page, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-    partial = folder / f"{FILE}.partial"
-    try:
+    with replacing(folder / FILE) as partial:
         partial.write_text(text)
-        partial.replace(folder / FILE)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def print_page(page: dict[str, Any], console: Console | None = None) -> None:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from croc.config import CrocConfig
 from croc.data import ImageSource, UndecodableImage
+from croc.io import replacing
 from croc.lab.report.pictures import drop_pictures, picture_path, steps_to_drop
 from croc.lab.show.clusters import find_clusters
 from croc.lab.show.figures import (
@@ -111,7 +112,9 @@ def save_picture(
                 valid = clusters.valid[image, head]
                 painted = blend(seen, shares, valid, PALETTE[colours[head] % len(PALETTE)])
                 sheet.paste(_to_image(painted), (step * (head + 1), top))
-    _save(sheet, json.dumps(_described(clusters, names, heads)).encode("ascii"), path)
+    comment = json.dumps(_described(clusters, names, heads)).encode("ascii")
+    with replacing(path) as partial:
+        sheet.save(partial, "JPEG", quality=QUALITY, comment=comment)
 
 
 def _reduced(pixels: Float[Tensor, "M B 3 h w"]) -> Float[Tensor, "M B 3 t t"]:
@@ -122,15 +125,6 @@ def _reduced(pixels: Float[Tensor, "M B 3 h w"]) -> Float[Tensor, "M B 3 t t"]:
 
 def _to_image(pixels: Float[Tensor, "3 t t"]) -> Image.Image:
     return Image.fromarray((255 * to_array(pixels)).round().astype(np.uint8))
-
-
-def _save(sheet: Image.Image, comment: bytes, path: Path) -> None:
-    partial = path.with_suffix(".partial")
-    try:
-        sheet.save(partial, "JPEG", quality=QUALITY, comment=comment)
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def _described(clusters: Clusters, names: list[str], heads: int) -> dict[str, Any]:

@@ -8,10 +8,11 @@ import base64
 import hashlib
 import html
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from croc.io import replacing
 
 HERE = Path(__file__).parent
 DATA_ID = "page-data"
@@ -74,12 +75,8 @@ def make_page(
 
 def write_page(path: Path, page: str) -> None:
     """Whole or not at all: somebody may have it open."""
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    try:
+    with replacing(path, shared=True) as partial:
         partial.write_text(page, encoding="utf-8", newline="\n")
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def _data_block(data: Any) -> str:
