@@ -38,7 +38,7 @@ class Scores:
 def split_into_folds(data: SegmentationData, count: int) -> list[tuple[Subset, Subset]]:
     """What is trained on and what is scored: image i belongs to fold i modulo `count`."""
     if not 2 <= count <= len(data):
-        raise UserError(f"--folds must lie in 2 … {len(data)}, the images to be scored: {count}")
+        raise UserError(f"--folds must be in 2 … {len(data)}, the images to be scored: {count}")
     numbers = range(len(data))
     return [
         (

@@ -53,8 +53,8 @@ Each takes --help; croc --version tells the version. Recipes: {recipes}.
 """
 
 WORKER_DIED = (
-    "one of the loader's processes was killed, often for want of memory: lower --data.workers or "
-    "--data.canvas-px; the same command goes on from the last checkpoint"
+    "a loader process was killed, often because memory ran out: lower --data.workers or "
+    "--data.canvas-px; the same command resumes from the last checkpoint"
 )
 
 
@@ -127,7 +127,7 @@ def pretrain_command(arguments: list[str]) -> None:
     if is_first_process():
         files = "config.json, metrics.jsonl, checkpoints/, tensorboard/"
         report = "report.html, " if config.run.report else ""
-        print(f"the run lies in {folder}: {report}{files}")
+        print(f"the run is in {folder}: {report}{files}")
 
 
 def bench_command(arguments: list[str]) -> None:
@@ -145,7 +145,7 @@ def bench_command(arguments: list[str]) -> None:
         raise UserError("croc bench measures with fresh weights: leave --init out")
     from croc.lab.bench.run import run_bench
 
-    print(f"the figures lie in {run_bench(asked.recipe, asked.bench, recipe)}")
+    print(f"the results are in {run_bench(asked.recipe, asked.bench, recipe)}")
 
 
 def sweep_command(arguments: list[str]) -> None:

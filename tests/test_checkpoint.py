@@ -36,7 +36,7 @@ def test_a_whole_one_is_loaded(tmp_path: Path):
 )
 def test_a_state_that_cannot_be(change: dict[str, Any], said: str, tmp_path: Path):
     torch.save(WHOLE | change, tmp_path / "c.pt")
-    with pytest.raises(UserError, match=f"{said}.*; remove it to go on from the one before"):
+    with pytest.raises(UserError, match=f"{said}.*; remove it to resume from the one before"):
         load_checkpoint(tmp_path / "c.pt")
     with pytest.raises(UserError, match=f"{said}.*; take another"):
         load_checkpoint(tmp_path / "c.pt", advice="take another")

@@ -48,7 +48,7 @@ BAD = [
     (["pretrain", "demo", "--cluster.variant", "both"], "'paper', 'released'"),
     (["pretrain", "demo", "--cluster.k-start", "1"], "at least 2"),
     (["pretrain", "demo", "--cluster.k-start", "73"], "more than the 72 tokens"),
-    (["pretrain", "demo", "--cluster.k-max", "9"], "--cluster.k-max must lie in 2"),
+    (["pretrain", "demo", "--cluster.k-max", "9"], "--cluster.k-max must be in 2"),
     (["pretrain", "demo", "--model.patch-px", "7"], "--views.size-px 49"),
     (["pretrain", "demo", "--model.name", "vit_smal_patch16_224"], "did you mean"),
     (["pretrain", "demo", "--optim.batch", "4096"], "--optim.batch 1024"),
@@ -277,7 +277,7 @@ def test_a_runs_config_starts_it_again(tmp_path: Path, capsys: pytest.CaptureFix
     capsys.readouterr()
     moved = first.rename(tmp_path / "moved")
     assert main(["pretrain", str(moved / "config.json")]) == 0
-    assert f"{moved}: goes on from step 2, to step 9" in capsys.readouterr().err
+    assert f"{moved}: resumes from step 2, to step 9" in capsys.readouterr().err
 
 
 def test_the_recipes_hold_the_papers_numbers():

@@ -60,7 +60,7 @@ def test_every_image_is_scored_once_by_a_layer_that_has_not_seen_it():
 
 @pytest.mark.parametrize("count", [1, 13])
 def test_folds_without_an_image_to_train_on_or_to_score_are_refused(count: int):
-    with pytest.raises(UserError, match=r"--folds must lie in 2 … 12"):
+    with pytest.raises(UserError, match=r"--folds must be in 2 … 12"):
         split_into_folds(Halves(), count)
 
 

@@ -313,7 +313,7 @@ def test_the_program_starts_its_own_processes(tmp_path: Path):
     more = ["--run.stop-after-steps", "2"]
     done = subprocess.run([*start, *more], env=environment(), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("the run lies in") == 1
+    assert done.stdout.count("the run is in") == 1
     assert "2 × cpu" in done.stderr
     assert len(told(tmp_path / "run")) == 2
     odd = ["--optim.batch", "7", "--run.folder", str(tmp_path / "odd")]

@@ -13,7 +13,7 @@ def require(condition: bool, message: str) -> None:
 
 
 def require_share(name: str, *values: float) -> None:
-    require(all(0.0 <= value <= 1.0 for value in values), f"{name} must lie in 0 … 1: {values}")
+    require(all(0.0 <= value <= 1.0 for value in values), f"{name} must be in 0 … 1: {values}")
 
 
 def require_least(config: Any, section: str, least: float | int, *names: str) -> None:

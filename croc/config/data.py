@@ -83,7 +83,7 @@ class ViewsConfig:
             0 < self.blur_sigma[0] <= self.blur_sigma[1],
             f"--views.blur-sigma must rise and be positive: {self.blur_sigma}",
         )
-        require(0 <= self.hue <= 0.5, f"--views.hue must lie in 0 … 0.5: {self.hue}")
+        require(0 <= self.hue <= 0.5, f"--views.hue must be in 0 … 0.5: {self.hue}")
         for name in ("flip", "jitter", "brightness", "contrast", "saturation", "grayscale"):
             require_share(f"--views.{name}", getattr(self, name))
         require_share("--views.blur", *self.blur)

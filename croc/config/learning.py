@@ -36,7 +36,7 @@ class ClusterConfig:
         )
         require(
             self.k_max is None or 2 <= self.k_max <= self.k_start,
-            f"--cluster.k-max must lie in 2 … k-start ({self.k_start}): {self.k_max}",
+            f"--cluster.k-max must be in 2 … k-start ({self.k_start}): {self.k_max}",
         )
         require(
             self.k_select == "cost" or self.k_max is not None,
@@ -133,7 +133,7 @@ class OptimConfig:
         require_least(self, "optim", 0, "weight_decay", "weight_decay_end", "muon_rate_factor")
         require(
             all(0 <= beta < 1 for beta in self.betas),
-            f"--optim.betas must lie in 0 … 1, 1 left out: {self.betas}",
+            f"--optim.betas must be in 0 … 1, 1 left out: {self.betas}",
         )
         require(
             self.warmup_epochs < self.epochs,

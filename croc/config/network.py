@@ -28,7 +28,7 @@ class ModelConfig:
     """Weights that the backbone starts from: a run, timm:NAME or a file; by default random ones."""
 
     def __post_init__(self) -> None:
-        require(0 <= self.drop_path < 1, f"--model.drop-path must lie in 0 … 1: {self.drop_path}")
+        require(0 <= self.drop_path < 1, f"--model.drop-path must be in 0 … 1: {self.drop_path}")
         require_least(self, "model", 1, "depth", "patch_px")
         require(
             0 < self.position_window[0] <= self.position_window[1] <= 1,

@@ -56,7 +56,7 @@ class RunConfig:
     same. By default 16 on the CPU; all on a GPU, in `released` and with `sinkhorn`."""
 
     def __post_init__(self) -> None:
-        require(0 <= self.seed < 2**31, f"--run.seed must lie in 0 … 2³¹: {self.seed}")
+        require(0 <= self.seed < 2**31, f"--run.seed must be in 0 … 2³¹: {self.seed}")
         require(self.timeout_s > 0, f"--run.timeout-s must be positive: {self.timeout_s}")
         require(
             self.folder is None or ("\0" not in self.folder and self.folder != ""),

@@ -285,5 +285,5 @@ def _parse(files: Files, name: str, parse: Callable[[Any, str], Parsed]) -> Pars
         return parse(json.loads(files.read(name)), files.path(name))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(
-            f"{files.path(name)} is not as it should be ({error!r}): get it anew"
+            f"{files.path(name)} is not as it should be ({error!r}): get it again"
         ) from error

@@ -126,10 +126,10 @@ def _places(archive: str) -> dict[str, tuple[int, int]]:
                     places[member.name.removeprefix("./")] = (member.offset_data, member.size)
     except (OSError, tarfile.TarError) as error:
         raise UserError(
-            f"{archive} is no whole tar archive ({error}): get it anew, or unpack it if compressed"
+            f"{archive} is no whole tar archive ({error}): get it again, or unpack it if compressed"
         ) from error
     if any(sum(place) > os.path.getsize(archive) for place in places.values()):
-        raise UserError(f"{archive} is cut off: get it anew")
+        raise UserError(f"{archive} is cut off: get it again")
     return places
 
 
@@ -178,5 +178,5 @@ def _open_image(files: Files, name: str) -> Image.Image:
         image.load()
     except Exception as error:  # on broken files Pillow raises nearly every type there is
         said = "no picture of these kinds" if "BytesIO" in str(error) else error
-        raise UserError(f"{files.path(name)} cannot be decoded: get it anew ({said})") from error
+        raise UserError(f"{files.path(name)} cannot be decoded: get it again ({said})") from error
     return image

@@ -153,7 +153,7 @@ def count_labels(
     """
     ignored = labels == IGNORED
     if (~ignored & ((labels < 0) | (labels >= classes))).any():
-        raise UserError(f"labels out of range: they must lie in 0..{classes - 1} or be {IGNORED}")
+        raise UserError(f"labels out of range: they must be in 0..{classes - 1} or be {IGNORED}")
     images, height, width = labels.shape
     image = torch.arange(images, device=labels.device)[:, None, None]
     row = _places(height, rows, labels.device)[:, None]

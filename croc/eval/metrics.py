@@ -50,7 +50,7 @@ def confusion(
     inside = (predicted >= 0) & (predicted < rows) & (truth >= 0) & (truth < classes)
     if (scored & ~inside).any():
         raise UserError(
-            f"labels out of range: predictions must lie in 0..{rows - 1}, "
+            f"labels out of range: predictions must be in 0..{rows - 1}, "
             f"truth in 0..{classes - 1} or be {ignore}"
         )
     # Ignored pixels go to one cell past the end, so that shapes stay fixed.

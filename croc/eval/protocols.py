@@ -78,7 +78,7 @@ class LinearConfig:
                 "None to the other"
             )
         if self.crop is not None and not 0 < self.crop <= 1:
-            raise UserError(f"--linear.crop must lie in 0 … 1: {self.crop}")
+            raise UserError(f"--linear.crop must be in 0 … 1: {self.crop}")
         if self.framing == "keep" and (self.crop is not None or self.score_px is not None):
             raise UserError("--linear.framing keep needs --linear.crop and --linear.score-px None")
 

@@ -115,7 +115,7 @@ def _size_of(files: Files, name: str) -> UInt8[np.ndarray, "h w 0"]:
     try:
         width, height = Image.open(io.BytesIO(data)).size
     except Exception as error:  # on broken files Pillow raises nearly every type there is
-        raise UserError(f"{files.path(name)} cannot be decoded: get it anew ({error})") from error
+        raise UserError(f"{files.path(name)} cannot be decoded: get it again ({error})") from error
     return np.empty((height, width, 0), np.uint8)
 
 

@@ -22,12 +22,12 @@ from croc.method.sharding import shared_like, whole
 
 FORMAT = 2
 KEPT = 2
-TO_GO_ON = "remove it to go on from the one before"
+TO_GO_ON = "remove it to resume from the one before"
 BROKEN = (
     *(RuntimeError, pickle.UnpicklingError, EOFError, OSError, ValueError, OverflowError),
     *(KeyError, IndexError, TypeError, AttributeError, AssertionError, struct.error),
 )
-"""What torch raises for a broken file; not for want of memory, which is no reason to remove it."""
+"""What torch raises for a broken file; running out of memory is no reason to remove it."""
 
 
 @dataclass

@@ -81,7 +81,7 @@ class RunLog:
             yield
         except OSError as error:
             if not self._failed:
-                self.say(f"metrics cannot be written ({error.strerror}); training goes on")
+                self.say(f"metrics cannot be written ({error.strerror}); training continues")
             self._failed = True
 
     def __enter__(self) -> "RunLog":

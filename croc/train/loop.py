@@ -31,12 +31,12 @@ from croc.train.signals import notice_of_end
 from croc.train.watch import Watch
 
 LOST_PEER = (
-    "another process of this run has ended or does not answer; the same command goes on from the "
+    "another process of this run has ended or does not answer; the same command resumes from the "
     "last checkpoint, with as many processes or another number"
 )
 
 OUT_OF_MEMORY = (
-    "the GPU's memory does not suffice: try a smaller --run.micro-batch, --optim.batch or "
+    "out of GPU memory: try a smaller --run.micro-batch, --optim.batch or "
     "--head.image-prototypes, and see whether other programs use the GPU"
 )
 
@@ -161,7 +161,7 @@ def train_step(
 
 
 def _opening(source: ImageSource, first: int, last: int, fabric: Fabric, folder: Path) -> str:
-    verb = f"goes on from step {first}" if first else "starts"
+    verb = f"resumes from step {first}" if first else "starts"
     images = f"{len(source):,} images, {source.name(0)} the first"
     where = f"{fabric.world_size} × {fabric.device.type}"
     return f"{folder}: {verb}, to step {last}, on {where}; {images}"

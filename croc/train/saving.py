@@ -65,7 +65,7 @@ class Saver:
 
     def _tell(self, step: int, problem: str, last: bool) -> None:
         if problem and not self.owes:
-            then = "it is tried again" if last else "training goes on and tries again"
+            then = "it is tried again" if last else "training continues and tries again"
             self._say(
                 f"the checkpoint of step {step} cannot be written ({problem}); {then}, "
                 f"{self._left()}"

@@ -113,7 +113,7 @@ class Watch:
         """How many steps in a row were skipped until now."""
         before, (self._state.skipped, in_a_row) = self._state.skipped, self._guard.counts()
         if self._state.skipped > before:
-            self._log.say(f"skipped for want of a finite gradient, so far: {self._state.skipped}")
+            self._log.say(f"{self._state.skipped} steps skipped so far (non-finite gradient)")
         return in_a_row
 
     def _give_up(
@@ -132,7 +132,7 @@ class Watch:
         left = f"the last checkpoint is {found[-1].name}" if found else "no checkpoint was saved"
         return UserError(
             f"steps {first} to {last} had no finite gradient and were skipped; "
-            f"{self._folder / DIAGNOSIS} tells of which images and where, {left}: try a lower "
+            f"{self._folder / DIAGNOSIS} names the images and tensors, {left}: try a lower "
             "--optim.rate or --optim.clip-gradient 3"
         )
 
@@ -170,4 +170,4 @@ class Watch:
         said = f"asked to end: {problem or f'saved step {self._state.step}'}"
         # Of several processes only some may have had the signal.
         number = self._ending[0] if self._ending else signal.SIGTERM
-        return AskedToEnd(f"{said}; the same command goes on from the last one", number)
+        return AskedToEnd(f"{said}; the same command resumes from the last one", number)

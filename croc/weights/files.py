@@ -196,7 +196,7 @@ def _refusing(path: Path) -> Iterator[None]:
 
 def _unreadable(path: Path, error: Exception) -> UserError:
     logging.getLogger(__name__).debug("%s", path, exc_info=error)
-    return UserError(f"{path} cannot be read as weights ({first_line(error)}): get it anew")
+    return UserError(f"{path} cannot be read as weights ({first_line(error)}): get it again")
 
 
 def first_line(error: Exception) -> str:

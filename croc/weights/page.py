@@ -114,7 +114,7 @@ def read_page(path: Path) -> WeightsPage | None:
         return _parse(json.loads(text))
     except (ValueError, TypeError, KeyError, RecursionError, typeguard.TypeCheckError) as error:
         raise UserError(
-            f"what {path} says of itself cannot be read ({first_line(error)}): export it anew"
+            f"what {path} says of itself cannot be read ({first_line(error)}): export it again"
         ) from None
 
 

@@ -70,7 +70,7 @@ def build_exported(path: Path, page: WeightsPage) -> Backbone:
                 sketch = Backbone(model, page.image_px)
         except UserError as error:
             reason = str(error).removeprefix("--model.name: ")
-            raise UserError(f"{path} tells of a network that cannot be: {reason}") from None
+            raise UserError(f"{path} describes a network that cannot be built: {reason}") from None
         check_tensors(sketch.vit, weights, str(path))
         backbone = Backbone(model, page.image_px)
     fill(backbone.vit, weights, str(path))

@@ -147,7 +147,7 @@ class TestFeatures:
             (torch.zeros(1, 40, 40), "3 × height × width, not 1 × 40 × 40"),
             (torch.zeros(3, 0, 40), "not 3 × 0 × 40"),
             (torch.randn(3, 40, 40), "before it is normalised"),
-            (torch.full((3, 40, 40), float("nan")), "must lie in 0 … 1, not in nan"),
+            (torch.full((3, 40, 40), float("nan")), "must be in 0 … 1, not in nan"),
             (torch.zeros(3, 40, 40, dtype=torch.int64), "give bytes"),
             (Image.new("I;16", (40, 40)), "mode I;16"),
             (3, "not of type int"),

@@ -63,7 +63,7 @@ BAD = [
     (["--weights", "nothing"], "give a file of croc export"),
     (["--weights", "random:nothing"], "timm has no model"),
     (["--weights", "random:resnet50"], "is no plain ViT"),
-    (["RUN", "--port", "70000"], "--port must lie in"),
+    (["RUN", "--port", "70000"], "--port must be in"),
     (["RUN", "--port", "x"], "--port"),
     (["RUN", "--host", "0.0.0.0"], "--host"),
 ]

@@ -83,7 +83,7 @@ def test_a_failure_is_said_once_and_the_run_goes_on(
     monkeypatch.setattr(hook, "SHARE", 1e9)
     run = pretrain(tiny_config(tmp_path / "run"), "tiny")
     said = capsys.readouterr().err
-    assert said.count("the report cannot be drawn (RuntimeError: no ink); the run goes on") == 1
+    assert said.count("the report cannot be drawn (RuntimeError: no ink); the run continues") == 1
     assert len(read_metrics(run)) == 9
     assert "as of step 9 of 9" in (run / "report.html").read_text()  # it is only without pictures
 

@@ -20,7 +20,7 @@ BAD = [
     ((*LAMBDA, "4", "4.0"), "'4' and '4.0' are the same"),
     ((*LAMBDA, "4", "4"), "--sweep.values names 4 twice"),
     ((*LAMBDA, "4", "--sweep.seeds", "1", "1"), "--sweep.seeds names 1 twice"),
-    ((*LAMBDA, "4", "--sweep.seeds", "-1"), "--run.seed must lie in"),
+    ((*LAMBDA, "4", "--sweep.seeds", "-1"), "--run.seed must be in"),
     ((*LAMBDA, "4", "--sweep.seeds"), "--sweep.seeds names none"),
     (("--sweep.vary", "cluster.k-start", "--sweep.values", "4", "33"), "more than the 32 tokens"),
     (("--sweep.vary", "run.seed", "--sweep.values", "1"), "leave out --run.seed: --sweep.seeds"),

@@ -121,7 +121,7 @@ def test_a_sweep_goes_on_where_it_was_stopped(
     with monkeypatch.context() as patch:
         patch.setattr("croc.train.loop.train", _signalled("2-seed-0"))
         assert sweep(tmp_path, *asked) == 130
-    assert "the same command goes on from here" in capsys.readouterr().err
+    assert "the same command resumes from here" in capsys.readouterr().err
     page = read_page(tmp_path)
     assert page["to_come"] == ["2, seed 0"]
     assert page["settings"][1]["runs"] == []
@@ -134,7 +134,7 @@ def test_a_sweep_goes_on_where_it_was_stopped(
     with monkeypatch.context() as patch:
         patch.setitem(evaluate.RUNNERS, "linear", killed)
         assert sweep(tmp_path, *asked) == 130
-    assert f"{tmp_path}/runs/2-seed-0: goes on from step 1, to step 3" in capsys.readouterr().err
+    assert f"{tmp_path}/runs/2-seed-0: resumes from step 1, to step 3" in capsys.readouterr().err
     assert sweep(tmp_path, *asked) == 0
     assert trained == ["1-seed-0", "2-seed-0", "2-seed-0"]
     assert scored == ["1-seed-0", "2-seed-0"]

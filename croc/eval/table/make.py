@@ -96,7 +96,7 @@ class Filling:
             for entry in self._entries:
                 failures += self._fill_row(entry)
         except KeyboardInterrupt:
-            _say("stopped; what is finished is kept, the same command goes on from here")
+            _say("stopped; what is finished is kept, the same command resumes from here")
             raise
         # The same weights under another label may have had more luck.
         return [failure for failure in failures if self._cells.get(failure.key) is None]

@@ -204,7 +204,7 @@ def _checked(pixels: Tensor) -> Tensor:
     low, high = float(pixels.min()), float(pixels.max())
     if not (low >= 0 and high <= 1):  # so that nan is refused, too
         raise UserError(
-            f"a tensor of floats must lie in 0 … 1, not in {low:.3g} … {high:.3g}: give the "
+            f"a tensor of floats must be in 0 … 1, not in {low:.3g} … {high:.3g}: give the "
             "photograph before it is normalised"
         )
     return pixels.cpu().float()

@@ -39,7 +39,7 @@ class App:
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
-            raise UserError(f"--port must lie in 0 … 65535: {self.port}")
+            raise UserError(f"--port must be in 0 … 65535: {self.port}")
 
 
 def run_command(arguments: list[str]) -> None:

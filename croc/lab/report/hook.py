@@ -103,7 +103,7 @@ class Reporter:
             work()
         except Exception as error:
             if failure not in self._failed:
-                self._log.say(f"{failure} ({_first_line(error)}); the run goes on")
+                self._log.say(f"{failure} ({_first_line(error)}); the run continues")
             self._failed.add(failure)
 
 

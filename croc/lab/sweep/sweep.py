@@ -71,7 +71,7 @@ def _run_in_turn(
             with claims.alone(PAGE):
                 page = _write(sweep, fixed, scorer, steps, found)
     except KeyboardInterrupt:
-        say("stopped; what is finished is kept, the same command goes on from here")
+        say("stopped; what is finished is kept, the same command resumes from here")
         raise
     finally:
         if any(run["scores"] for run in runs_of(page).values()):
