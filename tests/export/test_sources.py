@@ -120,7 +120,7 @@ def test_names_are_quoted_in_code():
 
 
 def test_both_hubconfs_are_one():
-    packaged = ROOT / "croc" / "export" / "hubconf.py"
+    packaged = ROOT / "croc" / "weights" / "export" / "hubconf.py"
     assert (ROOT / "hubconf.py").read_bytes() == packaged.read_bytes()
 
 
