@@ -105,9 +105,9 @@ def cluster_image(
     size = (tokens.shape[0], tokens.shape[1])
     centres = F.interpolate(truth[None, None].float(), size=size, mode="nearest-exact")[0, 0]
     points = tokens[centres != IGNORED]
-    if len(points) < count:  # the labelled pixels lie between the centres
+    if len(points) < count:  # the labelled pixels are between the centres
         points = tokens.flatten(0, 1)
-    array = np.ascontiguousarray(points.numpy())
+    array, count = np.ascontiguousarray(points.numpy()), min(count, len(points))
     centroids = fit_kmeans(array, count, ITERATIONS["tokens"], config.restarts, seed)
     clusters = nearest(tokens.movedim(-1, 0)[None], torch.from_numpy(centroids))
     return enlarge(clusters, config.label_px)[0]

@@ -1,4 +1,4 @@
-"""The `paper` clustering on a GPU: one Triton program (program.py) an image and head."""
+"""The `paper` clustering on a GPU: one program (clustering_program.py) per image and head."""
 
 import math
 from typing import Any

@@ -173,3 +173,11 @@ def test_data_with_one_class_per_image_are_refused(
     assert call("within", run, data, tmp_path / "out") == 2
     message = capsys.readouterr().err.splitlines()[-1]
     assert "no image of the scored part has two labelled classes" in message
+
+
+def test_an_image_with_fewer_tokens_than_classes_is_scored():
+    tokens = torch.arange(8.0).reshape(2, 2, 2)
+    truth = torch.arange(10).repeat_interleave(10)[:, None].expand(100, 100) % 5
+    clusters = within.cluster_image(tokens, truth.contiguous(), 5, WithinConfig(), seed=0)
+    assert clusters.shape == (100, 100)
+    assert len(clusters.unique()) == 4
