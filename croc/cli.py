@@ -66,8 +66,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"{_speaker()}: {_one_line(str(error))}", file=sys.stderr)
         return 2
     except LostPeerError as error:
-        print(f"{_speaker()}: {error}", file=sys.stderr)
-        return 1
+        print(f"{_speaker()}: {error}", file=sys.stderr, flush=True)
+        sys.stdout.flush()
+        os._exit(1)  # threads that still wait for the peer would abort the interpreter's exit
     except AskedToEnd as error:
         if not is_first_process():  # Lightning takes another's code for a crash
             return 0
