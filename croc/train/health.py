@@ -37,7 +37,7 @@ class Health:
         said = []
         for sign, (name, is_bad) in self._signs.items():
             value = values.get(name, math.nan)
-            shows = math.isfinite(value) and is_bad(values)  # what is no number is said elsewhere
+            shows = math.isfinite(value) and is_bad(values)  # reported elsewhere if not finite
             self._seen[sign] = self._seen[sign] + 1 if shows else 0
             if self._seen[sign] == LINES:
                 said.append(f"{sign} ({name} {values[name]:.4g} in the last {LINES} logged steps)")

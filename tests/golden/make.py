@@ -1,4 +1,4 @@
-"""python -m tests.golden.make NAME ...: write what is meant to stay, or all of it, anew.
+"""python -m tests.golden.make NAME ...: rewrite these goldens, or all of them.
 
 losses   the first losses of every method, centring and variant of the clustering
 scores   of the shipped weights by every protocol, on a few synthetic scenes

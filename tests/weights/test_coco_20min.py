@@ -1,4 +1,4 @@
-"""The weights that ship: that they are the ones that were scored, and that they learned."""
+"""The weights that ship: that they are the exported ones, and that they learned."""
 
 import re
 from pathlib import Path
@@ -30,8 +30,8 @@ NAME = "coco-20min"
 SIDE = 20
 
 
-def test_they_are_those_that_were_scored():
-    """The hash is that in the results, which the card's scores were taken from."""
+def test_they_are_the_exported_file():
+    """The card's scores are of the same run in float32, before it was rounded to this file."""
     backbone = croc.load_backbone(NAME)
     assert fingerprint(backbone) == "f6434377e162559b"
     assert sum(value.numel() for value in backbone.state_dict().values()) == 19_871_232

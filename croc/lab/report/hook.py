@@ -98,7 +98,7 @@ class Reporter:
         self._spent += time.perf_counter() - began
 
     def _guarded(self, work: Callable[[], None], failure: str) -> None:
-        """Neither a gauge nor a picture is a reason to lose a run; a failure is said once."""
+        """Neither a gauge nor a picture is a reason to lose a run; a failure is reported once."""
         try:
             work()
         except Exception as error:
