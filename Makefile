@@ -40,7 +40,8 @@ browser:
 
 # Long tests of what a run survives; half an hour on two cores.
 soak: install
-	$(BIN)/python -m tests.reliability.soak --to soak.json
+	CROC_SOAK=1 $(BIN)/pytest tests/train
+	$(BIN)/python -m tests.train.soak --to soak.json
 
 # The documentation as a site, in build/site. The variable silences its maker's announcements.
 docs: install

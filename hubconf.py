@@ -1,16 +1,13 @@
-"""For `torch.hub.load(…, "backbone")`: a plain ViT of timm's, with weights that lie beside.
-
-This file stands in the repository's root and in every folder of `croc export RUN --to torchhub`;
-it needs nothing else of the project.
-"""
+"""For `torch.hub.load(…, "backbone", name="coco-20min")`: a plain ViT of timm's with weights that
+this repository ships. It needs nothing else of the project."""
 
 dependencies = ["torch", "timm", "safetensors"]
 
 
-def backbone(name=None):
+def backbone(name="coco-20min"):
     """A ViT without a classifier, ready for inference: `forward_features(images)` gives the tokens.
 
-    `name` is that of a file in weights/; by default it is model.safetensors beside this file.
+    `name` is that of a file in weights/.
     """
     import json
     from pathlib import Path
@@ -19,18 +16,18 @@ def backbone(name=None):
     from safetensors import safe_open
     from safetensors.torch import load_file
 
-    here = Path(__file__).parent
-    path = here / "model.safetensors" if name is None else here / f"weights/{name}.safetensors"
+    folder = Path(__file__).parent / "weights"
+    path = folder / f"{name}.safetensors"
     if not path.is_file():
-        names = sorted(found.stem for found in here.glob("weights/*.safetensors"))
+        names = sorted(file.stem for file in folder.glob("*.safetensors"))
         raise ValueError(f"there is no {path.name} here; names: {', '.join(names) or 'none'}")
     with safe_open(path, framework="pt") as file:
-        page = json.loads(file.metadata()["croc"])
+        record = json.loads(file.metadata()["croc"])
     vit = timm.create_model(
-        page["model"],
-        patch_size=page["patch_px"],
-        depth=page["depth"],
-        img_size=page["image_px"],
+        record["model"],
+        patch_size=record["patch_px"],
+        depth=record["depth"],
+        img_size=record["image_px"],
         num_classes=0,
         global_pool="token",
         dynamic_img_size=True,

@@ -3,50 +3,36 @@
     python -m benchmarks.folds --weights RUN random:vit_small_patch16_224 \\
         --data coco-things-mini:FILE idd-lite:FILE --most 351
 
-`--hold-out` of `croc evaluate` scores one share of the training part, too few images where all of
-it is a few hundred. Here every image is scored once, by a layer that has seen the other folds.
+`--hold-out` of `croc evaluate` scores one share of the training part, which is too few images if
+there are only a few hundred. Here every image is scored once, by a layer trained on the other
+folds. Scores are in percent; deviations are over folds and over seeds.
 """
 
 import argparse
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from statistics import fmean, stdev
 
-from benchmarks.command import run
+from benchmarks.common import run
 from croc.errors import UserError
 from croc.eval.command import EvaluateOptions
-from croc.eval.datasets import SegmentationData
+from croc.eval.datasets import SegmentationData, Subset, open_segmentation
 from croc.eval.evaluate import Machine, find_machine
-from croc.eval.features import DenseBackbone, open_backbone
 from croc.eval.kmeans import evaluate_kmeans
 from croc.eval.linear import evaluate_linear
-from croc.eval.parts import ALONE, Subset, open_part, split_training
+from croc.eval.parts import split_training
 from croc.eval.protocols import KmeansConfig, LinearConfig, kmeans_protocol, linear_protocol
-
-
-@dataclass(frozen=True)
-class Scores:
-    """In percent; the deviations are over folds and over seeds."""
-
-    linear: float
-    linear_deviation: float
-    kmeans: float
-    kmeans_deviation: float
+from croc.weights.open import DenseBackbone, open_backbone
 
 
 def split_into_folds(data: SegmentationData, count: int) -> list[tuple[Subset, Subset]]:
-    """What is trained on and what is scored: image i belongs to fold i modulo `count`."""
+    """Pairs to train on and to score: image i belongs to fold i modulo `count`."""
     if not 2 <= count <= len(data):
-        raise UserError(f"--folds must be in 2 … {len(data)}, the images to be scored: {count}")
-    numbers = range(len(data))
-    return [
-        (
-            Subset(data, tuple(number for number in numbers if number % count != fold)),
-            Subset(data, tuple(number for number in numbers if number % count == fold)),
-        )
-        for fold in range(count)
-    ]
+        raise UserError(f"--folds must be between 2 and {len(data)}, the number of images: {count}")
+    folds = [tuple(range(fold, len(data), count)) for fold in range(count)]
+    rest = [tuple(sorted(set(range(len(data))) - set(fold))) for fold in folds]
+    return [(Subset(data, train), Subset(data, fold)) for train, fold in zip(rest, folds)]
 
 
 def score(
@@ -56,46 +42,51 @@ def score(
     kmeans: KmeansConfig,
     folds: int,
     machine: Machine,
-) -> Scores:
+) -> dict[str, float]:
     where = machine.device, machine.workers
-    found = [
-        100 * evaluate_linear(backbone, train, held, linear, *where).best.iou.mean
-        for train, held in split_into_folds(data, folds)
+    scores = [
+        100 * evaluate_linear(backbone, train, scored, linear, *where).best.iou.mean
+        for train, scored in split_into_folds(data, folds)
     ]
     clusters = evaluate_kmeans(backbone, data, kmeans, *where)
-    return Scores(fmean(found), stdev(found), 100 * clusters.mean, 100 * clusters.deviation)
+    return {
+        "linear": fmean(scores),
+        "linear_deviation": stdev(scores),
+        "kmeans": 100 * clusters.mean,
+        "kmeans_deviation": 100 * clusters.deviation,
+    }
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--weights", nargs="+", required=True, help="as `croc evaluate` takes them")
+    parser.add_argument("--weights", nargs="+", required=True, help="as for `croc evaluate`")
     parser.add_argument("--data", nargs="+", required=True, help="KIND:PLACE, as there")
     parser.add_argument("--folds", type=int, default=4, help="2 or more")
     parser.add_argument("--seeds", type=int, default=15, help="of K-means")
     parser.add_argument("--steps", type=int, help="of a linear layer; by default the data's own")
     parser.add_argument("--image-px", type=int, help="side of the images; likewise")
     parser.add_argument("--most", type=int, help="images of each set, by their names' hashes")
-    chosen = parser.parse_args(arguments)
-    for weights in chosen.weights:
-        for data in chosen.data:
+    options = parser.parse_args(arguments)
+    for weights in options.weights:
+        for data in options.data:
             kind = data.partition(":")[0]
-            linear, kmeans = linear_protocol(kind), kmeans_protocol(kind)
-            if chosen.steps:
-                linear = replace(linear, steps=chosen.steps, epochs=None)
-            if chosen.image_px:
-                linear = replace(linear, image_px=chosen.image_px)
-                kmeans = replace(kmeans, image_px=chosen.image_px)
+            linear = linear_protocol(kind)
+            kmeans = replace(kmeans_protocol(kind), seeds=options.seeds)
+            if options.steps:
+                linear = replace(linear, steps=options.steps, epochs=None)
+            if options.image_px:
+                linear = replace(linear, image_px=options.image_px)
+                kmeans = replace(kmeans, image_px=options.image_px)
             machine = find_machine(EvaluateOptions(weights, data))
             backbone = open_backbone(weights, linear.image_px)
             backbone.to(machine.device, machine.precision)
-            part = open_part(data, ALONE)
-            if chosen.most and chosen.most < len(part):
-                part = split_training(part, chosen.most / len(part))["val"]
-            kmeans = replace(kmeans, seeds=chosen.seeds)
-            found = score(backbone, part, linear, kmeans, chosen.folds, machine)
-            told = {"weights": weights, "data": kind, "images": len(part)}
-            rounded = {name: round(value, 2) for name, value in vars(found).items()}
-            print(json.dumps(told | rounded), flush=True)
+            part = open_segmentation(data, "train", alone=True)
+            if options.most and options.most < len(part):
+                part = split_training(part, options.most / len(part))["val"]
+            scores = score(backbone, part, linear, kmeans, options.folds, machine)
+            record = {"weights": weights, "data": kind, "images": len(part)}
+            rounded = {name: round(value, 2) for name, value in scores.items()}
+            print(json.dumps(record | rounded), flush=True)
 
 
 if __name__ == "__main__":

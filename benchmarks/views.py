@@ -1,8 +1,9 @@
 """How fast the views are made on a GPU: python -m benchmarks.views --definition
 
-The kernels beside the definition, eager, compiled and compiled with TF32, the drawing of what is
-random, and how far the pixels are from the definition's, in 255ths. `--cropping` and `--blurring`
-try other sizes of the kernels: rows:columns:deep rows:deep columns:warps:registers a thread.
+The kernels beside the definition, eager, compiled and compiled with TF32, the drawing of random
+parameters, and how far the pixels are from the definition's, in 255ths. `--cropping` and
+`--blurring` try other sizes of the kernels:
+rows:columns:deep rows:deep columns:warps:registers per thread.
 """
 
 import argparse
@@ -13,9 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from triton.testing import do_bench
 
-from benchmarks.command import run
-from benchmarks.surroundings import hardware
+from benchmarks.common import run
 from croc.config import ViewsConfig
+from croc.io import hardware
 from croc.kernels import use_kernels
 from croc.kernels import views as on_chip
 from croc.method.photometric import (
@@ -44,31 +45,28 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     if not torch.cuda.is_available():
         parser.error("this times kernels, and there is no GPU here")
-    canvases, config = made_up(options), ViewsConfig(size_px=options.view)
+    canvases = synthetic_canvases(options.images, options.canvas)
     print(hardware(canvases.pixels.device)["gpu"], f"{options.images} images")
-    for what, step in steps(canvases, config, options):
+    for what, step in steps(canvases, ViewsConfig(size_px=options.view), options):
         try:
             print(f"{do_bench(step, warmup=10, rep=60, return_mode='median'):8.3f} ms  {what}")
         except Exception as error:  # sizes that do not fit must not hide the others
             print(f"     none     {what}: {type(error).__name__} {str(error)[:80]}")
 
 
-def made_up(options: argparse.Namespace) -> Canvases:
-    """Smooth noise with a fine grain, three quarters as wide as high or wider."""
-    B, side = options.images, options.canvas
-    draw = torch.Generator("cuda").manual_seed(0)
+def synthetic_canvases(images: int, side: int) -> Canvases:
+    """Smooth noise with a fine grain; the width is three quarters of the height or more."""
+    generator = torch.Generator("cuda").manual_seed(0)
 
     def noise(*shape: int) -> Tensor:
-        return torch.rand(*shape, generator=draw, device="cuda")
+        return torch.rand(*shape, generator=generator, device="cuda")
 
-    smooth = F.interpolate(noise(B, 3, side // 8, side // 8), size=(side, side), mode="bilinear")
-    sizes = torch.full((B, 2), side, device="cuda")
-    sizes[:, 1] = side - (noise(B) * side / 4).long()
-    return Canvases(
-        pixels=(235 * smooth + 20 * noise(B, 3, side, side)).byte(),
-        sizes=sizes,
-        keys=torch.arange(B, device="cuda"),
-    )
+    coarse = noise(images, 3, side // 8, side // 8)
+    smooth = F.interpolate(coarse, size=(side, side), mode="bilinear")
+    sizes = torch.full((images, 2), side, device="cuda")
+    sizes[:, 1] = side - (noise(images) * side / 4).long()
+    pixels = (235 * smooth + 20 * noise(images, 3, side, side)).byte()
+    return Canvases(pixels, sizes, keys=torch.arange(images, device="cuda"))
 
 
 @torch.no_grad()
@@ -78,69 +76,55 @@ def steps(
     def make(dtype: torch.dtype = torch.bfloat16) -> Views:
         return make_views(canvases, config, PATCH_PX, dtype)
 
-    exact = defined(lambda: make(torch.float32))().pixels
+    exact = without_kernels(lambda: make(torch.float32))().pixels
     for dtype in (torch.float32, torch.bfloat16):
         print(f"{'':13}{dtype}: {distance(make(dtype).pixels, exact)}")
-    crops, colours = draw(canvases, config)
-    variants = [("cropping", sizes) for sizes in options.cropping]
-    variants += [("blurring", sizes) for sizes in options.blurring]
-    for kernel, sizes in [("", ""), *variants]:
-        yield (
-            f"kernels, {kernel} {sizes}".rstrip(" ,"),
-            kernel_variant(canvases, config, crops, colours, kernel, sizes),
-        )
+
+    crops, colors = draw(canvases, config)
+    tensors = canvases.pixels, crops.boxes, crops.flips, [getattr(colors, x) for x in PARAMETERS]
+    last = config.size_px, blur_radius_px(config), torch.bfloat16
+    yield "kernels", lambda: on_chip.launch(*tensors, *last)
+    for kernel in ("cropping", "blurring"):
+        for sizes in getattr(options, kernel):
+            changed = dict(zip(SIZES, map(int, sizes.split(":"))))
+            changed = {kernel: getattr(on_chip, kernel.upper()) | changed}
+            yield (
+                f"kernels, {kernel} {sizes}",
+                lambda changed=changed: on_chip.launch(*tensors, *last, **changed),
+            )
+
     compiled_draw = torch.compile(draw)
     yield "draws, compiled", lambda: compiled_draw(canvases, config)
     compiled = torch.compile(make_views, fullgraph=True)
     yield "views, compiled", lambda: compiled(canvases, config, PATCH_PX, torch.bfloat16)
     yield "views, eager", make
     if options.definition:
-        yield "definition, eager", defined(make)
-        plain = defined(lambda: compiled(canvases, config, PATCH_PX, torch.bfloat16))
+        yield "definition, eager", without_kernels(make)
+        plain = without_kernels(lambda: compiled(canvases, config, PATCH_PX, torch.bfloat16))
         yield "definition, compiled", plain
         torch.set_float32_matmul_precision("high")
         yield "definition, compiled, TF32", plain
 
 
 def draw(canvases: Canvases, config: ViewsConfig) -> tuple[Crops, Photometric]:
-    colours = [draw_photometric(canvases.keys, view, config) for view in range(VIEWS)]
-    return draw_crops(canvases.sizes, canvases.keys, config), interleave(colours)
+    colors = [draw_photometric(canvases.keys, view, config) for view in range(VIEWS)]
+    return draw_crops(canvases.sizes, canvases.keys, config), interleave(colors)
 
 
-def defined(make: Callable[[], Views]) -> Callable[[], Views]:
-    """The same without the kernels."""
-
-    def without() -> Views:
+def without_kernels(make: Callable[[], Views]) -> Callable[[], Views]:
+    def plain() -> Views:
         use_kernels(False)
         made = make()
         use_kernels(True)
         return made
 
-    return without
+    return plain
 
 
-def kernel_variant(
-    canvases: Canvases,
-    config: ViewsConfig,
-    crops: Crops,
-    colours: Photometric,
-    kernel: str,
-    sizes: str,
-) -> Callable[[], Tensor]:
-    """With some sizes for one of the kernels, or with the usual ones."""
-    given = canvases.pixels, crops.boxes, crops.flips, [getattr(colours, x) for x in PARAMETERS]
-    changed = {}
-    if kernel:
-        usual = getattr(on_chip, kernel.upper())
-        changed = {kernel: usual | dict(zip(SIZES, map(int, sizes.split(":"))))}
-    last = config.size_px, blur_radius_px(config), torch.bfloat16
-    return lambda: on_chip.launch(*given, *last, **changed)
-
-
-def distance(found: Tensor, exact: Tensor) -> str:
-    """Solarisation turns a rounding at its threshold into a step: those pixels are counted."""
+def distance(pixels: Tensor, exact: Tensor) -> str:
+    """Solarization turns a rounding at its threshold into a step: those pixels are counted."""
     std = torch.tensor(IMAGENET_STD, device=exact.device)[:, None, None]
-    error = 255 * std * (found - exact).abs()
+    error = 255 * std * (pixels - exact).abs()
     other = error > 2
     return (
         f"error in 255ths: mean {error[~other].mean():.4f}, largest {error[~other].max():.2f}; "

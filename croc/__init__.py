@@ -1,7 +1,7 @@
 """CrOC: dense visual features from unlabelled scene photographs, by online clustering.
 
-The public names, in the order in which they are most often wanted; docs/api.md tells of each.
-They need torch and timm, which `import croc` does not wait for.
+docs/api.md documents the public names. They are imported on first use, since torch and timm take
+seconds to import.
 """
 
 from importlib import import_module
@@ -10,14 +10,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from croc.config import ClusterConfig
     from croc.errors import AskedToEnd, UserError
-    from croc.eval.added import add_data
-    from croc.eval.datasets import Labelled
+    from croc.eval.datasets import Labelled, add_data
     from croc.eval.results import Result
-    from croc.lab.api.backbones import load_backbone
-    from croc.lab.api.clusters import cluster
-    from croc.lab.api.photographs import Features, features
-    from croc.lab.api.runs import Run, pretrain
-    from croc.lab.api.scores import evaluate
+    from croc.lab.api import Features, Run, cluster, evaluate, features, load_backbone, pretrain
     from croc.method.types import Clusters
 
 __version__ = "0.1.0"
@@ -40,17 +35,17 @@ __all__ = [
 ]
 
 _HOMES = {
-    "load_backbone": "croc.lab.api.backbones",
-    "features": "croc.lab.api.photographs",
-    "Features": "croc.lab.api.photographs",
-    "cluster": "croc.lab.api.clusters",
+    "load_backbone": "croc.lab.api",
+    "features": "croc.lab.api",
+    "Features": "croc.lab.api",
+    "cluster": "croc.lab.api",
     "ClusterConfig": "croc.config",
     "Clusters": "croc.method.types",
-    "pretrain": "croc.lab.api.runs",
-    "Run": "croc.lab.api.runs",
-    "evaluate": "croc.lab.api.scores",
+    "pretrain": "croc.lab.api",
+    "Run": "croc.lab.api",
+    "evaluate": "croc.lab.api",
     "Result": "croc.eval.results",
-    "add_data": "croc.eval.added",
+    "add_data": "croc.eval.datasets",
     "Labelled": "croc.eval.datasets",
     "UserError": "croc.errors",
     "AskedToEnd": "croc.errors",
@@ -58,11 +53,11 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Imported when first asked for."""
+    """Import a public name on first use."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = globals()[name] = getattr(import_module(_HOMES[name]), name)
-    return found
+    value = globals()[name] = getattr(import_module(_HOMES[name]), name)
+    return value
 
 
 def __dir__() -> list[str]:

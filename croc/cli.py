@@ -13,43 +13,42 @@ import tyro
 
 from croc import __version__
 from croc.arguments import parse
-from croc.config import CrocConfig, DataConfig, PretrainConfig
+from croc.config import CrocConfig, DataConfig, PretrainConfig, read_config
 from croc.errors import AskedToEnd, LostPeerError, UserError
 from croc.eval.protocols import PROTOCOLS
 from croc.lab.bench.options import BenchOptions, with_bench
 from croc.recipes import RECIPES, demo
-from croc.train.rank import is_first_process, process_number
-from croc.train.run_folder import read_config
+from croc.signals import is_first_process, process_number
 
-HELP = """CrOC: dense visual features from unlabelled scene photographs.
+HELP = """CrOC: dense visual features from unlabeled images of scenes.
 
-  croc demo                          train a small ViT on synthetic scenes, minutes on a laptop
+  croc demo                          train a small ViT on synthetic scenes (minutes on a laptop)
   croc pretrain RECIPE [OPTIONS]     pre-train on your photographs
   croc evaluate linear|kmeans|within|incontext|video|all --weights WEIGHTS --data DATA
-                                     score dense features by the paper's protocols
+                                     evaluate the dense features of a backbone
   croc evaluate table --weights WEIGHTS ... --data DATA ...
-                                     several weights side by side, as the paper's tables
+                                     compare several weights in one table
   croc evaluate curve --weights RUN ... --data DATA ...
-                                     every checkpoint of runs: scores against images seen
+                                     scores of every checkpoint against images seen
   croc show clusters [IMAGE ...] --run RUN
                                      the clusters found in two views of an image, head by head
-  croc show merging IMAGE --run RUN  how they were merged, step by step, and at what cost
+  croc show merging IMAGE --run RUN  how clusters are merged, with the cost at each K
   croc show features IMAGE ... --run RUN
                                      PCA of the tokens, similarity to a patch, CLS attention
-  croc app RUN [RUN2]                explore the clusters of two crops, live in a browser
-  croc show report RUN ...           a page of curves, clusters, scores and settings of runs
-  croc show weights FILE             what a checkpoint holds, a published one too
+  croc app RUN [RUN2]                explore the clusters of two crops in a browser
+  croc show report RUN ...           HTML report: curves, clusters, scores and settings
+  croc show weights FILE             what a checkpoint contains, ours or a published one
   croc export RUN --to timm|transformers|torchhub|onnx|safetensors
-                                     a run's backbone as a folder that others load, with its card
+                                     export a run's backbone and a model card to a folder
   croc export RUN --to NAME.safetensors
-                                     the same as one file, for --weights and --init
+                                     the same as a single file, for --weights and --init
   croc data pack SOURCE ... --to FOLDER
                                      decode the photographs once, for faster epochs
-  croc bench RECIPE [OPTIONS]        how fast a recipe trains here, and where its time goes
+  croc bench RECIPE [OPTIONS]        time the training step of a recipe on this machine
   croc sweep RECIPE --sweep.vary OPTION --sweep.values A B ... [OPTIONS]
-                                     an ablation: every value trained, scored and drawn
+                                     run an ablation: train, evaluate and plot every value
 
-Each takes --help; croc --version tells the version. Recipes: {recipes}.
+Every command takes --help; croc --version prints the version. Recipes: {recipes}.
 """
 
 WORKER_DIED = (
@@ -59,14 +58,14 @@ WORKER_DIED = (
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; what the user can mend is said in one line, with exit code 2."""
+    """Run a command; mistakes of the user become one line and exit code 2."""
     try:
         _run(list(sys.argv[1:] if arguments is None else arguments))
     except UserError as error:
-        print(f"{_speaker()}: {_one_line(str(error))}", file=sys.stderr)
+        print(f"{_prefix()}: {_one_line(str(error))}", file=sys.stderr)
         return 2
     except LostPeerError as error:
-        print(f"{_speaker()}: {error}", file=sys.stderr, flush=True)
+        print(f"{_prefix()}: {error}", file=sys.stderr, flush=True)
         sys.stdout.flush()
         os._exit(1)  # threads that still wait for the peer would abort the interpreter's exit
     except AskedToEnd as error:
@@ -79,19 +78,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     except OSError as error:
         where = f" ({error.filename})" if error.filename else ""
-        print(f"{_speaker()}: {error.strerror or error}{where}", file=sys.stderr)
+        print(f"{_prefix()}: {error.strerror or error}{where}", file=sys.stderr)
         return 2
     except RuntimeError as error:
         if "DataLoader worker" not in str(error):
             raise
-        print(f"{_speaker()}: {WORKER_DIED}", file=sys.stderr)
+        print(f"{_prefix()}: {WORKER_DIED}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130
     return 0
 
 
-def _speaker() -> str:
+def _prefix() -> str:
     return "croc" if is_first_process() else f"croc, process {process_number()}"
 
 
@@ -106,62 +105,15 @@ def _run(arguments: list[str]) -> None:
         return
     for words, command in COMMANDS.items():
         if tuple(arguments[: len(words)]) == words:
-            command(arguments[len(words) :])
+            if command(arguments[len(words) :]) is False:
+                sys.exit(1)
             return
     known = ", ".join(" ".join(words) for words in COMMANDS)
     raise UserError(f"there is no command {' '.join(arguments[:2])!r}; there are: {known}")
 
 
-def pretrain_command(arguments: list[str]) -> None:
-    """croc pretrain RECIPE [OPTIONS], or croc pretrain RUN/config.json."""
-    if not arguments or arguments[0] in ("-h", "--help"):
-        print("usage: croc pretrain RECIPE [OPTIONS]\n\nRecipes (or a run's config.json):")
-        for name, recipe in RECIPES.items():
-            print(f"  {name:18}{(recipe.__doc__ or '').splitlines()[0]}")
-        print("\nTheir options: croc pretrain RECIPE --help")
-        return
-    default, recipe = _recipe(arguments[0])
-    config = parse(type(default), arguments[1:], f"croc pretrain {arguments[0]}", default)
-    from croc.train.loop import pretrain
-
-    folder = pretrain(config, recipe)
-    if is_first_process():
-        files = "config.json, metrics.jsonl, checkpoints/, tensorboard/"
-        report = "report.html, " if config.run.report else ""
-        print(f"the run is in {folder}: {report}{files}")
-
-
-def bench_command(arguments: list[str]) -> None:
-    """croc bench RECIPE [OPTIONS]."""
-    if not arguments or arguments[0] in ("-h", "--help"):
-        print("usage: croc bench RECIPE [OPTIONS]\n\nThe options: croc bench RECIPE --help")
-        print(f"Recipes (or a run's config.json): {', '.join(RECIPES)}")
-        return
-    default, recipe = _recipe(arguments[0])
-    if not isinstance(default, CrocConfig):
-        raise UserError(f"croc bench measures CrOC's step, and {arguments[0]} is another method's")
-    program = f"croc bench {arguments[0]}"
-    asked = parse(BenchOptions, arguments[1:], program, with_bench(default))
-    if asked.model.init is not None:
-        raise UserError("croc bench measures with fresh weights: leave --init out")
-    from croc.lab.bench.run import run_bench
-
-    print(f"the results are in {run_bench(asked.recipe, asked.bench, recipe)}")
-
-
-def sweep_command(arguments: list[str]) -> None:
-    """croc sweep RECIPE [OPTIONS]; 1 if a run failed."""
-    if not arguments or arguments[0] in ("-h", "--help"):
-        print("usage: croc sweep RECIPE [OPTIONS]\n\nThe options: croc sweep RECIPE --help")
-        print(f"Recipes (or a run's config.json): {', '.join(RECIPES)}")
-        return
-    from croc.lab.sweep.command import run_command
-
-    if not run_command(arguments[0], arguments[1:], _recipe):
-        sys.exit(1)
-
-
 def _recipe(name: str) -> tuple[PretrainConfig, str]:
+    """The configuration and the name of a recipe, or of a run's config.json."""
     if name in RECIPES:
         return RECIPES[name](), name
     if name.endswith(".json"):
@@ -170,128 +122,156 @@ def _recipe(name: str) -> tuple[PretrainConfig, str]:
     raise UserError(f"there is no recipe {name!r}; there are: {', '.join(RECIPES)}")
 
 
-@dataclass(frozen=True)
-class Pack:
-    """Decode photographs once into a folder that trains faster."""
-
-    sources: Annotated[tuple[str, ...], tyro.conf.Positional]
-    """Folders, tar shards or pipes, as for --data.root."""
-    to: str
-    """The folder to make; it must not exist."""
-    canvas_px: int = DataConfig.canvas_px
-    """Longer side to which a photograph is reduced."""
-    workers: int | None = None
-    """Decoding processes; by default one a core, 16 at most."""
+def _recipes_help(command: str, arguments: list[str]) -> bool:
+    """Whether a command that takes a recipe was asked for help without one; prints it."""
+    if arguments and arguments[0] not in ("-h", "--help"):
+        return False
+    print(f"usage: croc {command} RECIPE [OPTIONS]\n\nRecipes (or a run's config.json):")
+    for name, recipe in RECIPES.items():
+        print(f"  {name:18}{(recipe.__doc__ or '').splitlines()[0]}")
+    print(f"\nTheir options: croc {command} RECIPE --help")
+    return True
 
 
-def pack_command(arguments: list[str]) -> None:
-    """croc data pack SOURCE ... --to FOLDER."""
-    asked = parse(Pack, arguments, "croc data pack")
-    from croc.data import open_source
-    from croc.data.loader import worker_count
-    from croc.data.pack import pack
+def pretrain_command(arguments: list[str]) -> None:
+    if _recipes_help("pretrain", arguments):
+        return
+    default, recipe = _recipe(arguments[0])
+    config = parse(type(default), arguments[1:], f"croc pretrain {arguments[0]}", default)
+    from croc.lab.report.hook import ReportHook
+    from croc.train.loop import pretrain
 
-    config = DataConfig(root=asked.sources, canvas_px=asked.canvas_px, workers=asked.workers)
-    report = pack(open_source(config, seed=0), asked.to, asked.canvas_px, worker_count(config))
-    print(f"{report.count:,} photographs in {asked.to}; train with --data.root {asked.to}")
-    for name in report.failed[:20]:
-        print(f"skipped, cannot be decoded: {name}")
+    folder = pretrain(config, recipe, ReportHook)
+    if is_first_process():
+        report = "report.html, " if config.run.report else ""
+        print(f"the run is in {folder}: {report}config.json, metrics.jsonl, checkpoints/")
 
 
-def show_command(kind: str, arguments: list[str]) -> None:
-    """croc show clusters | merging | features [IMAGE ...] --run RUN."""
-    from croc.lab.show.command import run_command
+def demo_command(arguments: list[str]) -> bool:
+    config = parse(CrocConfig, arguments, "croc demo", demo())
+    from croc.lab.demo import run_demo
 
-    run_command(kind, arguments)
+    return run_demo(config)
+
+
+def bench_command(arguments: list[str]) -> None:
+    if _recipes_help("bench", arguments):
+        return
+    default, recipe = _recipe(arguments[0])
+    if not isinstance(default, CrocConfig):
+        raise UserError(f"croc bench measures CrOC's step, and {arguments[0]} is another method")
+    program = f"croc bench {arguments[0]}"
+    options = parse(BenchOptions, arguments[1:], program, with_bench(default))
+    if options.model.init is not None:
+        raise UserError("croc bench measures with fresh weights: leave --init out")
+    from croc.lab.bench.run import run_bench
+
+    print(f"the results are in {run_bench(options.recipe, options.bench, recipe)}")
+
+
+def sweep_command(arguments: list[str]) -> bool:
+    if _recipes_help("sweep", arguments):
+        return True
+    from croc.lab.sweep.command import run_command
+
+    return run_command(arguments[0], arguments[1:], _recipe)
+
+
+def evaluate_command(protocol: str, arguments: list[str]) -> bool | None:
+    if protocol == "table":
+        from croc.eval.table import run_command as make_table
+
+        return make_table(arguments)
+    if protocol == "curve":
+        from croc.eval.curve import run_command as make_curve
+
+        return make_curve(arguments)
+    from croc.eval.command import run_command
+
+    return run_command(protocol, arguments)
 
 
 @dataclass(frozen=True)
 class ShowWeights:
-    """Tell what a file of weights holds: its layout, its network, its authors' arguments."""
+    """Print what a file of weights contains: its layout, its network, its authors' arguments."""
 
     file: Annotated[str, tyro.conf.Positional]
-    """A checkpoint of ours, of timm's or of a published project; nothing in it is run."""
+    """One of our checkpoints, a timm file or a published one; nothing in it is executed."""
 
 
-def show_weights_command(arguments: list[str]) -> None:
-    """croc show weights FILE."""
-    asked = parse(ShowWeights, arguments, "croc show weights")
-    from croc.weights.describe import describe_file
+def show_command(kind: str, arguments: list[str]) -> None:
+    if kind == "report":
+        from croc.lab.report.command import run_command as write_report
 
-    print(*describe_file(Path(asked.file)), sep="\n")
+        print(write_report(arguments))
+    elif kind == "weights":
+        options = parse(ShowWeights, arguments, "croc show weights")
+        from croc.weights.open import describe_file
+
+        print(*describe_file(Path(options.file)), sep="\n")
+    else:
+        from croc.lab.show.command import run_command as draw
+
+        draw(kind, arguments)
 
 
-def show_report_command(arguments: list[str]) -> None:
-    """croc show report RUN ... [--to PAGE]."""
-    from croc.lab.report.command import run_command
+@dataclass(frozen=True)
+class Pack:
+    """Decode images once, into a folder that is faster to read during training."""
 
-    print(run_command(arguments))
+    sources: Annotated[tuple[str, ...], tyro.conf.Positional]
+    """Folders, tar shards or pipes, as for --data.root."""
+    to: str
+    """The folder to create."""
+    canvas_px: int = DataConfig.canvas_px
+    """Images are downscaled to at most this longer side."""
+    workers: int | None = None
+    """Data loading workers; by default one per CPU core, at most 16."""
+
+
+def pack_command(arguments: list[str]) -> None:
+    options = parse(Pack, arguments, "croc data pack")
+    from croc.data import open_source
+    from croc.data.loader import worker_count
+    from croc.data.pack import pack
+
+    config = DataConfig(root=options.sources, canvas_px=options.canvas_px, workers=options.workers)
+    report = pack(open_source(config, seed=0), options.to, options.canvas_px, worker_count(config))
+    print(f"{report.count:,} photographs in {options.to}; train with --data.root {options.to}")
+    for name in report.failed[:20]:
+        print(f"skipped, cannot be decoded: {name}")
 
 
 def export_command(arguments: list[str]) -> None:
-    """croc export RUN --to KIND, or --to NAME.safetensors."""
     from croc.weights.export import Export, export
 
     print(*export(parse(Export, arguments, "croc export")), sep="\n")
 
 
 def app_command(arguments: list[str]) -> None:
-    """croc app RUN [RUN2]."""
     from croc.lab.app.command import run_command
 
     run_command(arguments)
 
 
-def demo_command(arguments: list[str]) -> None:
-    """croc demo: the demo recipe, then its picture and where all lies."""
-    config = parse(CrocConfig, arguments, "croc demo", demo())
-    from croc.lab.demo import run_demo
-
-    if not run_demo(config):
-        sys.exit(1)
-
-
-def evaluate_command(protocol: str, arguments: list[str]) -> None:
-    """croc evaluate PROTOCOL --weights WEIGHTS --data DATA."""
-    from croc.eval.command import run_command
-
-    run_command(protocol, arguments)
-
-
-def table_command(arguments: list[str]) -> None:
-    """croc evaluate table --weights WEIGHTS ... --data DATA ...; 1 if a cell failed."""
-    from croc.eval.table.command import run_command
-
-    if not run_command(arguments):
-        sys.exit(1)
-
-
-def curve_command(arguments: list[str]) -> None:
-    """croc evaluate curve --weights RUN ... --data DATA ...; 1 if a cell failed."""
-    from croc.eval.curve.command import run_command
-
-    if not run_command(arguments):
-        sys.exit(1)
-
-
-COMMANDS: dict[tuple[str, ...], Callable[[list[str]], None]] = {
+COMMANDS: dict[tuple[str, ...], Callable[[list[str]], bool | None]] = {
     ("demo",): demo_command,
     ("pretrain",): pretrain_command,
     **{
-        ("evaluate", protocol): partial(evaluate_command, protocol)
-        for protocol in (*PROTOCOLS, "all")
+        ("evaluate", name): partial(evaluate_command, name)
+        for name in (*PROTOCOLS, "all", "table", "curve")
     },
-    ("evaluate", "table"): table_command,
-    ("evaluate", "curve"): curve_command,
-    **{("show", kind): partial(show_command, kind) for kind in ("clusters", "merging", "features")},
-    ("show", "report"): show_report_command,
-    ("show", "weights"): show_weights_command,
+    **{
+        ("show", kind): partial(show_command, kind)
+        for kind in ("clusters", "merging", "features", "report", "weights")
+    },
     ("data", "pack"): pack_command,
     ("bench",): bench_command,
     ("sweep",): sweep_command,
     ("export",): export_command,
     ("app",): app_command,
 }
+"""False means that a part failed: exit code 1."""
 
 
 def _one_line(text: str) -> str:

@@ -4,7 +4,7 @@ import signal
 
 
 class UserError(Exception):
-    """A mistake in what was asked for; the message says what to do. Exit code 2."""
+    """Invalid input; the message says what to do. Exit code 2."""
 
 
 class LostPeerError(Exception):
@@ -12,7 +12,7 @@ class LostPeerError(Exception):
 
 
 class AskedToEnd(Exception):  # noqa: N818
-    """A signal came, and all that is needed to go on later has been saved."""
+    """Raised after a signal, once everything needed to resume has been saved."""
 
     def __init__(self, message: str, number: int) -> None:
         super().__init__(message)
@@ -20,6 +20,5 @@ class AskedToEnd(Exception):  # noqa: N818
 
     @property
     def exit_code(self) -> int:
-        """Ctrl-C as every program answers it; else EX_TEMPFAIL, by which a scheduler knows that the
-        same job is to be run again."""
+        """130 for Ctrl-C; otherwise 75 (EX_TEMPFAIL), which tells a scheduler to requeue."""
         return 128 + signal.SIGINT if self.number == signal.SIGINT else 75

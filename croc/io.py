@@ -1,9 +1,20 @@
-"""Files that are written whole or not at all."""
+"""Files: whole or not at all; JSON lines; what a figure was measured on and with."""
 
+import json
 import os
+import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from croc.errors import UserError
+
+if TYPE_CHECKING:
+    import torch
+
+LIBRARIES = ("torch", "torchvision", "timm", "numpy", "scipy", "pillow", "faiss-cpu")
 
 
 @contextmanager
@@ -19,3 +30,76 @@ def replacing(path: Path, *, shared: bool = False) -> Iterator[Path]:
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def read_lines(path: Path, pass_over_bad: bool = False) -> list[dict[str, Any]]:
+    """The objects of a JSON-lines file; one that a kill cut off is an error or passed over."""
+    lines = []
+    text = path.read_text(encoding="utf-8", errors="replace")
+    for number, line in enumerate(text.split("\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            lines.append(dict(json.loads(line)))
+        except (ValueError, TypeError):
+            if pass_over_bad:
+                continue
+            raise UserError(f"{path}, line {number}, is cut off: remove it") from None
+    return lines
+
+
+def read_metrics(folder: Path) -> list[dict[str, Any]]:
+    """The lines of a run's metrics.jsonl."""
+    return read_lines(folder / "metrics.jsonl")
+
+
+def read_gauges(folder: Path) -> list[dict[str, Any]]:
+    """The lines of a run's gauges.jsonl; none before the first checkpoint."""
+    path = folder / "gauges.jsonl"
+    return read_lines(path) if path.exists() else []
+
+
+def versions() -> dict[str, str | None]:
+    from croc import __version__
+
+    return {"croc": __version__, "python": platform.python_version()} | {
+        name: _version(name) for name in LIBRARIES
+    }
+
+
+def gpu_versions() -> dict[str, str | None]:
+    """With CUDA's and Triton's."""
+    import torch
+
+    return {"cuda": torch.version.cuda, "triton": _version("triton")} | versions()
+
+
+def _version(name: str) -> str | None:
+    """None for a library that pip knows nothing of: conda's faiss has another name."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def hardware(device: "torch.device") -> dict[str, Any]:
+    import torch
+
+    gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else "no GPU"
+    return {"gpu": gpu, "cpu": processor(), "cores": cores()}
+
+
+def processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:  # not on Linux
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def cores() -> int:
+    """Those that this process may use, where the system tells."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

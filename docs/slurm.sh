@@ -1,7 +1,7 @@
 #!/bin/bash
-# CrOC on a SLURM cluster: two nodes of eight GPUs, a process a GPU. When the time is up or the
-# job is preempted, the run saves and asks to be queued again (exit code 75); so does one whom the
-# signal met before its first step (138 and 143).
+# CrOC on a SLURM cluster: two nodes of eight GPUs, one process per GPU. When the time is up or the
+# job is preempted, the run saves and asks to be queued again (exit code 75); so does one that
+# is signaled before its first step (138 and 143).
 #   sbatch docs/slurm.sh coco-vits16 --data.root /data/coco --run.folder /scratch/runs/coco
 #SBATCH --job-name=croc
 #SBATCH --nodes=2

@@ -2,22 +2,22 @@
 
 Shows: a class that reads labelled photographs, `croc.add_data` to give the data set a name, and
 `croc.evaluate` on it as on any other: the whole protocol, scores of classes, a picture.
-Needs: a folder as below. Without one it makes one of synthetic scenes, to look at and to copy.
+Needs: a folder as below. Without one it makes one of synthetic scenes, as an example.
 
     photographs/NAME.jpg or .png
     masks/NAME.png       a colour for each class, any other colour is ignored
     colours.json         {"sky": [86, 180, 233], "grass": [0, 158, 115], ...}
-    val.txt              a NAME a line: these are scored, all others train
+    val.txt              one NAME per line: these are scored, all others train
 
-(For label maps that hold numbers instead of colours no Python is needed: `folder:PATH` reads
+(For label maps with numbers instead of colours no Python is needed: `folder:PATH` reads
 images/{train,val} and labels/{train,val}, see docs/evaluate.md.)
 Prints: the mIoU by two protocols and the IoU of each class. Leaves in the folder --to:
-results.jsonl and pictures/ of predictions beside the truth.
+results.jsonl and pictures/ of predictions beside the labels.
 
     python examples/my_segmentation_data.py FOLDER --weights runs/mine
     python examples/my_segmentation_data.py --small
 
-Without --weights an untrained network is scored: what a trained one has to beat.
+Without --weights an untrained network is scored, as a baseline.
 """
 
 import argparse
@@ -37,7 +37,7 @@ IGNORED = 255
 
 @dataclass(frozen=True)
 class ColouredMasks:
-    """One part of the data set; worker processes get copies, so it holds names, not pictures."""
+    """One split of the data set; copied to worker processes, so it has names, not pictures."""
 
     folder: Path
     names: tuple[str, ...]
@@ -67,57 +67,42 @@ def read_colours(path: Path) -> np.ndarray:
     try:
         with Image.open(path) as image:
             return np.array(image.convert("RGB"))
-    except OSError as error:  # said in one line, wherever it is read
+    except OSError as error:  # may be raised in a worker process
         raise croc.UserError(f"{path} cannot be read: {error}") from None
 
 
 def open_masks(path: str, split: str) -> ColouredMasks:
-    """What stands after "masks:", and "train" or "val"."""
+    """`path` is what follows "masks:", `split` is "train" or "val"."""
     folder = Path(path).expanduser()
-    colours = read_palette(folder / "colours.json")
+    try:
+        colours = json.loads((folder / "colours.json").read_text())
+    except ValueError as error:
+        raise croc.UserError(f"{folder / 'colours.json'} is not JSON: {error}") from None
     scored = set((folder / "val.txt").read_text().splitlines())
     names = sorted(path.name for path in (folder / "photographs").glob("[!.]*"))
     chosen = [name for name in names if (Path(name).stem in scored) == (split == "val")]
     return ColouredMasks(folder, tuple(chosen), colours)
 
 
-def read_palette(path: Path) -> dict[str, list[int]]:
-    try:
-        colours = json.loads(path.read_text())
-    except ValueError as error:
-        raise croc.UserError(f"{path} is no JSON: {error}") from None
-    if not isinstance(colours, dict) or not all(map(is_colour, colours.values())):
-        raise croc.UserError(f'{path} must be as {{"sky": [86, 180, 233], ...}}')
-    return colours
-
-
-def is_colour(value: object) -> bool:
-    return isinstance(value, list) and len(value) == 3 and all(each in range(256) for each in value)
-
-
 def main() -> None:
-    asked = read_arguments()
-    folder = asked.folder or make_folder(asked.to / "data", 32 if asked.small else 160)
-    own_px = 96 if asked.folder is None else 448
-    options = {"image_px": asked.image_px or own_px, "blocks": 1}
+    options = read_arguments()
+    folder = options.folder or make_folder(options.to / "data", 32 if options.small else 160)
+    default_px = 96 if options.folder is None else 448
+    settings = {"image_px": options.image_px or default_px, "blocks": 1}
     croc.add_data("masks", open_masks)
     for protocol in ("incontext", "linear"):
         if protocol == "linear":
-            options |= {"steps": 30 if asked.small else 500, "rates": (1e-2,)}
-        result = croc.evaluate(
-            protocol, asked.weights, f"masks:{folder}", results=asked.to, **options
-        )
+            settings |= {"steps": 30 if options.small else 500, "rates": (1e-2,)}
+        data = f"masks:{folder}"
+        result = croc.evaluate(protocol, options.weights, data, results=options.to, **settings)
         print(f"{protocol}: {result.scores['mIoU']:.1f} mIoU, {result.backbone}")
-        print("  " + ", ".join(f"{name} {say(iou)}" for name, iou in result.classes.items()))
-        print(f"  {asked.to / result.picture}")
-
-
-def say(iou: float | None) -> str:
-    return "–" if iou is None else f"{iou:.0f}"
+        ious = {name: "–" if iou is None else f"{iou:.0f}" for name, iou in result.classes.items()}
+        print("  " + ", ".join(f"{name} {iou}" for name, iou in ious.items()))
+        print(f"  {options.to / result.picture}")
 
 
 def make_folder(folder: Path, count: int) -> Path:
-    """Scenes in the layout that is told of above; a quarter of them is scored."""
+    """Scenes in the layout above; a quarter of them is scored."""
     (folder / "photographs").mkdir(parents=True, exist_ok=True)
     (folder / "masks").mkdir(exist_ok=True)
     colours = np.random.default_rng(0).integers(0, 256, (len(CLASSES), 3), np.uint8)

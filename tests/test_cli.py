@@ -1,4 +1,4 @@
-"""Bad input: one line that says what to do, exit code 2, nothing overwritten."""
+"""The command line: bad input is one line and exit code 2, nothing is overwritten."""
 
 import json
 import subprocess
@@ -12,9 +12,9 @@ import torch
 from PIL import Image
 
 from croc.cli import main
+from croc.config import PAGE, read_config, write_config
 from croc.recipes import RECIPES
-from croc.train.checkpoint import load_checkpoint
-from croc.train.run_folder import PAGE, read_config, write_config
+from croc.weights.checkpoint import load_checkpoint
 from tests.tiny import FLAGS, tiny_config
 
 
@@ -27,14 +27,14 @@ def photographs(tmp_path: Path) -> Path:
     return folder
 
 
-def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """Run a command that must be refused; what it said."""
+def refuse(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """Run a command that must fail with exit code 2; its one line."""
     assert main(arguments) == 2
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert said.err.startswith("croc: ")
-    assert said.err.count("\n") == 1
-    return said.err
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert output.err.startswith("croc: ")
+    assert output.err.count("\n") == 1
+    return output.err
 
 
 BAD = [
@@ -64,7 +64,7 @@ BAD = [
     (["pretrain", "demo", "--loss.alpha", "nan"], "--loss.alpha must be"),
     (["pretrain", "demo", "--head.image-prototypes", "1"], "at least 2"),
     (["pretrain", "demo", "--run.folder", "/proc/nowhere/run"], "/proc/nowhere"),
-    (["pretrain", "demo", "--data.root", "x-{000..00.tar"], "brace"),
+    (["pretrain", "demo", "--data.root", "x-{000..00.tar"], "no such shard"),
     (["show", "clusters", "--run", "no/such/run"], "holds no run"),
     (["show", "nothing"], "there is no command 'show nothing'"),
     (["data", "pack", "no/such/folder", "--to", "packed"], "no/such/folder"),
@@ -72,7 +72,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("arguments", "expected"), BAD, ids=[" ".join(a) for a, _ in BAD])
-def test_bad_input_is_one_line(
+def test_bad_input_is_one_line_and_writes_nothing(
     arguments: list[str],
     expected: str,
     capsys: pytest.CaptureFixture[str],
@@ -80,27 +80,25 @@ def test_bad_input_is_one_line(
     monkeypatch: pytest.MonkeyPatch,
 ):
     monkeypatch.chdir(tmp_path)
-    assert expected in refused(capsys, *arguments)
+    assert expected in refuse(capsys, *arguments)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_empty_folder(capsys: pytest.CaptureFixture[str], tmp_path: Path):
+def test_empty_folder(capsys: pytest.CaptureFixture[str], tmp_path: Path):
     (tmp_path / "empty").mkdir()
-    said = refused(capsys, "pretrain", "coco-vits16", "--data.root", str(tmp_path / "empty"))
+    said = refuse(capsys, "pretrain", "coco-vits16", "--data.root", str(tmp_path / "empty"))
     assert "empty" in said
     assert "jpg" in said
 
 
-def test_a_folder_with_something_else_in_it_is_left_alone(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-):
+def test_other_folders_are_not_overwritten(capsys: pytest.CaptureFixture[str], tmp_path: Path):
     (tmp_path / "thesis.txt").write_text("years of work")
-    said = refused(capsys, "pretrain", "demo", "--run.folder", str(tmp_path))
+    said = refuse(capsys, "pretrain", "demo", "--run.folder", str(tmp_path))
     assert "choose another --run.folder" in said
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
 
 
-def test_a_corrupt_checkpoint_is_named_and_kept(capsys: pytest.CaptureFixture[str], tmp_path: Path):
+def test_broken_checkpoint_is_named_and_kept(capsys: pytest.CaptureFixture[str], tmp_path: Path):
     run = ["pretrain", "demo", *FLAGS, "--run.folder", str(tmp_path / "run")]
     assert main([*run, "--run.stop-after-steps", "2"]) == 0
     capsys.readouterr()
@@ -108,25 +106,25 @@ def test_a_corrupt_checkpoint_is_named_and_kept(capsys: pytest.CaptureFixture[st
     whole = path.read_bytes()
     for damaged in (whole[: len(whole) // 2], b"", b"not a checkpoint at all"):
         path.write_bytes(damaged)
-        assert "step-00000002.pt" in refused(capsys, *run)
+        assert "step-00000002.pt" in refuse(capsys, *run)
         assert path.read_bytes() == damaged
     torch.save({"weights": torch.ones(3)}, path)
-    assert "no checkpoint of a CrOC run" in refused(capsys, *run)
+    assert "no checkpoint of a CrOC run" in refuse(capsys, *run)
     torch.save({"format": 1}, path)
-    assert "has format 1" in refused(capsys, *run)
+    assert "has format 1" in refuse(capsys, *run)
     path.write_bytes(whole)
     assert main([*run, "--run.stop-after-steps", "3"]) == 0
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_a_gpu_that_is_not_there(capsys: pytest.CaptureFixture[str], tmp_path: Path):
+def test_missing_gpu(capsys: pytest.CaptureFixture[str], tmp_path: Path):
     run = ["pretrain", "demo", "--run.folder", str(tmp_path / "run")]
-    assert "--run.accelerator cuda" in refused(capsys, *run, "--run.accelerator", "cuda")
-    assert "for GPUs" in refused(capsys, *run, "--run.precision", "bfloat16")
+    assert "--run.accelerator cuda" in refuse(capsys, *run, "--run.accelerator", "cuda")
+    assert "for GPUs" in refuse(capsys, *run, "--run.precision", "bfloat16")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_page_from_before_some_options_is_read(tmp_path: Path):
+def test_config_without_newer_options_gets_their_defaults(tmp_path: Path):
     """Their defaults are what was done then."""
     write_config(tmp_path, tiny_config(), "tiny")
     page = json.loads((tmp_path / PAGE).read_text())
@@ -145,7 +143,7 @@ def test_a_page_from_before_some_options_is_read(tmp_path: Path):
         ("optim", "speed", 1, "unknown: optim.speed"),
     ],
 )
-def test_a_spoiled_configuration_is_named(
+def test_invalid_config_is_named(
     section: str,
     field: str,
     value: object,
@@ -157,12 +155,12 @@ def test_a_spoiled_configuration_is_named(
     page = json.loads((tmp_path / "config.json").read_text())
     page[section][field] = value
     (tmp_path / "config.json").write_text(json.dumps(page))
-    assert said in refused(capsys, "pretrain", str(tmp_path / "config.json"))
+    assert said in refuse(capsys, "pretrain", str(tmp_path / "config.json"))
     (tmp_path / "config.json").write_bytes(b"\xff\x00")
-    assert "no configuration" in refused(capsys, "pretrain", str(tmp_path / "config.json"))
+    assert "no configuration" in refuse(capsys, "pretrain", str(tmp_path / "config.json"))
 
 
-def test_a_diverging_run_stops_and_keeps_its_checkpoints(
+def test_diverging_run_stops_and_keeps_finite_checkpoints(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ):
     run = ["pretrain", "demo", *FLAGS, "--run.folder", str(tmp_path / "run")]
@@ -173,7 +171,9 @@ def test_a_diverging_run_stops_and_keeps_its_checkpoints(
         assert all(value.isfinite().all() for value in weights.values())
 
 
-def test_no_pickle_is_run(capsys: pytest.CaptureFixture[str], tmp_path: Path):
+def test_pickles_in_checkpoints_are_not_executed(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+):
     class Hostile:
         def __reduce__(self):
             return (Path.touch, (tmp_path / "owned",))
@@ -182,7 +182,7 @@ def test_no_pickle_is_run(capsys: pytest.CaptureFixture[str], tmp_path: Path):
     assert main([*run, "--run.stop-after-steps", "1"]) == 0
     capsys.readouterr()
     torch.save({"format": Hostile()}, tmp_path / "run" / "checkpoints" / "step-00000009.pt")
-    assert "step-00000009.pt" in refused(capsys, *run)
+    assert "step-00000009.pt" in refuse(capsys, *run)
     assert not (tmp_path / "owned").exists()
 
 
@@ -219,9 +219,7 @@ def test_every_flag_is_explained(capsys: pytest.CaptureFixture[str]):
             assert not following.startswith(("(", "--", "─")), line
 
 
-def test_photographs_packed_trained_and_shown(
-    photographs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
+def test_pack_train_and_show(photographs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     packed, run, picture = tmp_path / "packed", tmp_path / "run", tmp_path / "picture.png"
     pack = ["data", "pack", str(photographs), "--to", str(packed), "--canvas-px", "40"]
     assert main([*pack, "--workers", "0"]) == 0
@@ -232,14 +230,14 @@ def test_photographs_packed_trained_and_shown(
     with Image.open(picture) as image:
         assert min(image.size) > 100
     capsys.readouterr()
-    assert "give it an ending" in refused(capsys, *show, "--to", str(tmp_path / "picture"))
+    assert "give it an ending" in refuse(capsys, *show, "--to", str(tmp_path / "picture"))
     (tmp_path / "broken.jpg").write_bytes(b"\xff\xd8\xff")
-    assert "broken.jpg" in refused(
+    assert "broken.jpg" in refuse(
         capsys, "show", "clusters", str(tmp_path / "broken.jpg"), "--run", str(run)
     )
 
 
-def test_a_shard_needs_nothing_but_its_root(photographs: Path, tmp_path: Path):
+def test_training_from_shards_by_a_brace_pattern(photographs: Path, tmp_path: Path):
     """Two shards of photographs by a brace pattern."""
     for number in range(2):
         with tarfile.open(tmp_path / f"shard-{number}.tar", "w") as shard:
@@ -264,7 +262,7 @@ def test_too_many_broken_files_stop_the_run(
     assert said.count("skipped, cannot be decoded") == 1
 
 
-def test_a_runs_config_starts_it_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_config_json_repeats_or_resumes_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     first, again = tmp_path / "first", tmp_path / "again"
     stop = ["--run.stop-after-steps", "2"]
     assert main(["pretrain", "demo", *FLAGS, "--run.folder", str(first), *stop]) == 0
@@ -280,7 +278,7 @@ def test_a_runs_config_starts_it_again(tmp_path: Path, capsys: pytest.CaptureFix
     assert f"{moved}: resumes from step 2, to step 9" in capsys.readouterr().err
 
 
-def test_the_recipes_hold_the_papers_numbers():
+def test_recipes_have_the_papers_numbers():
     coco, imagenet = RECIPES["coco-vits16"](), RECIPES["imagenet-vits16"]()
     assert RECIPES["cocoplus-vits16"]().data.subfolders == ("train2017", "unlabeled2017")
     assert (coco.model.name, coco.views.size_px) == ("vit_small_patch16_224", 224)
@@ -303,7 +301,7 @@ def test_the_recipes_hold_the_papers_numbers():
     assert coco.head.unit_prototypes is False
 
 
-def test_a_reader_that_has_read_enough_is_no_error():
+def test_closed_pipe_is_no_error():
     command = f"set -o pipefail; {sys.executable} -m croc evaluate table --help | head -n 1"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
     assert (done.stderr, done.stdout.count("\n")) == ("", 1)

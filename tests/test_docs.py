@@ -1,105 +1,112 @@
-"""The site: it builds without a warning, is whole, and asks nothing of other servers."""
+"""README and pages: their Python runs, their commands parse, their links exist; the site builds."""
 
-import importlib.util
-import json
 import os
 import re
+import shlex
 import subprocess
 import sys
-from html.parser import HTMLParser
+from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
+from typing import Any
 
 import pytest
+import tyro
+
+from croc.cli import main
 
 ROOT = Path(__file__).parent.parent
-PAGES = sorted(path.stem for path in (ROOT / "docs").glob("*.md"))
-LOADED = {"script": "src", "img": "src", "iframe": "src", "link": "href", "source": "src"}
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCK = re.compile(r"^ *```(\w*)[^\n]*\n(.*?)^ *```", re.DOTALL | re.MULTILINE)
+INLINE = re.compile(r"`croc ((?:pretrain|sweep|evaluate) [a-z][^`…]* --[^`…]+)`")
+STARTS = {
+    "sweep": "croc.lab.sweep.sweep.run_sweep",
+    "evaluate table": "croc.eval.table.make_table",
+    "evaluate curve": "croc.eval.curve.points_of",
+    "evaluate": "croc.eval.evaluate.evaluate",
+}
+"""Commands that check more than their flags, and the function where their work starts."""
 
 
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
+class ParsedError(Exception):
+    """The command would start now."""
+
+
+def blocks(page: Path, *languages: str) -> list[str]:
+    return [code for language, code in BLOCK.findall(page.read_text()) if language in languages]
+
+
+def commands(page: Path) -> Iterator[list[str]]:
+    """The arguments of each `croc` in the page's shell blocks and sentences."""
+    yield from map(shlex.split, INLINE.findall(BLOCK.sub("", page.read_text())))
+    for code in blocks(page, "", "bash"):
+        code = re.sub(r"sbatch .*?docs/slurm\.sh", "croc pretrain", code.replace("\\\n", " "))
+        for line in code.splitlines():
+            match = re.match(r"\s*(?:torchrun .*-m |\S*/)?croc (.*)", line)
+            if match and "…" not in match[1]:
+                yield shlex.split(match[1], comments=True)
+
+
+COMMANDS = {
+    f"{page.stem}: {shlex.join(words)}": words for page in PAGES for words in commands(page)
+}
+
+
+@pytest.mark.parametrize("name", ["README", "evaluate", "index"])
+def test_python_of_a_page_runs(name: str, capsys: pytest.CaptureFixture[str]):
+    page = next(page for page in PAGES if page.stem == name)
+    for block in blocks(page, "python"):
+        exec(block, {})
+    assert capsys.readouterr().out
+
+
+def test_python_of_all_pages_parses():
+    for page in PAGES:
+        for block in blocks(page, "python"):
+            compile(block, page.name, "exec")
+
+
+def test_links_exist():
+    for page in [*PAGES, ROOT / "dev" / "LOG.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]:
+        for target in re.findall(r"\]\(([^)]+)\)", page.read_text()):
+            path, _, anchor = target.partition("#")
+            if target.startswith("http"):
+                continue
+            assert not path or (page.parent / path).exists(), (page.name, target)
+            if anchor and (path or page.name).endswith(".md"):
+                text = (page.parent / path if path else page).read_text()
+                headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+                anchors = {re.sub(r"[^\w -]", "", h.lower()).replace(" ", "-") for h in headings}
+                assert anchor in anchors, (page.name, target)
+
+
+@pytest.mark.parametrize("words", COMMANDS.values(), ids=COMMANDS)
+def test_commands_parse(words: list[str], monkeypatch: pytest.MonkeyPatch):
+    """Up to where the command would start its work."""
+
+    def stop(*_: Any, **__: Any) -> None:
+        raise ParsedError
+
+    starts = [place for name, place in STARTS.items() if " ".join(words).startswith(name)]
+    if starts:
+        monkeypatch.setattr(starts[0], stop)
+    else:
+        parse = tyro.cli
+        monkeypatch.setattr(tyro, "cli", lambda *args, **more: stop(parse(*args, **more)))
+    if words[-1:] == ["--help"]:
+        with pytest.raises(SystemExit, match="0"):
+            main(words)
+        return
+    with pytest.raises(ParsedError):
+        main(words)
+
+
+def test_site_builds_without_warnings_and_loads_nothing_from_elsewhere(tmp_path: Path):
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
     environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
-    done = subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300
-    )
-    said = done.stdout + done.stderr
-    assert done.returncode == 0, said
-    assert "WARNING" not in said
-    return folder
-
-
-class Loaded(HTMLParser):
-    """What a page makes the browser fetch."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.found: list[str] = []
-        self.feed(text)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        given = dict(attrs)
-        target = given.get(LOADED.get(tag, ""))
-        if target and given.get("rel") not in ("canonical", "next", "prev"):
-            self.found.append(target)
-
-
-def page_of(site: Path, name: str) -> Path:
-    return site / "index.html" if name == "index" else site / name / "index.html"
-
-
-def test_every_page_is_there_and_can_be_found(site: Path):
-    index = json.loads((site / "search" / "search_index.json").read_text())
-    places = {entry["location"].partition("#")[0] for entry in index["docs"]}
-    for name in PAGES:
-        assert page_of(site, name).is_file(), name
-        assert ("" if name == "index" else f"{name}/") in places
-
-
-def test_nothing_comes_from_elsewhere(site: Path):
-    for path in site.rglob("*.html"):
-        for target in Loaded(path.read_text()).found:
-            assert not re.match(r"(https?:)?//", target), (path.name, target)
-    for path in site.rglob("*.css"):
-        assert not re.search(r"url\(['\"]?(https?:)?//|@import", path.read_text()), path.name
-
-
-def test_pictures_are_there_those_from_outside_docs_too(site: Path):
-    for name in PAGES:
-        page = page_of(site, name)
-        for target in Loaded(page.read_text()).found:
-            assert target.startswith("data:") or (page.parent / target).exists(), (name, target)
-    assert list(site.glob("benchmarks/results/*.png"))
-
-
-def test_the_sites_own_files_stay_out_of_it(site: Path):
-    assert not (site / "hooks.py").exists()
-
-
-@pytest.fixture
-def hooks() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("hooks", ROOT / "docs" / "hooks.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_links_out_of_the_pages_become_words_or_links_to_the_repository(hooks: ModuleType):
-    text = "See [the loop](../croc/train/loop.py), [README.md](../README.md) and [data](data.md)."
-    words = "See the loop (`croc/train/loop.py`), README.md and [data](data.md)."
-    assert hooks.mend(text, None) == words
-    linked = hooks.mend(text, "https://host/croc/")
-    assert "[the loop](https://host/croc/blob/main/croc/train/loop.py)" in linked
-    assert hooks.mend("![bars](../benchmarks/results/a.png)", None) == (
-        "![bars](benchmarks/results/a.png)"
-    )
-
-
-def test_lists_are_set_apart_but_not_torn(hooks: ModuleType):
-    assert hooks.mend("Some:\n- one\n- two\n  more\n- three\n", None) == (
-        "Some:\n\n- one\n- two\n  more\n- three\n"
-    )
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for page in PAGES[1:]:
+        html = tmp_path / ("" if page.stem == "index" else page.stem) / "index.html"
+        for target in re.findall(r"<(?:script|img|source)[^>]+src=\"([^\"]+)\"", html.read_text()):
+            assert not re.match(r"(https?:)?//", target), (page.name, target)
+            assert target.startswith("data:") or (html.parent / target).exists(), target

@@ -9,8 +9,18 @@ import pytest
 import croc
 
 HEAVY = {
-    *("torch", "torchvision", "timm", "lightning", "numpy", "scipy", "faiss", "PIL", "matplotlib"),
-    *("tensorboard", "torchmetrics", "transformers", "onnx", "webdataset", "rich", "jaxtyping"),
+    *(
+        "torch",
+        "torchvision",
+        "timm",
+        "lightning_fabric",
+        "numpy",
+        "scipy",
+        "faiss",
+        "PIL",
+        "matplotlib",
+    ),
+    *("tensorboard", "torchmetrics", "transformers", "onnx", "rich", "jaxtyping"),
 }
 SAY = "print(*{name.partition('.')[0] for name in sys.modules}, file=sys.stderr)"
 

@@ -1,16 +1,10 @@
-"""Photographs and where they come from."""
+"""Photographs: where they come from, how they are decoded, and how they become batches."""
 
 from croc.data.decode import UndecodableImage, decode_image, place_on_canvas
 from croc.data.loader import FailedFiles, batch_indices, epoch_order, make_loader, steps_per_epoch
-from croc.data.sources import (
-    ConcatSource,
-    FolderSource,
-    ImageSource,
-    PackedSource,
-    ScenesSource,
-    ShardSource,
-    open_source,
-)
+from croc.data.pack import PackedSource
+from croc.data.shards import ShardSource
+from croc.data.sources import ConcatSource, FolderSource, ImageSource, ScenesSource, open_source
 
 __all__ = [
     "ConcatSource",

@@ -1,33 +1,33 @@
-"""From a file's bytes to RGB pixels: whatever it holds, one array or one exception."""
+"""From the bytes of an image file to reduced RGB pixels: an array or UndecodableImage."""
 
+import contextlib
 import io
 import warnings
-from collections.abc import Callable
-from typing import cast
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float64, UInt8
 from PIL import Image
 from torch import Tensor
 from torchvision.io import ImageReadMode, decode_jpeg
 
-from croc.data.reduce import GAP, Size, bands, fitting_size, reduce_picture, resample
-
 IMAGE_EXTENSIONS = ("jpg", "jpeg", "png", "webp", "bmp", "tif", "tiff", "gif", "ppm")
 
-# Named, because Pillow would otherwise also try formats that start other programs (EPS).
+# Explicit, because Pillow would otherwise also try formats that start other programs (EPS).
 _FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF", "PPM")
-# Pillow itself stops at 179; this holds where a program has lifted that limit.
-_LARGEST_MEGAPIXELS = 200
-# What has to be whole in memory takes four bytes a pixel of each worker, and a small file can
-# claim any size. Pillow's WebP keeps three such pictures.
-_LARGEST_WHOLE_MEGAPIXELS, _LARGEST_WEBP_MEGAPIXELS = 128, 48
-# A longer file is odd for a small picture, and Pillow does not hold it at once.
-_LARGEST_FAST_JPEG_BYTES = 1 << 25
-_ORIENTATION_TAG = 0x0112
-# From the stored picture to the upright one.
-_TURNS: dict[int, Callable[[np.ndarray], np.ndarray]] = {
+# A small file can claim any size. A baseline JPEG is decoded row by row; other formats are whole
+# in memory (4 bytes per pixel and worker), and Pillow's WebP keeps three copies.
+_MAX_MEGAPIXELS, _MAX_WHOLE_MEGAPIXELS, _MAX_WEBP_MEGAPIXELS = 200, 128, 48
+_MAX_FAST_JPEG_BYTES = 1 << 25
+# Large images are first reduced by whole factors to no less than GAP times the final size, so
+# that the bicubic filter, not their blocks, makes the final pixels.
+GAP = 2
+_BAND_PIXELS = 1 << 22  # of a large image that are converted at once
+_EXIF_ORIENTATION = 0x0112
+# From the stored image to the upright one, by EXIF orientation.
+_UPRIGHT: dict[int, Callable[[np.ndarray], np.ndarray]] = {
     2: lambda stored: stored[:, ::-1],
     3: lambda stored: stored[::-1, ::-1],
     4: lambda stored: stored[::-1],
@@ -37,28 +37,30 @@ _TURNS: dict[int, Callable[[np.ndarray], np.ndarray]] = {
     8: lambda stored: np.rot90(stored, 1),
 }
 
-
-class UndecodableImage(Exception):  # noqa: N818, a noun reads better where it is caught
-    """A file that gives no picture; the only exception that reading an image raises."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
+Size = tuple[int, int]  # width and height
+Extent = tuple[float | int, float | int]  # the same, perhaps with a fraction of a pixel
+Stream = io.BytesIO | io.BufferedReader
 
 
-def decode_image(
-    data: bytes | io.BytesIO | io.BufferedReader, canvas_px: int
-) -> UInt8[np.ndarray, "h w 3"]:
-    """The upright picture in RGB, its longer side at most `canvas_px`."""
+class UndecodableImage(Exception):  # noqa: N818, reads better where it is caught
+    """The only exception that reading an image raises."""
+
+
+def decode_image(data: bytes | Stream, canvas_px: int) -> UInt8[np.ndarray, "h w 3"]:
+    """The upright image in RGB, its longer side at most `canvas_px`."""
     stream = io.BytesIO(data) if isinstance(data, bytes) else data
     try:
         # Pillow warns about odd but readable files, such as a broken EXIF block.
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             with Image.open(stream, formats=_FORMATS) as image:
-                reduced = _reduced_rgb(image, stream, canvas_px)
-                turn = _TURNS.get(_orientation(image))
-                return reduced if turn is None else np.ascontiguousarray(turn(reduced))
+                pixels = _decode(image, stream, canvas_px)
+                try:
+                    orientation = image.getexif().get(_EXIF_ORIENTATION, 1)
+                except Exception:  # a broken EXIF block does not spoil the pixels
+                    orientation = 1
+        turn = _UPRIGHT.get(orientation)
+        return pixels if turn is None else np.ascontiguousarray(turn(pixels))
     except UndecodableImage:
         raise
     except Exception as error:  # on broken files Pillow raises nearly every type there is
@@ -68,101 +70,127 @@ def decode_image(
 def place_on_canvas(
     image: UInt8[np.ndarray, "h w 3"], canvas_px: int
 ) -> UInt8[np.ndarray, "3 S S"]:
-    """The picture in the top-left corner of a square of zeros, channels first."""
+    """The image in the top-left corner of a square of zeros, channels first."""
     canvas = np.empty((3, canvas_px, canvas_px), np.uint8)
     fill_canvas(canvas, image)
     return canvas
 
 
 def fill_canvas(canvas: UInt8[np.ndarray, "3 S S"], image: UInt8[np.ndarray, "h w 3"]) -> None:
-    """Writes the picture into the top-left corner of a canvas in use, and zeros beside it."""
+    """Writes the image into the top-left corner of an existing canvas, and zeros elsewhere."""
     height, width, _ = image.shape
     canvas[:, height:] = 0
     canvas[:, :height, width:] = 0
     canvas[:, :height, :width] = image.transpose(2, 0, 1)
 
 
-def _reduced_rgb(
-    image: Image.Image, stream: io.BytesIO | io.BufferedReader, canvas_px: int
-) -> UInt8[np.ndarray, "rows columns 3"]:
-    _check_size(image.size, _largest_megapixels(image))
-    whole, size = image.size, fitting_size(image.size, canvas_px)
-    drafted = image.draft(None, (GAP * size[0], GAP * size[1]))  # a JPEG at 1/2, 1/4 or 1/8
-    if drafted is None:  # TIFFs turn upright as they load, so only now is the size known
-        image.load()
-        return reduce_picture(
-            image, fitting_size(image.size, canvas_px), image.size, _to_rgb(image)
-        )
-    pixels = _fast_jpeg(stream) if image.size == whole else None
-    if pixels is None or pixels.shape[1::-1] != whole:  # two readings of a forged header
-        return reduce_picture(image, size, drafted[1][2:], _to_rgb(image))
-    return pixels if whole == size else resample(pixels, size, whole)
+def fitting_size(size: Size, canvas_px: int) -> Size:
+    """The size at which the longer side fits the canvas; smaller images stay as they are."""
+    if max(size) <= canvas_px:
+        return size
+    width, height = (max(1, round(side * canvas_px / max(size))) for side in size)
+    return width, height
 
 
-def _fast_jpeg(stream: io.BytesIO | io.BufferedReader) -> UInt8[np.ndarray, "h w 3"] | None:
-    """The pixels that Pillow would give, in two thirds of its time; None leaves them to it."""
-    stream.seek(0)
-    data = bytearray(stream.read(_LARGEST_FAST_JPEG_BYTES))
-    if len(data) == _LARGEST_FAST_JPEG_BYTES:
-        return None
-    try:
-        planes = decode_jpeg(torch.frombuffer(data, dtype=torch.uint8), ImageReadMode.RGB)
-    except RuntimeError:  # broken: Pillow will say how
-        return None
-    return cast(Tensor, planes).permute(1, 2, 0).numpy()
+def reduce_image(image: UInt8[np.ndarray, "h w 3"], canvas_px: int) -> UInt8[np.ndarray, "H W 3"]:
+    """The same image if it fits the canvas, else reduced exactly as `decode_image` would."""
+    height, width, _ = image.shape
+    if max(height, width) <= canvas_px:
+        return image
+    size = fitting_size((width, height), canvas_px)
+    if max(_whole_factors((width, height), size)) > 1:
+        picture = Image.fromarray(np.ascontiguousarray(image))
+        return _reduce(picture, size, (width, height), Image.Image.copy)
+    return resample(np.require(image, requirements="W"), size, (width, height))
 
 
-def _largest_megapixels(image: Image.Image) -> int:
-    if image.format == "WEBP":
-        return _LARGEST_WEBP_MEGAPIXELS
-    by_rows = image.format == "JPEG" and "progressive" not in image.info
-    return _LARGEST_MEGAPIXELS if by_rows else _LARGEST_WHOLE_MEGAPIXELS
+def resample(
+    pixels: UInt8[np.ndarray, "h w 3"], size: Size, extent: Extent
+) -> UInt8[np.ndarray, "H W 3"]:
+    """The region (0, 0, *extent), which may end within the last pixel, at `size`.
+
+    torch's antialiased bicubic filter for 8 bits is several times as fast as Pillow's.
+    """
+    # torch rounds height × scale down: a product just below an integer must not drop to the next.
+    scales = tuple(side / part * (1 + 1e-9) for side, part in zip(size, extent))
+    planes = torch.from_numpy(pixels)[None].permute(0, 3, 1, 2)
+    reduced = F.interpolate(planes, scale_factor=scales[::-1], mode="bicubic", antialias=True)
+    return np.ascontiguousarray(reduced[0].permute(1, 2, 0).numpy())
 
 
-def _check_size(size: Size, largest: int) -> None:
-    width, height = size
+def _whole_factors(extent: Extent, size: Size) -> tuple[int, int]:
+    across, down = (max(1, int(part / side / GAP)) for part, side in zip(extent, size))
+    return across, down
+
+
+def _reduce(
+    image: Image.Image, size: Size, extent: Extent, to_rgb: Callable[[Image.Image], Image.Image]
+) -> UInt8[np.ndarray, "H W 3"]:
+    """As an RGB array of its own. A large image is converted in bands, to save memory."""
+    if image.size == size:
+        return np.array(to_rgb(image))
+    across, down = _whole_factors(extent, size)
+    if max(across, down) == 1:
+        return resample(np.array(to_rgb(image)), size, extent)
+    coarse = [np.array(to_rgb(band).reduce((across, down))) for band in _bands(image, down)]
+    return resample(np.concatenate(coarse), size, (extent[0] / across, extent[1] / down))
+
+
+def _bands(image: Image.Image, rows: int = 1) -> Iterator[Image.Image]:
+    """From top to bottom in parts whose height is a multiple of `rows`."""
+    width, height = image.size
+    step = max(1, _BAND_PIXELS // (width * rows)) * rows
+    for top in range(0, height, step):
+        yield image.crop((0, top, width, min(top + step, height)))
+
+
+def _decode(image: Image.Image, stream: Stream, canvas_px: int) -> UInt8[np.ndarray, "H W 3"]:
+    width, height = full = image.size
     if width < 1 or height < 1:
         raise UndecodableImage(f"no pixels: {width}×{height}")
-    if width * height > largest * 1_000_000:
-        raise UndecodableImage(f"more than {largest} megapixels: {width}×{height}")
+    limit = _MAX_WEBP_MEGAPIXELS if image.format == "WEBP" else _MAX_WHOLE_MEGAPIXELS
+    if image.format == "JPEG" and "progressive" not in image.info:
+        limit = _MAX_MEGAPIXELS
+    if width * height > limit * 1_000_000:
+        raise UndecodableImage(f"more than {limit} megapixels: {width}×{height}")
 
-
-def _orientation(image: Image.Image) -> int:
-    try:
-        return image.getexif().get(_ORIENTATION_TAG, 1)
-    except Exception:  # a broken EXIF block says nothing about the pixels
-        return 1
+    size = fitting_size(full, canvas_px)
+    drafted = image.draft(None, (GAP * size[0], GAP * size[1]))  # a JPEG at 1/2, 1/4 or 1/8
+    if drafted is None:
+        image.load()  # TIFFs turn upright as they load, so only now is their size known
+        return _reduce(image, fitting_size(image.size, canvas_px), image.size, _to_rgb(image))
+    if image.size == full:
+        # torchvision needs two thirds of Pillow's time for the same pixels.
+        stream.seek(0)
+        data = bytearray(stream.read(_MAX_FAST_JPEG_BYTES))
+        planes = None
+        if len(data) < _MAX_FAST_JPEG_BYTES:
+            with contextlib.suppress(RuntimeError):  # broken: Pillow will give the reason
+                planes = decode_jpeg(torch.frombuffer(data, dtype=torch.uint8), ImageReadMode.RGB)
+        if isinstance(planes, Tensor) and planes.shape[:0:-1] == full:  # else the header is forged
+            pixels = planes.permute(1, 2, 0).numpy()
+            return pixels if full == size else resample(pixels, size, full)
+    return _reduce(image, size, drafted[1][2:], _to_rgb(image))
 
 
 def _to_rgb(image: Image.Image) -> Callable[[Image.Image], Image.Image]:
-    """How any part of this picture becomes RGB."""
+    """How any part of this image is converted to RGB."""
     if image.mode.startswith(("I", "F")):
-        low, high = _range_to_show(image)
-        return lambda part: Image.fromarray(_to_8_bits(part, low, high)).convert("RGB")
-    if image.has_transparency_data:
-        return _on_white
+        # The narrowest common range that holds all values, else their own range.
+        ranges = [(part.min(), part.max()) for part in map(_finite, _bands(image))]
+        low, high = min(low for low, _ in ranges), max(high for _, high in ranges)
+        tops = {"F": (1, 255, 65535), "I": (255, 65535)}.get(image.mode, (65535,))
+        fitting = [top for top in tops if low >= 0 and high <= top]
+        low, high = (0.0, float(fitting[0])) if fitting else (low, high)
+        scale = 255 / ((high - low) or 1)
+        return lambda part: Image.fromarray(
+            np.round((_finite(part) - low) * scale).astype(np.uint8)
+        ).convert("RGB")
+    if image.has_transparency_data:  # on white: colors under full transparency are arbitrary
+        return lambda part: Image.alpha_composite(
+            Image.new("RGBA", part.size, "white"), part.convert("RGBA")
+        ).convert("RGB")
     return lambda part: part.convert("RGB")
-
-
-def _on_white(part: Image.Image) -> Image.Image:
-    """As a viewer shows it on a white page: colours under full transparency are arbitrary."""
-    picture = part.convert("RGBA")
-    page = Image.new("RGBA", picture.size, "white")
-    return Image.alpha_composite(page, picture).convert("RGB")
-
-
-def _range_to_show(image: Image.Image) -> tuple[float, float]:
-    """The narrowest usual range that holds the values, else their own."""
-    ranges = [(part.min(), part.max()) for part in map(_finite, bands(image))]
-    low, high = min(low for low, _ in ranges), max(high for _, high in ranges)
-    tops = {"F": (1, 255, 65535), "I": (255, 65535)}.get(image.mode, (65535,))
-    fitting = [top for top in tops if low >= 0 and high <= top]
-    return (0.0, float(fitting[0])) if fitting else (low, high)
-
-
-def _to_8_bits(part: Image.Image, low: float, high: float) -> UInt8[np.ndarray, "h w"]:
-    span = (high - low) or 1
-    return np.round((_finite(part) - low) * (255 / span)).astype(np.uint8)
 
 
 def _finite(part: Image.Image) -> Float64[np.ndarray, "h w"]:

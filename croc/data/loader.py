@@ -1,10 +1,18 @@
-"""Batches by the number of the step: any step can be made alone, so any run can be resumed."""
+"""Batches by step number: any step can be made on its own, so any run can be resumed.
+
+Workers decode into a ring of batches in shared memory, from which the GPU copies each batch
+while the step before it is computed.
+"""
 
 import os
-from collections.abc import Generator, Iterable
-from contextlib import closing
+import sys
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from functools import lru_cache
+from glob import glob
 from itertools import islice
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -12,26 +20,19 @@ from jaxtyping import Int64, UInt8
 from torch.utils.data import Dataset
 
 from croc.config import DataConfig
-from croc.data.decode import UndecodableImage, fill_canvas
-from croc.data.prefetch import prefetch
-from croc.data.reduce import reduce_image
-from croc.data.ring import Ring, slots_needed
+from croc.data.decode import UndecodableImage, fill_canvas, reduce_image
 from croc.data.sources import ImageSource
 from croc.data.workers import iterate
 from croc.errors import UserError
 from croc.method.randomness import derive, sample_key
 from croc.method.types import Canvases
 
-_TRIES = 100
+Item = TypeVar("Item")
+_MAX_TRIES = 100
 _NAMES_SHOWN = 20
-_CPU = torch.device("cpu")
-
-# Parts of batches that a worker has been asked for and not delivered. With two, decoding that is
-# about as fast as training was up to 15% slower; the price is the ring's memory.
+# Parts of batches that each worker is ahead. With two, decoding that is about as fast as training
+# was up to 15% slower; the cost is the ring's memory.
 _PARTS_AHEAD = 4
-
-# What a worker sends of the part that it made: names of files that failed, or the error to raise.
-_Part = list[str] | UserError
 
 
 @lru_cache(maxsize=2)
@@ -39,7 +40,7 @@ def epoch_order(count: int, seed: int, epoch: int) -> Int64[np.ndarray, "count"]
     """A permutation of the images that depends on nothing but (count, seed, epoch).
 
     It sorts by the hash that also draws the crops, not by a library's generator, whose stream
-    may change between versions. The hash maps no two numbers to one, so there are no ties.
+    may change between versions. The hash is injective, so there are no ties.
     """
     keys = torch.arange(count) + sample_key(seed, epoch, 0)
     order = np.argsort(derive(keys, "order").numpy(), kind="stable")
@@ -48,14 +49,14 @@ def epoch_order(count: int, seed: int, epoch: int) -> Int64[np.ndarray, "count"]
 
 
 def steps_per_epoch(count: int, batch: int) -> int:
-    """Whole batches in the data; the rest is left out of the epoch."""
+    """Whole batches in the data; the remainder is left out of the epoch."""
     return count // batch
 
 
 def batch_indices(
     step: int, count: int, batch: int, seed: int, rank: int = 0, processes: int = 1
 ) -> tuple[int, Int64[np.ndarray, "B"]]:
-    """The epoch of a step, and the images of it that are this process's."""
+    """The epoch of a step, and the images of this process in it."""
     _check_batch(count, batch, processes)
     epoch, step_in_epoch = divmod(step, steps_per_epoch(count, batch))
     share = batch // processes
@@ -72,12 +73,12 @@ def _check_batch(count: int, batch: int, processes: int) -> None:
         )
     if count < batch:
         fitting = count // processes * processes
-        advice = f"pass --optim.batch {fitting}" if fitting else "give more images"
+        advice = f"pass --optim.batch {fitting}" if fitting else "add more images"
         raise UserError(f"{count} images do not fill a batch of {batch}: {advice}")
 
 
 def worker_count(config: DataConfig, processes: int = 1) -> int:
-    """As asked for, or one a core, shared by the machine's training processes, 16 at most."""
+    """As configured, or one per core, divided among the machine's processes, at most 16."""
     if config.workers is not None:
         return config.workers
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
@@ -95,77 +96,43 @@ def make_loader(
     rank: int = 0,
     processes: int = 1,
     workers: int = 0,
-    device: torch.device = _CPU,
+    device: torch.device = torch.device("cpu"),  # noqa: B008, immutable
 ) -> Generator[Canvases, None, None]:
     """One batch for each step from `first_step` to before `last_step`, across epochs.
 
-    They come on the device. The workers start here, not when the first batch is asked for; each
-    makes a part of every batch.
+    Batches are on the device. The workers start now, not with the first `next`; each makes a part
+    of every batch.
     """
     _check_batch(len(source), batch, processes)
     parts = max(1, min(workers, batch // processes))
-    slots = slots_needed(workers * _PARTS_AHEAD, parts)
+    # While step s is requested, s − 1 may still be copied, s is being made, and so are the parts
+    # of later steps that workers are ahead: none of them may share memory.
+    slots = 3 + (workers * _PARTS_AHEAD - 1) // parts
     ring = Ring(slots, batch // processes, canvas_px, shared=workers > 0)
-    making = _Parts(source, ring, parts, batch, seed, rank, processes)
+    dataset = _Parts(source, ring, parts, batch, seed, rank, processes)
     order = range(first_step * parts, last_step * parts)
-    made = iterate(making, order, workers=workers, ahead=_PARTS_AHEAD)
-    return _delivered(_whole(made, ring, parts, range(first_step, last_step)), ring, device)
+    filled = iterate(dataset, order, workers=workers, ahead=_PARTS_AHEAD)
+    return _deliver(_join(filled, ring, parts, range(first_step, last_step)), ring, device)
 
 
-def _delivered(
-    batches: Generator[Canvases, None, None], ring: Ring, device: torch.device
-) -> Generator[Canvases, None, None]:
-    with closing(batches):
-        if device.type == "cuda":
-            with ring.pinned(device), closing(prefetch(batches, device)) as arriving:
-                yield from arriving
-        else:
-            for canvases in batches:
-                yield canvases.copied()
+# What a worker returns for a part: names of files that failed, or the error to raise.
+_Part = list[str] | UserError
 
 
-def _whole(
-    made: Generator[_Part, None, None], ring: Ring, parts: int, steps: range
-) -> Generator[Canvases, None, None]:
-    """Batches in the ring's memory: each may be written over once the next but one is begun."""
-    with closing(made):
-        for step in steps:
-            failed: dict[str, None] = {}
-            for part in islice(made, parts):
-                if isinstance(part, UserError):
-                    raise part
-                failed |= dict.fromkeys(part)
-            yield ring.of_step(step, tuple(failed))
-
-
+@dataclass(eq=False)
 class _Parts(Dataset[_Part]):
-    """Makes the parts of one process's batches in the ring; part p of step s is s · parts + p."""
+    """Writes parts of one process's batches into the ring; part p of step s is s · parts + p."""
 
-    def __init__(
-        self,
-        source: ImageSource,
-        ring: Ring,
-        parts: int,
-        batch: int,
-        seed: int,
-        rank: int,
-        processes: int,
-    ) -> None:
-        self.source = source
-        self.ring = ring
-        self.parts = parts
-        self.batch = batch
-        self.seed = seed
-        self.rank = rank
-        self.processes = processes
+    source: ImageSource
+    ring: "Ring"
+    parts: int
+    batch: int
+    seed: int
+    rank: int
+    processes: int
 
-    def __getitem__(self, index: int) -> _Part:
-        try:
-            return self._make(*divmod(index, self.parts))
-        except UserError as error:
-            return error  # raised by a worker, it would arrive wrapped in a traceback
-
-    def _make(self, step: int, part: int) -> list[str]:
+    def __getitem__(self, number: int) -> _Part:
+        step, part = divmod(number, self.parts)
         epoch, indices = batch_indices(
             step, len(self.source), self.batch, self.seed, self.rank, self.processes
         )
@@ -174,7 +141,10 @@ class _Parts(Dataset[_Part]):
         failed: list[str] = []
         first, end = (len(indices) * bound // self.parts for bound in (part, part + 1))
         for row, index in enumerate(indices[first:end].tolist(), first):
-            image = reduce_image(_read_or_next(self.source, index, failed), canvas_px)
+            try:
+                image = reduce_image(_read_or_next(self.source, index, failed), canvas_px)
+            except UserError as error:
+                return error  # raised in a worker, it would arrive wrapped in a traceback
             fill_canvas(pixels[row], image)
             canvases.sizes[row] = torch.tensor(image.shape[:2])
             canvases.keys[row] = sample_key(self.seed, epoch, index)
@@ -182,18 +152,138 @@ class _Parts(Dataset[_Part]):
 
 
 def _read_or_next(source: ImageSource, index: int, failed: list[str]) -> UInt8[np.ndarray, "h w 3"]:
-    """The image, or the nearest readable one after it; adds to the names of those that failed."""
-    count = len(source)
-    for offset in range(min(_TRIES, count)):
-        candidate = (index + offset) % count
+    """The image, or the next readable one; adds the names of unreadable ones to `failed`."""
+    tries = min(_MAX_TRIES, len(source))
+    for offset in range(tries):
+        candidate = (index + offset) % len(source)
         try:
             return source.read(candidate)
         except UndecodableImage:
             failed.append(source.name(candidate))
     raise UserError(
-        f"{min(_TRIES, count)} images in a row cannot be decoded, from {source.name(index)} on: "
+        f"{tries} images in a row cannot be decoded, starting with {source.name(index)}: "
         f"check --data.root"
     )
+
+
+def _join(
+    filled: Generator[_Part, None, None], ring: "Ring", parts: int, steps: range
+) -> Generator[Canvases, None, None]:
+    """Batches in the ring's memory: each is valid until the next but one is requested."""
+    with closing(filled):
+        for step in steps:
+            failed: dict[str, None] = {}
+            for part in islice(filled, parts):
+                if isinstance(part, UserError):
+                    raise part
+                failed |= dict.fromkeys(part)
+            yield ring.of_step(step, tuple(failed))
+
+
+def _deliver(
+    batches: Generator[Canvases, None, None], ring: "Ring", device: torch.device
+) -> Generator[Canvases, None, None]:
+    with closing(batches):
+        if device.type == "cuda":
+            with ring.pinned(device), closing(_prefetch(batches, device)) as arriving:
+                yield from arriving
+        else:
+            for canvases in batches:
+                yield canvases.copied()
+
+
+def _prefetch(
+    batches: Generator[Canvases, None, None], device: torch.device
+) -> Generator[Canvases, None, None]:
+    """The same batches on the device, each copied during the step before it.
+
+    Nothing here waits for the device's computations. A batch's host memory is no longer read once
+    the next but one has been requested, or this has been closed.
+    """
+    stream = torch.cuda.Stream(device)
+
+    def send(canvases: Canvases) -> tuple[Canvases, torch.cuda.Event]:
+        with torch.cuda.stream(stream):
+            moved, arrived = canvases.to(device), torch.cuda.Event()
+            arrived.record(stream)
+            return moved, arrived
+
+    try:
+        for moved, arrived in one_ahead(map(send, batches)):
+            current = torch.cuda.current_stream(device)
+            current.wait_event(arrived)
+            for tensor in (moved.pixels, moved.sizes, moved.keys):
+                tensor.record_stream(current)  # not reused before this stream is done with it
+            yield moved
+            arrived.synchronize()  # long done: it was sent before the last step
+    finally:
+        stream.synchronize()
+
+
+def one_ahead(items: Iterable[Item]) -> Iterator[Item]:
+    """The same items, each yielded once the one after it has been made or has failed."""
+    ready: list[Item] = []
+    try:
+        for item in items:
+            yield from ready
+            ready = [item]
+    except Exception:
+        yield from ready  # what came before the failure is good
+        raise
+    yield from ready
+
+
+class Ring:
+    """Memory for some batches, reused in turn: step s overwrites step s − slots.
+
+    A worker decodes straight into the memory from which the device copies: no batch is allocated,
+    sent through a queue or copied on its way.
+    """
+
+    def __init__(self, slots: int, batch: int, canvas_px: int, *, shared: bool) -> None:
+        self.slots = slots
+        # In one allocation: int64 sizes and keys, then the pixels.
+        numbers, pixels = slots * batch, slots * batch * 3 * canvas_px**2
+        self.memory = torch.empty(24 * numbers + pixels, dtype=torch.uint8)
+        if shared:
+            try:
+                self.memory.share_memory_()
+            except RuntimeError as error:  # a container's /dev/shm often has 64 MB
+                for path in glob(f"/dev/shm/torch_{os.getpid()}_*"):  # torch leaves it behind
+                    os.unlink(path)
+                raise UserError(
+                    f"the loader's processes share {self.memory.nbytes / 2**20:,.0f} MiB, which do "
+                    "not fit in /dev/shm: enlarge it (docker run --shm-size) or pass "
+                    "--data.workers 0"
+                ) from error
+        sizes, keys, planes = self.memory.split([16 * numbers, 8 * numbers, pixels])
+        self.sizes = sizes.view(torch.int64).view(slots, batch, 2)
+        self.keys = keys.view(torch.int64).view(slots, batch)
+        self.pixels = planes.view(slots, batch, 3, canvas_px, canvas_px)
+
+    def of_step(self, step: int, failed: tuple[str, ...] = ()) -> Canvases:
+        """The batch of a step, in the ring's own memory."""
+        slot = step % self.slots
+        return Canvases(self.pixels[slot], self.sizes[slot], self.keys[slot], failed)
+
+    @contextmanager
+    def pinned(self, device: torch.device) -> Iterator[None]:
+        """Page-locked within the context, so that copies to the device are asynchronous."""
+        runtime: Any = torch.cuda.cudart()
+        with torch.cuda.device(device):
+            status = runtime.cudaHostRegister(self.memory.data_ptr(), self.memory.nbytes, 0)
+        locked = int(status) == 0
+        if not locked:
+            print(
+                "croc: cannot page-lock the loader's memory (ulimit -l): copies to the GPU will "
+                "be slower",
+                file=sys.stderr,
+            )
+        try:
+            yield
+        finally:
+            if locked:
+                runtime.cudaHostUnregister(self.memory.data_ptr())
 
 
 class FailedFiles:
@@ -204,25 +294,22 @@ class FailedFiles:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """In the order in which they were met."""
+        """In the order of their first failure."""
         return tuple(self._names)
 
     def add(self, names: Iterable[str]) -> tuple[str, ...]:
-        """Counts failures and returns those that are new, for the log."""
+        """Adds failures and returns the new ones, for the log."""
         new = tuple(dict.fromkeys(name for name in names if name not in self._names))
         self._names.update(dict.fromkeys(new))
         return new
 
     def check(self, seen: int, count: int, max_share: float) -> None:
-        """Stops the run when too many fail, once enough were seen to tell."""
-        looked_at = min(seen, count)
-        enough = looked_at >= min(100, count)
-        if not enough or len(self._names) <= max_share * looked_at:
+        """Stops the run when too many fail, once enough images were seen to tell."""
+        seen, names = min(seen, count), self.names
+        if seen < min(100, count) or len(names) <= max_share * seen:
             return
-        shown = ", ".join(self.names[:_NAMES_SHOWN])
-        more = len(self._names) - _NAMES_SHOWN
+        more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
         raise UserError(
-            f"{len(self._names)} of {looked_at} images cannot be decoded, more than "
-            f"--data.max-failed-share {max_share:g} allows: {shown}"
-            + (f" and {more} more" if more > 0 else "")
+            f"{len(names)} of {seen} images cannot be decoded, more than "
+            f"--data.max-failed-share {max_share:g} allows: {', '.join(names[:_NAMES_SHOWN])}{more}"
         )

@@ -1,4 +1,4 @@
-"""How the built-in scenes look: noise, colours, and one painter for each class.
+"""How the built-in scenes look: noise, colors, and one painter for each class.
 
 A painter of stuff gets open grids of the picture's unit square, and how near a row is: 0 at the
 horizon, 1 at the lower edge. A painter of a thing gets the object's own frame.
@@ -15,25 +15,23 @@ from numpy.random import Generator
 LATTICE = 32
 """Side of the random grids under all noise, a power of two; they repeat beyond it."""
 Plane = Float32[np.ndarray, "h w"]
-Colours = Float32[np.ndarray, "3 h w"]
+Colors = Float32[np.ndarray, "3 h w"]
 Column = Float32[np.ndarray, "h 1"]
 Row = Float32[np.ndarray, "1 w"]
 _TIPS = [(0, 1), (0.951057, 0.309017), (0.587785, -0.809017)]
 PENTAGON = np.array(_TIPS + [(-x, y) for x, y in _TIPS[1:]], np.float32)
 """The five directions away from a star's tips."""
-Sprite = tuple[Plane, Colours]
-"""Signed distance to an object's outline, and its colours."""
+Sprite = tuple[Plane, Colors]
+"""Signed distance to an object's outline, and its colors."""
 
 
 @dataclass(frozen=True)
 class Look:
     """What makes one region or object differ from the others of its class."""
 
-    palette: Float32[np.ndarray, "3 3"]
-    """Main, second and accent colour, one a row."""
+    palette: Float32[np.ndarray, "3 3"]  # main, second and accent color, one per row
     lattice: Float32[np.ndarray, "32 32"]
-    pitch: float
-    """Fineness of the texture, about 1."""
+    pitch: float  # fineness of the texture, about 1
     phase: float
 
 
@@ -43,10 +41,8 @@ class Local:
 
     u: Plane
     v: Plane
-    pixel: float
-    """Width of a pixel in this frame."""
-    light: tuple[float, float]
-    """Where the light comes from, in this frame."""
+    pixel: float  # its width in this frame
+    light: tuple[float, float]  # where it comes from
 
     def inside(self, distance: Plane) -> Plane:
         """1 where a signed distance is negative, with an edge one pixel wide."""
@@ -100,7 +96,7 @@ def hsv(hue: float, saturation: float, value: float) -> list[float]:
 
 
 def random_look(rng: Generator, hue: float, spread: float) -> Look:
-    """Colours within `spread` of a hue: the second differs in brightness, the accent in all."""
+    """Colors within `spread` of a hue: the second differs in brightness, the accent in all."""
     hue += uniform(rng, -spread, spread)
     saturation, value = uniform(rng, 0.12, 0.8), uniform(rng, 0.5, 0.95)
     other = value * uniform(rng, 0.42, 0.6) if value > 0.62 else value * uniform(rng, 1.5, 1.65)
@@ -111,15 +107,15 @@ def random_look(rng: Generator, hue: float, spread: float) -> Look:
     return Look(palette, lattice, uniform(rng, 0.85, 1.2), rng.random())
 
 
-def mix(look: Look, amount: Plane) -> Colours:
-    """From the main colour at 0 to the second at 1."""
+def mix(look: Look, amount: Plane) -> Colors:
+    """From the main color at 0 to the second at 1."""
     main, second, _ = look.palette[:, :, None, None]
     return main + (second - main) * amount
 
 
-def over(base: Colours, colour: np.ndarray | float, mask: Plane) -> Colours:
-    """Paints one colour, or a grey, where the mask is 1."""
-    paint = colour[:, None, None] if isinstance(colour, np.ndarray) else colour
+def over(base: Colors, color: np.ndarray | float, mask: Plane) -> Colors:
+    """Paints one color, or a grey, where the mask is 1."""
+    paint = color[:, None, None] if isinstance(color, np.ndarray) else color
     return base + (paint - base) * mask
 
 
@@ -133,7 +129,7 @@ def disc(u: Plane, v: Plane, radius: float) -> Plane:
     return np.sqrt(u * u + v * v) - radius
 
 
-def sky(x: Row, y: Column, near: Column, look: Look) -> Colours:
+def sky(x: Row, y: Column, near: Column, look: Look) -> Colors:
     """A vertical gradient under soft clouds."""
     u, v = x * 3 * look.pitch + 9 * look.phase, y * 6 * look.pitch
     clouds = 0.65 * noise(look.lattice, v, u) + 0.35 * noise(look.lattice, 2.2 * v + 7, 2.2 * u)
@@ -141,7 +137,7 @@ def sky(x: Row, y: Column, near: Column, look: Look) -> Colours:
     return over(veil, 0.25 * look.palette[2] + 0.75, 0.85 * step(clouds, 0.46, 0.74))
 
 
-def water(x: Row, y: Column, near: Column, look: Look) -> Colours:
+def water(x: Row, y: Column, near: Column, look: Look) -> Colors:
     """Ripples that draw together towards the horizon, with glints."""
     rows = 1.8 * near / (0.8 + near) * look.pitch
     ripple = wave(9 * rows + 0.9 * noise(look.lattice, 14 * rows, 5 * x) + look.phase)
@@ -150,7 +146,7 @@ def water(x: Row, y: Column, near: Column, look: Look) -> Colours:
     return over(base, 1.0, 0.75 * step(glints * (1 - 0.3 * ripple), 0.72, 0.95))
 
 
-def grass(x: Row, y: Column, near: Column, look: Look) -> Colours:
+def grass(x: Row, y: Column, near: Column, look: Look) -> Colors:
     """Upright blades, finer far away, and a few flowers."""
     u, v = x * look.pitch, y * look.pitch
     fine = noise(look.lattice, 13 * v, 44 * u)
@@ -159,7 +155,7 @@ def grass(x: Row, y: Column, near: Column, look: Look) -> Colours:
     return over(mix(look, step(blades, 0.25, 0.75)), look.palette[2], step(flowers, 0.86, 0.93))
 
 
-def sand(x: Row, y: Column, near: Column, look: Look) -> Colours:
+def sand(x: Row, y: Column, near: Column, look: Look) -> Colors:
     """Fine round grain on soft patches, with dark pebbles."""
     grain = noise(look.lattice, 47 * y, 47 * x)
     patches = noise(look.lattice, 5 * y + 3, 3 * x)
@@ -168,7 +164,7 @@ def sand(x: Row, y: Column, near: Column, look: Look) -> Colours:
     return over(base, 0.2 * look.palette[1], 0.7 * step(pebbles, 0.8, 0.9))
 
 
-def wall(x: Row, y: Column, near: Column, look: Look) -> Colours:
+def wall(x: Row, y: Column, near: Column, look: Look) -> Colors:
     """Bricks, each of its own tone, in light mortar."""
     v = y * 10 * look.pitch + look.phase
     u = x * 5.5 * look.pitch + 0.5 * (np.floor(v) % 2)
@@ -181,13 +177,12 @@ def ball(at: Local, look: Look) -> Sprite:
     """A beach ball: panels that meet at its poles, and a highlight."""
     u, v = at.u / 0.9, at.v / 0.9
     panels = wave(0.8 * look.pitch * u / np.sqrt(np.maximum(1 - v * v, 0.02)) + look.phase)
-    colour = mix(look, step(panels, -0.1, 0.1))
-    colour = over(colour, look.palette[2], at.inside(disc(u, np.abs(v) - 0.95, 0.3)))
-    facing = 0.65 * (u * at.light[0] + v * at.light[1]) + 0.7 * np.sqrt(
-        np.maximum(1 - u * u - v * v, 0)
-    )
-    colour = over(colour * (0.4 + 0.7 * np.maximum(facing, 0)), 1.0, 0.7 * step(facing, 0.9, 0.97))
-    return disc(at.u, at.v, 0.9), colour
+    color = mix(look, step(panels, -0.1, 0.1))
+    color = over(color, look.palette[2], at.inside(disc(u, np.abs(v) - 0.95, 0.3)))
+    height = np.sqrt(np.maximum(1 - u * u - v * v, 0))
+    facing = 0.65 * (u * at.light[0] + v * at.light[1]) + 0.7 * height
+    color = over(color * (0.4 + 0.7 * np.maximum(facing, 0)), 1.0, 0.7 * step(facing, 0.9, 0.97))
+    return disc(at.u, at.v, 0.9), color
 
 
 def crate(at: Local, look: Look) -> Sprite:
@@ -198,12 +193,12 @@ def crate(at: Local, look: Look) -> Sprite:
     grain = noise(look.lattice, 3 * v, 16 * u)
     brace = np.abs(u - v if look.phase > 0.5 else u + v) - 0.13
     frame = np.minimum(np.abs(face + 0.09) - 0.09, brace)
-    colour = mix(look, 0.35 * grain + 0.5 * step(np.abs(wave(2.2 * look.pitch * u)), 0.45, 0.1))
-    colour = over(colour, look.palette[0] * 1.25, at.inside(frame))
-    colour = over(colour, look.palette[1] * 0.6, at.inside(np.abs(frame) - 0.04))
+    color = mix(look, 0.35 * grain + 0.5 * step(np.abs(wave(2.2 * look.pitch * u)), 0.45, 0.1))
+    color = over(color, look.palette[0] * 1.25, at.inside(frame))
+    color = over(color, look.palette[1] * 0.6, at.inside(np.abs(frame) - 0.04))
     lid = box(u, at.v + 0.69, 0.75, 0.17)
-    colour = over(colour * at.lit(), look.palette[0] * 1.2, at.inside(lid) * (0.7 + 0.3 * grain))
-    return np.minimum(face, lid), colour
+    color = over(color * at.lit(), look.palette[0] * 1.2, at.inside(lid) * (0.7 + 0.3 * grain))
+    return np.minimum(face, lid), color
 
 
 def tree(at: Local, look: Look) -> Sprite:
@@ -226,13 +221,13 @@ def house(at: Local, look: Look) -> Sprite:
     roof = np.maximum(v + 0.05, 0.65 * np.abs(u) - 0.75 * (v + 0.95))
     rows = v * 6 * look.pitch
     shingles = wave(u * 5 + 0.5 * (np.floor(rows) % 2)) * 0.5 + rows % 1
-    colour = mix(look, 0.15 + 0.45 * step(wave(4.5 * look.pitch * v), 0.2, 0.6)) * at.lit()
+    color = mix(look, 0.15 + 0.45 * step(wave(4.5 * look.pitch * v), 0.2, 0.6)) * at.lit()
     panes = box(np.abs(u) - 0.42, v - 0.28, 0.17, 0.17)
-    colour = over(colour, 0.95, at.inside(panes - 0.06))
-    colour = over(colour, 0.15, at.inside(np.maximum(panes, 0.03 - np.abs(np.abs(u) - 0.42))))
-    colour = over(colour, 0.5 * look.palette[2], at.inside(box(u, v - 0.6, 0.14, 0.3)))
+    color = over(color, 0.95, at.inside(panes - 0.06))
+    color = over(color, 0.15, at.inside(np.maximum(panes, 0.03 - np.abs(np.abs(u) - 0.42))))
+    color = over(color, 0.5 * look.palette[2], at.inside(box(u, v - 0.6, 0.14, 0.3)))
     tiles = look.palette[2][:, None, None] * (0.5 + 0.45 * np.clip(shingles, 0, 1)) * at.lit()
-    return np.minimum(walls, roof), colour + (tiles - colour) * at.inside(roof)
+    return np.minimum(walls, roof), color + (tiles - color) * at.inside(roof)
 
 
 def fish(at: Local, look: Look) -> Sprite:
@@ -242,13 +237,13 @@ def fish(at: Local, look: Look) -> Sprite:
     tail = np.maximum(np.abs(v) - 0.85 * (u - 0.2), u - 0.95 + 0.45 * (0.5 - np.abs(v)))
     fin = np.maximum(np.abs(u + 0.1) + 0.7 * v + 0.1, -v - 0.72)
     scales = wave((u + v) * 2.6 * look.pitch) * wave((u - v) * 2.6 * look.pitch)
-    colour = mix(look, step(scales, -0.25, 0.35)) * (0.9 + 0.35 * at.light[1] * v)
+    color = mix(look, step(scales, -0.25, 0.35)) * (0.9 + 0.35 * at.light[1] * v)
     rays = look.palette[2][:, None, None] * (0.75 + 0.25 * wave(7 * v))
-    colour = rays + (colour - rays) * at.inside(body)
-    colour = over(colour, look.palette[0], at.inside(np.maximum(body, u + 0.5)))
-    colour = over(colour, 1.0, at.inside(disc(u + 0.62, v + 0.1, 0.13)))
-    colour = over(colour, 0.0, at.inside(disc(u + 0.64, v + 0.1, 0.065)))
-    return np.minimum(np.minimum(body, tail), fin), colour
+    color = rays + (color - rays) * at.inside(body)
+    color = over(color, look.palette[0], at.inside(np.maximum(body, u + 0.5)))
+    color = over(color, 1.0, at.inside(disc(u + 0.62, v + 0.1, 0.13)))
+    color = over(color, 0.0, at.inside(disc(u + 0.64, v + 0.1, 0.065)))
+    return np.minimum(np.minimum(body, tail), fin), color
 
 
 def cup(at: Local, look: Look) -> Sprite:
@@ -258,12 +253,12 @@ def cup(at: Local, look: Look) -> Sprite:
     handle = np.abs(disc(at.u - 0.48, (v - 0.1) * 0.85, 0.33)) - 0.08
     opening = disc(u, (v + 0.7) * 3.6, 0.64)
     zigzag = wave(2.1 * look.pitch * v + 0.3 * np.abs(wave(1.4 * u)) + look.phase)
-    colour = mix(look, step(zigzag, -0.15, 0.15)) * (1 + (0.35 * at.light[0] - 1.12 * u) * u)
-    colour = over(colour, look.palette[0], at.inside(opening))
-    colour = over(colour, 0.12, at.inside(disc(u, (v + 0.7) * 3.8, 0.54)))
+    color = mix(look, step(zigzag, -0.15, 0.15)) * (1 + (0.35 * at.light[0] - 1.12 * u) * u)
+    color = over(color, look.palette[0], at.inside(opening))
+    color = over(color, 0.12, at.inside(disc(u, (v + 0.7) * 3.8, 0.54)))
     shape = np.minimum(side, opening)
     handled = look.palette[0][:, None, None] * at.lit(0.2, 0.4)
-    return np.minimum(shape, handle), handled + (colour - handled) * at.inside(shape)
+    return np.minimum(shape, handle), handled + (color - handled) * at.inside(shape)
 
 
 def star(at: Local, look: Look) -> Sprite:
@@ -274,8 +269,8 @@ def star(at: Local, look: Look) -> Sprite:
     rows = v * 3.6 * look.pitch
     columns = u * 3.6 * look.pitch + 0.5 * (np.floor(rows) % 2)
     dots = disc(rows % 1 - 0.5, columns % 1 - 0.5, 0.3)
-    colour = mix(look, step(dots, 0.08, -0.08)) * at.lit(0.35, 0.35)
-    return distance, over(colour, look.palette[2], step(distance, -0.12, -0.08))
+    color = mix(look, step(dots, 0.08, -0.08)) * at.lit(0.35, 0.35)
+    return distance, over(color, look.palette[2], step(distance, -0.12, -0.08))
 
 
 def car(at: Local, look: Look) -> Sprite:
@@ -285,14 +280,14 @@ def car(at: Local, look: Look) -> Sprite:
     cabin = np.maximum(np.abs(u + 0.08) - 0.62 - 0.65 * (v + 0.1), np.abs(v + 0.27) - 0.27)
     wheels = disc(np.abs(u) - 0.56, v - 0.42, 0.24)
     gloss = step(v, 0.5, -0.15) + 0.25 * step(np.abs(v - 0.02), 0.07, 0.0)
-    colour = look.palette[0][:, None, None] * (0.45 + 0.6 * gloss) + 0 * u
-    colour = over(colour, look.palette[1], at.inside(np.abs(v - 0.22) - 0.05))
+    color = look.palette[0][:, None, None] * (0.45 + 0.6 * gloss) + 0 * u
+    color = over(color, look.palette[1], at.inside(np.abs(v - 0.22) - 0.05))
     glass = np.maximum(cabin + 0.1, 0.05 - np.abs(u + 0.08))
-    colour = over(colour, 0.25 + 0.3 * look.phase, at.inside(glass))
-    colour = over(colour, look.palette[2], at.inside(disc(np.abs(u) - 0.9, v - 0.12, 0.08)))
-    colour = over(colour, 0.08, at.inside(wheels))
-    colour = over(colour, 0.75, at.inside(wheels + 0.13))
-    return np.minimum(np.minimum(body, cabin), wheels), colour
+    color = over(color, 0.25 + 0.3 * look.phase, at.inside(glass))
+    color = over(color, look.palette[2], at.inside(disc(np.abs(u) - 0.9, v - 0.12, 0.08)))
+    color = over(color, 0.08, at.inside(wheels))
+    color = over(color, 0.75, at.inside(wheels + 0.13))
+    return np.minimum(np.minimum(body, cabin), wheels), color
 
 
 STUFF = {paint.__name__: paint for paint in (sky, water, grass, sand, wall)}

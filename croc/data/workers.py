@@ -1,4 +1,4 @@
-"""Loader processes that leave signals to the main one, and end with it all the same."""
+"""Worker processes that leave signals to the main process, and still end with it."""
 
 import atexit
 import signal
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from croc.train.signals import NOTICES
+from croc.signals import NOTICES
 
 _live: weakref.WeakSet[Any] = weakref.WeakSet()
 
@@ -19,7 +19,7 @@ def iterate(
 ) -> Generator[Any, None, None]:
     """The items in order, made by `workers` processes that start now; 0 makes them here.
 
-    Each worker runs at most `ahead` items ahead of the one who consumes them.
+    Each worker runs at most `ahead` items ahead of the consumer.
     """
     loader = DataLoader(
         items,
@@ -27,39 +27,38 @@ def iterate(
         sampler=order,
         num_workers=workers,
         prefetch_factor=ahead if workers else None,
-        collate_fn=_as_it_is,
+        collate_fn=_unchanged,
         pin_memory=pin and torch.cuda.is_available(),
-        worker_init_fn=_leave_signals_to_main,
+        worker_init_fn=_start_worker,
     )
     iterator = iter(loader)
     _live.add(iterator)
-    return _ending_workers(iterator)
+    return _closing(iterator)
 
 
-def _as_it_is(item: object) -> object:
+def _unchanged(item: object) -> object:
     return item
 
 
-def _leave_signals_to_main(_: int) -> None:
-    """Ctrl-C and a cluster's notice reach all processes; the main one alone answers them."""
+def _start_worker(_: int) -> None:
+    """Ctrl-C and a cluster's signal reach all processes; only the main one handles them."""
     for number in NOTICES:
         signal.signal(number, signal.SIG_IGN)
     torch.set_num_threads(1)
 
 
-def _ending_workers(iterator: Iterator[Any]) -> Generator[Any, None, None]:
+def _closing(iterator: Iterator[Any]) -> Generator[Any, None, None]:
     try:
         yield from iterator
     finally:
-        _end_workers(iterator)
+        _stop_workers(iterator)
 
 
-def _end_workers(iterator: Iterator[Any]) -> None:
-    # torch does this when its iterator is collected, but the traceback of an error keeps it.
-    end = getattr(iterator, "_shutdown_workers", None)
-    if end is not None:
-        end()
-    # It gives them some seconds, then sends the SIGTERM that they ignore; nothing is lost here.
+def _stop_workers(iterator: Iterator[Any]) -> None:
+    # torch does this when its iterator is collected, but the traceback of an error keeps it alive.
+    if stop := getattr(iterator, "_shutdown_workers", None):
+        stop()
+    # It waits some seconds, then sends the SIGTERM that workers ignore; nothing is lost here.
     for worker in getattr(iterator, "_workers", ()):
         if worker.is_alive():
             worker.kill()
@@ -67,9 +66,8 @@ def _end_workers(iterator: Iterator[Any]) -> None:
 
 
 @atexit.register
-def _end_all_workers() -> None:
-    """Before multiprocessing's own hook, which would send the workers the SIGTERM that they
-    ignore and then wait for them for ever. Hooks run last in, first out, and torch has
-    registered that one already."""
+def _stop_all_workers() -> None:
+    """Runs before multiprocessing's own hook (registered earlier, when torch was imported), which
+    would send the workers the SIGTERM that they ignore and wait for them forever."""
     for iterator in list(_live):
-        _end_workers(iterator)
+        _stop_workers(iterator)

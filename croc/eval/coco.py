@@ -1,6 +1,5 @@
-"""COCO's label files, merged into supercategories: 12 of things, 15 of stuff."""
+"""COCO's labels, merged into supercategories: 12 of things, 15 of stuff."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,6 @@ THINGS = (
     *("accessory", "animal", "appliance", "electronic", "food", "furniture"),
     *("indoor", "kitchen", "outdoor", "person", "sports", "vehicle"),
 )
-
 _STUFF_NAMES = {
     "building": "bridge building-other house roof skyscraper tent",
     "ceiling": "ceiling-other ceiling-tile",
@@ -33,90 +31,73 @@ _STUFF_NAMES = {
     "window": "window-blind window-other",
 }
 STUFF = tuple(_STUFF_NAMES)
-"""The 15 supercategories, sorted by name; "other" (id 183: whatever is a thing) is left out."""
-
-STUFF_SUPERCATEGORIES: dict[str, str] = {
-    name: supercategory for supercategory, names in _STUFF_NAMES.items() for name in names.split()
-}
-"""Each of the 91 kinds of stuff and its supercategory."""
-
-FIRST_STUFF_ID = 92
-"""COCO-Stuff numbers its stuff alphabetically, 92 (banner) to 182 (wood)."""
+"""The 15 supercategories, sorted; "other" (id 183: any thing) is left out."""
 
 
-def stuff_classes_by_id() -> dict[int, int]:
-    """COCO-Stuff's ids 92 to 182, each with the index of its supercategory."""
-    names = enumerate(sorted(STUFF_SUPERCATEGORIES), start=FIRST_STUFF_ID)
-    return {number: STUFF.index(STUFF_SUPERCATEGORIES[name]) for number, name in names}
+def stuff_classes() -> dict[int, int]:
+    """From a value of stuffthingmaps (the id minus one) to a class; things are ignored.
 
-
-def stuffthing_classes() -> dict[int, int]:
-    """From a value of stuffthingmaps, which is the id less one, to a class; things are ignored."""
-    ignored = dict.fromkeys((*range(FIRST_STUFF_ID - 1), 182), IGNORED)
-    return ignored | {number - 1: index for number, index in stuff_classes_by_id().items()}
-
-
-def thing_classes(categories: Mapping[str, list[str]], path: str) -> dict[int, int]:
-    """From a category's id, as in {"1": ["person", "person"]}, to a class; 0 is ignored."""
-    classes = {0: IGNORED}
-    for number, (_, supercategory) in categories.items():
-        classes[int(number)] = _index(THINGS, supercategory, path)
-    return classes
-
-
-class PanopticLabels:
-    """What COCO's panoptic JSON says of each image's segments, in three flat arrays.
-
-    A segment's number is its colour, R + 256 G + 256² B. Instances of a class are merged;
-    crowds, segments of other categories and colours without a segment are ignored.
+    COCO-Stuff numbers its 91 kinds of stuff alphabetically, from id 92 (banner) to 182 (wood).
     """
-
-    def __init__(self, classes: tuple[str, ...], content: dict[str, Any], path: str) -> None:
-        self.classes = classes
-        wants_things = classes == THINGS
-        index_of = {
-            category["id"]: _index(classes, category["supercategory"], path)
-            for category in content["categories"]
-            if bool(category["isthing"]) == wants_things
-        }
-        annotations = sorted(content["annotations"], key=lambda each: each["file_name"])
-        segments = [_segments(each["segments_info"], index_of) for each in annotations]
-        self.names = tuple(each["file_name"].rsplit(".", 1)[0] for each in annotations)
-        self._ends = np.cumsum([0, *(len(each) for each in segments)])
-        flat = [pair for each in segments for pair in each]
-        self._numbers = np.array([number for number, _ in flat], np.int64)
-        self._classes = np.array([index for _, index in flat], np.uint8)
-
-    def merge(self, index: int, colours: UInt8[np.ndarray, "h w 3"]) -> UInt8[np.ndarray, "h w"]:
-        """The class of each pixel of the index-th image."""
-        mine = slice(self._ends[index], self._ends[index + 1])
-        numbers, classes = self._numbers[mine], self._classes[mine]
-        pixels = segment_numbers(colours)
-        if not len(numbers):
-            return np.full(pixels.shape, IGNORED, np.uint8)
-        places = np.searchsorted(numbers, pixels).clip(max=len(numbers) - 1)
-        return np.where(numbers[places] == pixels, classes[places], IGNORED).astype(np.uint8)
+    by_name = {
+        name: STUFF.index(supercategory)
+        for supercategory, names in _STUFF_NAMES.items()
+        for name in names.split()
+    }
+    ignored = dict.fromkeys((*range(91), 182), IGNORED)
+    return ignored | {91 + place: by_name[name] for place, name in enumerate(sorted(by_name))}
 
 
-def segment_numbers(colours: UInt8[np.ndarray, "h w 3"]) -> Int64[np.ndarray, "h w"]:
-    """A panoptic PNG's colours as the numbers they stand for."""
-    return colours.astype(np.int64) @ np.array([1, 256, 256**2])
+def thing_classes(categories: dict[str, list[str]], path: str) -> dict[int, int]:
+    """From a category id, as in {"1": ["person", "person"]}, to a class; 0 is ignored."""
+    classes = {int(key): _index(THINGS, parent, path) for key, (_, parent) in categories.items()}
+    return {0: IGNORED} | classes
 
 
-def _segments(infos: list[dict[str, Any]], index_of: dict[int, int]) -> list[tuple[int, int]]:
-    """Number and class of the segments that count, sorted by number."""
-    counted = [
-        (info["id"], index_of[info["category_id"]])
-        for info in infos
-        if info["category_id"] in index_of and not info.get("iscrowd", 0)
-    ]
-    return sorted(counted)
+Segments = tuple[Int64[np.ndarray, "n"], UInt8[np.ndarray, "n"]]
+"""Sorted ids and classes of an image's segments."""
+
+
+def panoptic_segments(
+    classes: tuple[str, ...], content: dict[str, Any], path: str
+) -> dict[str, Segments]:
+    """The segments of each image in COCO's panoptic JSON, by the image's name.
+
+    Instances of a class are merged; crowds and segments of other categories are left out.
+    """
+    index_of = {
+        category["id"]: _index(classes, category["supercategory"], path)
+        for category in content["categories"]
+        if bool(category["isthing"]) == (classes == THINGS)
+    }
+    segments = {}
+    for annotation in sorted(content["annotations"], key=lambda each: each["file_name"]):
+        pairs = sorted(
+            (info["id"], index_of[info["category_id"]])
+            for info in annotation["segments_info"]
+            if info["category_id"] in index_of and not info.get("iscrowd", 0)
+        )
+        ids, labels = np.array([key for key, _ in pairs], np.int64), [each for _, each in pairs]
+        segments[annotation["file_name"].rsplit(".", 1)[0]] = ids, np.array(labels, np.uint8)
+    return segments
+
+
+def merge_segments(
+    segments: Segments, colours: UInt8[np.ndarray, "h w 3"]
+) -> UInt8[np.ndarray, "h w"]:
+    """The class of each pixel; a segment's id is its colour, R + 256 G + 256² B."""
+    ids, classes = segments
+    pixels = colours.astype(np.int64) @ np.array([1, 256, 256**2])
+    if not len(ids):
+        return np.full(pixels.shape, IGNORED, np.uint8)
+    places = np.searchsorted(ids, pixels).clip(max=len(ids) - 1)
+    return np.where(ids[places] == pixels, classes[places], IGNORED).astype(np.uint8)
 
 
 def _index(classes: tuple[str, ...], supercategory: str, path: str) -> int:
     if supercategory not in classes:
         raise UserError(
             f"{path} has the supercategory {supercategory}, not one of {', '.join(classes)}: "
-            f"use the file as COCO gives it"
+            "use COCO's own file"
         )
     return classes.index(supercategory)

@@ -1,5 +1,6 @@
-"""Run protocols on a backbone; draw, append to results.jsonl and print what they found."""
+"""Run protocols on a backbone; append the results to results.jsonl, print and draw them."""
 
+import hashlib
 import os
 import sys
 import time
@@ -10,60 +11,27 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from croc.config import DataConfig
 from croc.data.loader import worker_count
 from croc.errors import UserError
-from croc.eval.bars import Bars
 from croc.eval.command import EvaluateOptions
-from croc.eval.datasets import SegmentationData
-from croc.eval.features import (
-    ConvBackbone,
-    VitBackbone,
-    check_fit,
-    fingerprint,
-    open_backbone,
-)
+from croc.eval.features import progress
 from croc.eval.incontext import evaluate_incontext
-from croc.eval.kmeans import KmeansReport, evaluate_kmeans
+from croc.eval.kmeans import evaluate_kmeans, evaluate_within
 from croc.eval.linear import evaluate_linear
-from croc.eval.parts import count_parts, open_parts
+from croc.eval.parts import OpenData, open_data
+from croc.eval.pictures import segmentation_figure, video_figure
+from croc.eval.protocols import Request
 from croc.eval.results import FILE, Result, append_result, percent, print_results
-from croc.eval.scoring import SegmentationReport
-from croc.eval.table.identity import identify_data, identify_network
-from croc.eval.tracking import Track
 from croc.eval.video import evaluate_video
-from croc.eval.within import evaluate_within
-from croc.lab.show.predictions import segmentation_figure, video_figure
-
-
-@dataclass(frozen=True)
-class Request:
-    """One protocol on one data set."""
-
-    protocol: str
-    data: str
-    config: Any
-    masks: str | None = None
-    overlays: str | None = None
-    adapts: bool = False
-    """Whether a size that does not fit the patches may be changed."""
-    hold_out: float = 0.0
-    """The share of the training part that is scored, instead of the validation part."""
-
-
-@dataclass(frozen=True)
-class Found:
-    """What a protocol's report comes down to."""
-
-    scores: dict[str, Any]
-    classes: dict[str, float | None]
-    draw: Callable[[Path, str], None] | None
+from croc.weights.open import ConvBackbone, VitBackbone, check_fit, fingerprint, open_backbone
 
 
 @dataclass(frozen=True)
 class Weights:
-    """A backbone, where it came from, and hashes of its tensors and of how it uses them."""
+    """A backbone, where it came from, and hashes of its tensors and of its architecture."""
 
     spec: str
     backbone: VitBackbone | ConvBackbone
@@ -73,7 +41,7 @@ class Weights:
 
 @dataclass(frozen=True)
 class Machine:
-    """What it is computed on, and how."""
+    """Where to compute."""
 
     device: torch.device
     precision: torch.dtype
@@ -84,49 +52,30 @@ class Machine:
         return str(self.precision).partition(".")[2]
 
 
-@dataclass(frozen=True)
-class Job:
-    """A request with all it needs."""
+def evaluate(
+    options: EvaluateOptions,
+    requests: list[Request],
+    show: bool = True,
+    weights: Weights | None = None,
+    data: OpenData | None = None,
+) -> list[Result]:
+    """All requests in turn; each result is written when it is complete.
 
-    request: Request
-    weights: Weights
-    parts: dict[str, Any]
-    data_hash: str
-    machine: Machine
-    counter: str = ""
-    """Which of several jobs it is, for its bars."""
-
-    @property
-    def backbone(self) -> VitBackbone | ConvBackbone:
-        return self.weights.backbone
-
-    @property
-    def rest(self) -> tuple[Any, torch.device, int, Track]:
-        """What every protocol takes after the backbone and the data."""
-        track = Bars(f"{self.counter}{self.request.protocol}, {self.request.data}").track
-        return self.request.config, self.machine.device, self.machine.workers, track
-
-
-def evaluate(options: EvaluateOptions, requests: list[Request], show: bool = True) -> list[Result]:
-    """All requests in turn, each written when it is whole.
-
-    What can be wrong with any of them is found before the first one starts.
+    Weights, data and options are checked before the first one starts. Weights and data that are
+    open already are used as they are.
     """
     folder = Path(options.to)
     check_folder(folder)
     machine = find_machine(options)
-    weights = open_weights(options.weights)
-    parts = [open_parts(each.protocol, each.data, hold_out=each.hold_out) for each in requests]
-    hashes = {data: identify_data(data, folder) for data in {each.data for each in requests}}
+    weights = weights or open_weights(options.weights)
+    data = data or open_data(requests, folder)
     requests = [fit(request, weights.backbone) for request in requests]
     weights.backbone.to(machine.device, machine.precision)
-    jobs = [
-        Job(each, weights, data, hashes[each.data], machine) for each, data in zip(requests, parts)
-    ]
     results: list[Result] = []
     try:
-        for job in jobs:
-            result = carry_out(job, folder)
+        for request in requests:
+            opened = data[request.protocol, request.data]
+            result = carry_out(request, weights, *opened, machine, folder)
             results += [] if result is None else [result]
     finally:
         if show and results:
@@ -140,39 +89,19 @@ def open_weights(spec: str) -> Weights:
     return Weights(spec, backbone, fingerprint(backbone), identify_network(backbone))
 
 
-def carry_out(job: Job, folder: Path) -> Result | None:
-    """Run a protocol and write what it found; None if there was nothing to score."""
-    started = time.perf_counter()
-    found = RUNNERS[job.request.protocol](job)
-    if not found.scores:  # videos without truth: only masks or overlays were asked for
-        return None
-    device = job.machine.device
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
-    result = Result(
-        protocol=job.request.protocol,
-        data=job.request.data,
-        weights=job.weights.spec,
-        backbone=job.backbone.name,
-        weights_hash=job.weights.hash,
-        scores=found.scores,
-        classes=found.classes,
-        config=asdict(job.request.config),
-        count=count_parts(job.parts, job.request.hold_out),
-        machine={"device": name, "precision": job.machine.precision_name},
-        seconds=round(time.perf_counter() - started, 2),
-        picture=None,
-        data_hash=job.data_hash,
-        network_hash=job.weights.network_hash,
-        hold_out=job.request.hold_out,
-    )
-    return _write(folder, result, found)
+def identify_network(network: nn.Module) -> str:
+    """Covers what the hash of the weights does not: activations, heads, strides.
+
+    CLIP's weights, for example, fit two timm networks that differ only in the activation.
+    """
+    heads = [getattr(module, "num_heads", None) for module in network.modules()]
+    return hashlib.sha256(f"{network!r} {heads}".encode()).hexdigest()[:16]
 
 
 def fit(request: Request, backbone: VitBackbone | ConvBackbone) -> Request:
-    """Refuse a size that is no whole number of patches; under `all`, take the nearest one."""
-    size = "short_px" if request.protocol == "video" else "image_px"
+    """Reject a size that is not a whole number of patches; if it `adapts`, take the nearest."""
+    size, stride = request.size_field, backbone.stride_px
     side, blocks = getattr(request.config, size), getattr(request.config, "blocks", 1)
-    stride = backbone.stride_px
     if request.adapts and isinstance(backbone, VitBackbone) and side % stride:
         side = max(1, round(side / stride)) * stride
         request = replace(request, config=replace(request.config, **{size: side}))
@@ -182,35 +111,68 @@ def fit(request: Request, backbone: VitBackbone | ConvBackbone) -> Request:
 
 
 def check_folder(folder: Path) -> None:
-    """Whether it can be made and written; nothing is made yet."""
-    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
-    if not there.is_dir():
-        raise UserError(f"--to {folder}: {there} is a file, name a folder")
-    if not os.access(there, os.W_OK | os.X_OK):
-        raise UserError(f"--to {folder}: nothing can be written to {there}, name another folder")
+    """Whether it can be created and written; nothing is created yet."""
+    whole = folder.absolute()
+    existing = next(path for path in (whole, *whole.parents) if path.exists())
+    if not existing.is_dir():
+        raise UserError(f"--to {folder}: {existing} is a file, pass a folder")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise UserError(f"--to {folder}: {existing} is not writable, pass another folder")
 
 
 def find_machine(options: EvaluateOptions) -> Machine:
     if options.device == "cuda" and not torch.cuda.is_available():
         raise UserError("--device cuda: torch sees no GPU here; pass --device cpu")
-    there = "cuda" if torch.cuda.is_available() else "cpu"
-    device = torch.device(there if options.device == "auto" else options.device)
+    available = "cuda" if torch.cuda.is_available() else "cpu"
+    device = torch.device(available if options.device == "auto" else options.device)
     precision = torch.bfloat16 if device.type == "cuda" else torch.float32
     if options.precision != "auto":
         precision = getattr(torch, options.precision)
     return Machine(device, precision, worker_count(DataConfig(workers=options.workers)))
 
 
-def _write(folder: Path, result: Result, found: Found) -> Result:
-    """The picture first: a line of results.jsonl speaks only of what is there."""
+def carry_out(
+    request: Request,
+    weights: Weights,
+    parts: dict[str, Any],
+    data_hash: str,
+    machine: Machine,
+    folder: Path,
+) -> Result | None:
+    """Run a protocol, draw and append its result; None if there was nothing to score."""
+    started = time.perf_counter()
+    scores, classes, draw = run_protocol(request, weights.backbone, parts, machine)
+    if not scores:  # videos without truth: only masks or overlays are written
+        return None
+    # What is scored with a hold-out is not the validation split.
+    names = {"val": "held out"} if request.hold_out else {}
+    device = machine.device
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+    result = Result(
+        protocol=request.protocol,
+        data=request.data,
+        weights=weights.spec,
+        backbone=weights.backbone.name,
+        weights_hash=weights.hash,
+        scores=scores,
+        classes=classes,
+        config=asdict(request.config),
+        count={names.get(part, part): len(data) for part, data in parts.items()},
+        machine={"device": name, "precision": machine.precision_name},
+        seconds=round(time.perf_counter() - started, 2),
+        picture=None,
+        data_hash=data_hash,
+        network_hash=weights.network_hash,
+        hold_out=request.hold_out,
+    )
     (folder / "pictures").mkdir(parents=True, exist_ok=True)
-    if found.draw is not None:
+    if draw is not None:
         kind = result.data.partition(":")[0]
         picture = f"pictures/{result.protocol}-{kind}-{result.key}.png"
-        name, score = next(iter(result.scores.items()))
+        name, score = next(iter(scores.items()))
         title = f"{result.protocol}, {kind}{result.part}, {result.backbone}: {name} {score:.1f}"
         try:
-            found.draw(folder / picture, title)
+            draw(folder / picture, title)
             result = replace(result, picture=picture)
         except (OSError, RuntimeError, ValueError) as error:  # the scores took longer
             print(f"the picture could not be drawn: {error}", file=sys.stderr)
@@ -218,74 +180,47 @@ def _write(folder: Path, result: Result, found: Found) -> Result:
     return result
 
 
-def _linear(job: Job) -> Found:
-    report = evaluate_linear(job.backbone, job.parts["train"], job.parts["val"], *job.rest)
-    found = _segmentation(report.best, job.parts["val"])
-    if len(report.by_rate) == 1:
-        return found
-    by_rate = {f"{rate:g}": percent(score) for rate, score in report.by_rate.items()}
-    return replace(
-        found, scores=found.scores | {"best rate": f"{report.rate:g}", "by rate": by_rate}
-    )
-
-
-def _kmeans(job: Job) -> Found:
-    return _over_seeds(evaluate_kmeans(job.backbone, job.parts["val"], *job.rest), job)
-
-
-def _within(job: Job) -> Found:
-    return _over_seeds(evaluate_within(job.backbone, job.parts["val"], *job.rest), job)
-
-
-def _over_seeds(report: KmeansReport, job: Job) -> Found:
-    scores = {
-        "mIoU": 100 * report.mean,
-        "deviation": 100 * report.deviation,
-        "by seed": [100 * score for score in report.scores],
-    }
-    return replace(_segmentation(report.first, job.parts["val"]), scores=scores)
-
-
-def _incontext(job: Job) -> Found:
-    report = evaluate_incontext(job.backbone, job.parts["train"], job.parts["val"], *job.rest)
-    return _segmentation(report, job.parts["val"])
-
-
-def _video(job: Job) -> Found:
-    config, device, _, track = job.rest
-    masks, overlays = job.request.masks, job.request.overlays
-    report = evaluate_video(
-        job.backbone,
-        job.parts["videos"],
-        config,
-        device,
-        track,
-        masks=None if masks is None else Path(masks),
-        overlays=None if overlays is None else Path(overlays),
-    )
-    for written in filter(None, (masks, overlays)):
-        print(f"written: {written}")
-    means = {} if report.scores is None else report.scores.means
-    return Found(
-        {name: 100 * means[name] for name in ("J&F", "J", "F") if name in means},
-        {name: 100 * each.means["J&F"] for name, each in report.videos.items()},
-        partial(video_figure, report.examples) if report.examples else None,
-    )
-
-
-RUNNERS = {
-    "linear": _linear,
-    "kmeans": _kmeans,
-    "within": _within,
-    "incontext": _incontext,
-    "video": _video,
-}
-
-
-def _segmentation(report: SegmentationReport, val: SegmentationData) -> Found:
-    shares = map(percent, report.iou.per_class.tolist())
-    return Found(
-        {"mIoU": 100 * report.iou.mean, "accuracy": 100 * report.iou.accuracy},
-        dict(zip(val.classes, shares, strict=True)),
-        partial(segmentation_figure, report.examples, val.classes),
+def run_protocol(
+    request: Request, backbone: VitBackbone | ConvBackbone, parts: dict[str, Any], machine: Machine
+) -> tuple[dict[str, Any], dict[str, float | None], Callable[[Path, str], None] | None]:
+    """Scores, those of the classes or videos, and what draws a picture, given path and title."""
+    protocol, config, device = request.protocol, request.config, machine.device
+    track = progress(f"{protocol}, {request.data}")
+    if protocol == "video":
+        folders = [Path(each) if each else None for each in (request.masks, request.overlays)]
+        video = evaluate_video(backbone, parts["videos"], config, device, track, *folders)
+        for folder in filter(None, folders):
+            print(f"written: {folder}")
+        means = video.scores.means if video.scores else {}
+        return (
+            {name: 100 * mean for name, mean in means.items()},
+            {name: 100 * scores.means["J&F"] for name, scores in video.videos.items()},
+            partial(video_figure, video.examples) if video.examples else None,
+        )
+    where = config, device, machine.workers, track
+    scores: dict[str, Any]
+    if protocol in ("kmeans", "within"):
+        run = evaluate_kmeans if protocol == "kmeans" else evaluate_within
+        seeds = run(backbone, parts["val"], *where)
+        report = seeds.first
+        scores = {
+            "mIoU": 100 * seeds.mean,
+            "deviation": 100 * seeds.deviation,
+            "by seed": [100 * score for score in seeds.scores],
+        }
+    elif protocol == "linear":
+        linear = evaluate_linear(backbone, parts["train"], parts["val"], *where)
+        report = linear.best
+        scores = report.percentages
+        if len(linear.by_rate) > 1:
+            by_rate = {f"{rate:g}": percent(score) for rate, score in linear.by_rate.items()}
+            scores |= {"best rate": f"{linear.rate:g}", "by rate": by_rate}
+    else:
+        report = evaluate_incontext(backbone, parts["train"], parts["val"], *where)
+        scores = report.percentages
+    classes = parts["val"].classes
+    return (
+        scores,
+        dict(zip(classes, map(percent, report.iou.per_class.tolist()), strict=True)),
+        partial(segmentation_figure, report.examples, classes),
     )

@@ -1,243 +1,290 @@
-"""Images in, feature map out: what evaluations ask of a backbone, and where one comes from."""
+"""Images of a data set to patch features, and predictions from these to scores."""
 
-import difflib
-import hashlib
-import logging
-from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
 
-import timm
+import numpy as np
 import torch
-from jaxtyping import Float
-from timm.models.vision_transformer import VisionTransformer
-from torch import Tensor, nn
+import torch.nn.functional as F
+from jaxtyping import Float, Float32, Float64, Int64, UInt8
+from PIL import Image
+from rich.console import Console
+from rich.progress import Progress
+from torch import Tensor
+from torch.utils.data import Dataset
 
+from croc.data.workers import iterate
 from croc.errors import UserError
-from croc.train.run_folder import PAGE, read_config
-from croc.weights.build import build_network
-from croc.weights.files import printable, read_named_tensors, read_weights
-from croc.weights.layouts import recognise
-from croc.weights.page import read_page
-from croc.weights.runs import find_checkpoint, open_run, untrained
-from croc.weights.shipped import build_exported, find_weights, say_shipped
+from croc.eval.datasets import SegmentationData
+from croc.eval.metrics import IouReport, confusion, iou
+from croc.method.photometric import normalise
+from croc.weights.open import DenseBackbone
 
-WEIGHTS, INIT = "--weights", "--init"
+HELD_BYTES = 2**31
+"""Features of a data set are kept for the next pass if they fit into this."""
+EXAMPLES = 6
 
-
-@runtime_checkable
-class DenseBackbone(Protocol):
-    """A frozen network that gives a feature to every patch of an image."""
-
-    name: str
-    stride_px: int
-
-    def features(
-        self, images: Float[Tensor, "B 3 h w"], blocks: int = 1
-    ) -> Float[Tensor, "B C rows columns"]:
-        """Features of normalised images; a ViT concatenates its last `blocks` blocks."""
-        ...
+Crop = Callable[[np.ndarray, np.ndarray, int, int], tuple[np.ndarray, np.ndarray]]
+"""Takes an image, its labels, the step and the image's index; returns a part of both."""
+Predict = Callable[[Float[Tensor, "B C h w"]], Float[Tensor, "B classes h w"]]
+"""Features to a score for each class, at the features' resolution."""
+Track = Callable[[Iterable[Any], str, int], Iterator[Any]]
+"""`for item in track(items, "features", total)`: passes the items on and shows progress."""
 
 
-class VitBackbone(nn.Module):
-    """The patch tokens of a ViT's last blocks, the final norm applied to each."""
-
-    def __init__(self, vit: VisionTransformer, name: str, origin: str = "") -> None:
-        super().__init__()
-        if isinstance(vit.norm, nn.Identity):  # a ViT made for pooled tokens norms them later
-            vit.norm, vit.fc_norm = vit.fc_norm, vit.norm
-        self.vit = vit.eval().requires_grad_(False)
-        self.name, self.origin = name, origin or name
-        self.stride_px: int = vit.patch_embed.patch_size[0]
-
-    @torch.no_grad()
-    def features(
-        self, images: Float[Tensor, "B 3 h w"], blocks: int = 1
-    ) -> Float[Tensor, "B C rows columns"]:
-        check_fit(self, images.shape[2], blocks)
-        check_fit(self, images.shape[3], blocks)
-        images = images.to(self.vit.patch_embed.proj.weight.dtype)
-        found: Any = self.vit.forward_intermediates(
-            images, indices=blocks, norm=True, output_fmt="NCHW", intermediates_only=True
-        )
-        return torch.cat(found, dim=1)
+def silent(items: Iterable[Any], what: str, total: int) -> Iterator[Any]:
+    """Shows nothing."""
+    yield from items
 
 
-class ConvBackbone(nn.Module):
-    """The last stage of a ConvNet, dilated to an output stride of 16."""
+def progress(title: str) -> Track:
+    """On stderr: a bar with the time left on a terminal; in logs one line at the end, and one every
+    30 s with the time left."""
 
-    def __init__(self, network: Any, name: str, origin: str = "") -> None:
-        super().__init__()
-        self.network = network.eval().requires_grad_(False)
-        self.name, self.origin = name, origin or name
-        self.stride_px: int = network.feature_info.reduction()[-1]
+    def track(items: Iterable[Any], what: str, total: int) -> Iterator[Any]:
+        text = f"{title}: {what}"
+        if sys.stderr.isatty():
+            with Progress(console=Console(stderr=True), transient=True) as bar:
+                yield from bar.track(items, total=total, description=text)
+            return
+        started = printed = time.monotonic()
+        for done, item in enumerate(items, start=1):
+            yield item
+            now = time.monotonic()
+            if now - printed > 30 and done < total:
+                left = (now - started) / done * (total - done)
+                line = f"{text} {done}/{total}, about {left:.0f} s left"
+                print(line, file=sys.stderr, flush=True)
+                printed = now
+        print(f"{text} done in {time.monotonic() - started:.0f} s", file=sys.stderr, flush=True)
 
-    @torch.no_grad()
-    def features(
-        self, images: Float[Tensor, "B 3 h w"], blocks: int = 1
-    ) -> Float[Tensor, "B C rows columns"]:
-        """`blocks` is a ViT's affair: a ConvNet gives its last stage."""
-        return self.network(images.to(next(self.network.parameters()).dtype))[-1]
-
-
-def check_fit(backbone: DenseBackbone, side_px: int, blocks: int = 1, flag: str = "images") -> None:
-    """Whether a side of an image is whole patches, and whether the backbone has so many blocks."""
-    stride = backbone.stride_px
-    if side_px % stride and not isinstance(backbone, ConvBackbone):
-        below = side_px // stride * stride
-        fitting = f"{below} or {below + stride}" if below else str(stride)
-        raise UserError(
-            f"{flag} of {side_px} px do not consist of {backbone.name}'s patches of {stride} px: "
-            f"{fitting} px would"
-        )
-    if isinstance(backbone, VitBackbone) and blocks > len(backbone.vit.blocks):
-        depth = len(backbone.vit.blocks)
-        raise UserError(f"{backbone.name} has {depth} blocks, not {blocks}: pass {depth} or fewer")
+    return track
 
 
-def open_backbone(
-    spec: str, image_px: int = 448, seed: int = 0, flag: str = WEIGHTS
-) -> VitBackbone | ConvBackbone:
-    """Shipped weights, a run's folder or checkpoint (its teacher), a file of a known layout, or a
-    timm model.
+@dataclass(frozen=True)
+class Example:
+    """An image with the true and the predicted classes of its pixels; the image may be larger."""
 
-    timm:NAME has timm's own weights, timm:NAME@FILE those of a file in timm's layout, random:NAME
-    none yet; random:RUN is a run's network before its first step. `flag` is what messages name.
+    image: UInt8[Tensor, "3 h w"]
+    truth: Int64[Tensor, "rows columns"]
+    predicted: Int64[Tensor, "rows columns"]
+
+
+@dataclass(frozen=True)
+class SegmentationReport:
+    """Scores of a validation split, and its first images."""
+
+    iou: IouReport
+    examples: tuple[Example, ...]
+
+    @property
+    def percentages(self) -> dict[str, Any]:
+        return {"mIoU": 100 * self.iou.mean, "accuracy": 100 * self.iou.accuracy}
+
+
+class PatchFeatures:
+    """Patch features of a data set's images, with their labels.
+
+    Images are squashed to image_px², labels to label_px². With `keep_ratio`, an image's shorter
+    side becomes image_px and the longer one whole patches, four times that at most. Without a
+    label_px, labels keep their own size. In both cases there is one image per batch.
     """
-    if not spec.strip():
-        raise UserError(f"{flag} names nothing; {_sources(flag)} will do")
-    kind, _, name = spec.partition(":")
-    if kind == "random" and (Path(name) / PAGE).is_file():
-        config, _ = read_config(Path(name) / PAGE)
-        return VitBackbone(untrained(config).vit, f"{Path(name).name}@0")
-    if kind in ("timm", "random") and name:
-        name, _, file = name.partition("@")
-        if file and kind == "random":
-            raise UserError(f"{flag} random:{name} takes no file; timm:{name}@{file} does")
-        weights = read_weights(Path(file)) if file else None
-        return _from_timm(name, image_px, kind == "timm", weights, seed, flag)
-    path = find_weights(spec)
-    if not path.exists():
-        raise UserError(
-            f"{flag} {spec}: no such run or file; {_sources(flag)} will do ({say_shipped()})"
-        )
-    found = find_checkpoint(path)
-    return open_file(path, image_px) if found is None else _from_run(*found)
 
+    def __init__(
+        self,
+        backbone: DenseBackbone,
+        data: SegmentationData,
+        image_px: int,
+        label_px: int | None,
+        blocks: int,
+        device: torch.device,
+        workers: int = 0,
+        track: Track = silent,
+        *,
+        batch: int = 32,
+        keep_ratio: bool = False,
+        held_bytes: int = HELD_BYTES,
+    ) -> None:
+        self.backbone, self.data, self.blocks, self.device = backbone, data, blocks, device
+        self.reader = Reader(data, image_px, label_px, backbone.stride_px if keep_ratio else None)
+        self.workers, self.track = workers, track
+        varies = keep_ratio or label_px is None
+        self.batch, self._held_bytes = (1, 0) if varies else (batch, held_bytes)
+        self.held: tuple[Tensor, Tensor] | None = None
+        """Features "n C rows columns" and labels "n px px" as uint8, after a whole pass."""
 
-def load_backbone(what: str) -> VitBackbone | ConvBackbone:
-    """A backbone by the name of shipped weights, or by all that --weights takes.
+    def passes(self, what: str) -> Iterator[tuple[Tensor, Tensor]]:
+        """The batches of all images in order; features are kept for the next pass if they fit."""
+        count, order = len(self.data), in_order(len(self.data), self.batch)
+        batches = self.track(self.batches(order), what, len(order))
+        if self.held:
+            yield from batches
+            return
+        held = None
+        for (features, labels), numbers in zip(batches, order):  # the first iterator is exhausted
+            size = features[0].nbytes + labels[0].numel()
+            if numbers.start == 0 and count * size <= self._held_bytes:
+                held = (
+                    features.new_empty(count, *features.shape[1:]),
+                    labels.new_empty(count, *labels.shape[1:], dtype=torch.uint8),
+                )
+            if held:
+                part = slice(numbers.start, numbers.stop)
+                held[0][part], held[1][part] = features, labels
+            yield features, labels
+        self.held = held
 
-    In float32 and frozen; `features(images)` gives "B C rows columns" for images that are
-    normalised by ImageNet's mean and deviation.
-    """
-    return open_backbone(what, flag="load_backbone").float().eval()
-
-
-def _sources(flag: str) -> str:
-    untrained = ", random:NAME" if flag != INIT else ""  # no run starts from no weights
-    return f"a run's folder, a file of weights, timm:NAME{untrained} or timm:NAME@FILE"
-
-
-def open_file(path: Path, image_px: int) -> VitBackbone | ConvBackbone:
-    """What `croc export` wrote, or a published file, whose layout is recognised by keys and shapes
-    (docs/weights.md)."""
-    page = read_page(path)
-    if page is not None:
-        said = f"{path.stem}, {page.recipe}, {page.images_seen:,} images seen"
-        return VitBackbone(build_exported(path, page).vit, path.stem, printable(said))
-    found = recognise(read_named_tensors(path), str(path))
-    network: Any = build_network(found, image_px, str(path))
-    kind = VitBackbone if found.is_vit else ConvBackbone
-    return kind(network, path.stem, f"{path.name} ({found.layout})")
-
-
-def _from_run(run: Path, checkpoint: Path) -> VitBackbone:
-    opened = open_run(run, checkpoint)
-    return VitBackbone(opened.backbone.vit, opened.name, f"{opened.name}, the {opened.network}")
-
-
-def _from_timm(
-    name: str,
-    image_px: int,
-    pretrained: bool,
-    weights: dict[str, Tensor] | None,
-    seed: int,
-    flag: str,
-) -> VitBackbone | ConvBackbone:
-    bare = name.partition(".")[0]
-    if bare not in timm.list_models():
-        near = ", ".join(difflib.get_close_matches(bare, timm.list_models(), n=3))
-        raise UserError(f"{flag}: timm has no model {name!r}; near to it: {near or 'none'}")
-    options: dict[str, Any] = {"pretrained": pretrained}
-    if weights is not None:
-        # timm resamples the position embedding and drops nothing but its own classifier's names.
-        options["pretrained_cfg_overlay"] = {"state_dict": weights}
-    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it tells of every retry
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        try:
-            backbone = _create(name, image_px, options, flag)
-        except OSError as error:
-            reason = str(error).strip().splitlines()[0]
-            raise UserError(
-                f"timm's weights of {name} cannot be had here ({reason}): timm:{name}@FILE takes "
-                "them from a file"
-            ) from None
-    if weights is not None:
-        _all_loaded(backbone, weights, flag)
-    return backbone
-
-
-def _create(
-    name: str, image_px: int, options: dict[str, Any], flag: str
-) -> VitBackbone | ConvBackbone:
-    try:
-        if "vit" in name or "deit" in name:
-            vit: Any = timm.create_model(
-                name, num_classes=0, img_size=image_px, dynamic_img_size=True, **options
+    def batches(
+        self, order: Sequence[Sequence[int]], crop: Crop | None = None
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Features "B C rows columns" and labels "B px px" for each list of indices."""
+        if self.held and crop is None:
+            features, labels = self.held
+            for numbers in order:
+                yield features[list(numbers)], labels[list(numbers)].long()
+            return
+        items = _Batches(self.reader, order, crop)
+        pin = self.device.type == "cuda"
+        for batch in iterate(items, range(len(order)), workers=self.workers, pin=pin):
+            if isinstance(batch, UserError):
+                raise batch
+            pixels, labels = (each.to(self.device, non_blocking=True) for each in batch)
+            yield (
+                self.backbone.features(normalise(pixels.float() / 255), self.blocks),
+                labels.long(),
             )
-            if isinstance(vit, VisionTransformer):
-                return VitBackbone(vit, name)
-        network = timm.create_model(name, features_only=True, output_stride=16, **options)
-        backbone = ConvBackbone(network, name)
-        backbone.features(torch.zeros(1, 3, 64, 96))  # of any size?
-        return backbone
-    except (
-        *(RuntimeError, TypeError, NotImplementedError, AttributeError, KeyError),
-        *(AssertionError, ValueError, IndexError),
-    ) as error:
-        if "pretrained_cfg_overlay" in options:
-            raise UserError(f"{flag}: the file does not fit {name}: {_last_line(error)}") from None
-        if "Invalid pretrained tag" in str(error):
-            raise UserError(f"{flag}: timm has no weights {name!r} of this model") from None
-        raise UserError(
-            f"{flag}: {name} gives no feature map of any size; try a plain ViT or a ResNet"
-        ) from None
+
+    def example(self, index: int, predicted: Int64[Tensor, "rows columns"]) -> Example:
+        pixels, labels = self.reader(index)
+        return Example(pixels.contiguous(), labels.long(), predicted.cpu())
 
 
-def _all_loaded(
-    backbone: VitBackbone | ConvBackbone, weights: dict[str, Tensor], flag: str
-) -> None:
-    """timm passes over what a file lacks; features of half a network would be worth nothing."""
-    network = backbone.vit if isinstance(backbone, VitBackbone) else backbone.network
-    known = {name.replace(".", "_") for name in weights}  # its feature networks rename a.0 to a_0
-    missing = [name for name in network.state_dict() if name.replace(".", "_") not in known]
-    missing = [name for name in missing if not name.endswith("num_batches_tracked")]
-    if missing:
-        raise UserError(
-            f"{flag}: the file lacks {len(missing)} of {backbone.name}'s tensors "
-            f"({', '.join(missing[:3])} …); it has {', '.join(list(weights)[:3])} …"
-        )
+@dataclass(frozen=True)
+class Reader:
+    """Reads and resizes one image; pickled for worker processes."""
+
+    data: SegmentationData
+    image_px: int
+    label_px: int | None
+    unit_px: int | None = None
+
+    def __call__(
+        self, index: int, step: int = 0, crop: Crop | None = None
+    ) -> tuple[UInt8[Tensor, "3 h w"], UInt8[Tensor, "rows columns"]]:
+        labelled = self.data.read(index)
+        image, labels = labelled.image, labelled.labels
+        if crop:
+            image, labels = crop(image, labels, step, index)
+        size = (self.image_px, self.image_px)
+        if self.unit_px:
+            size = kept_ratio(labels.shape, self.image_px, self.unit_px)
+        pixels = _resize(image, size, Image.Resampling.BICUBIC)
+        if self.label_px is not None:
+            labels = _resize(labels, (self.label_px, self.label_px), Image.Resampling.NEAREST)
+        return torch.from_numpy(pixels).permute(2, 0, 1), torch.from_numpy(np.array(labels))
 
 
-def _last_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[-1].strip()
+@dataclass(frozen=True)
+class _Batches(Dataset[Any]):
+    reader: Reader
+    order: Sequence[Sequence[int]]
+    crop: Crop | None
+
+    def __getitem__(self, step: int) -> Any:
+        try:
+            pairs = [self.reader(index, step, self.crop) for index in self.order[step]]
+        except UserError as error:  # raised in a worker it would arrive as a traceback's text
+            return error
+        pixels, labels = (torch.stack(each) for each in zip(*pairs))
+        return pixels.contiguous(), labels
 
 
-def fingerprint(backbone: nn.Module) -> str:
-    """A hash of the weights and their names, to tell results of different weights apart."""
-    digest = hashlib.sha256()
-    for name, value in sorted(backbone.state_dict().items()):
-        digest.update(name.encode())
-        digest.update(value.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()[:16]
+def _resize(pixels: np.ndarray, size: tuple[int, int], how: Image.Resampling) -> np.ndarray:
+    return np.array(Image.fromarray(pixels).resize((size[1], size[0]), how))
+
+
+def in_order(count: int, batch: int) -> list[range]:
+    """All indices below `count`; the last batch may be shorter."""
+    return [range(start, min(start + batch, count)) for start in range(0, count, batch)]
+
+
+def kept_ratio(shape: Sequence[int], short_px: int, unit_px: int) -> tuple[int, int]:
+    """Height and width of an image whose shorter side is `short_px`, the longer one in units."""
+    longer = min(4.0, max(shape) / min(shape)) * short_px
+    long_px = max(unit_px, round(longer / unit_px) * unit_px)
+    return (short_px, long_px) if shape[0] <= shape[1] else (long_px, short_px)
+
+
+def same_classes(train: SegmentationData, val: SegmentationData) -> None:
+    if tuple(train.classes) != tuple(val.classes):
+        raise UserError("the training and the validation split have different classes")
+
+
+def check_labelled(counts: Int64[Tensor, "K C"]) -> None:
+    if not counts.any():
+        raise UserError("no scored pixel is labelled: all labels are 255")
+
+
+@torch.no_grad()
+def score(patches: PatchFeatures, heads: Sequence[Predict]) -> list[SegmentationReport]:
+    """A report for each head, all from one pass over the images."""
+    classes = len(patches.data.classes)
+    counts = [torch.zeros(classes, classes, dtype=torch.long, device=patches.device) for _ in heads]
+    examples: list[list[Example]] = [[] for _ in heads]
+    for features, labels in patches.passes("scores"):
+        for count, kept, head in zip(counts, examples, heads):
+            for logits, truth in zip(head(features), labels):  # one by one: few fit at full size
+                predicted = upsample(logits[None].float(), truth.shape).argmax(dim=1)[0]
+                count += confusion(predicted, truth, classes)
+                if len(kept) < EXAMPLES:
+                    kept.append(patches.example(len(kept), predicted))
+    check_labelled(counts[0])
+    return [SegmentationReport(iou(count), tuple(kept)) for count, kept in zip(counts, examples)]
+
+
+def upsample(logits: Float[Tensor, "B C h w"], size: Sequence[int]) -> Float[Tensor, "B C H W"]:
+    """Bilinear; it commutes with a linear layer, and there are fewer logits than features."""
+    return F.interpolate(logits, size=tuple(size), mode="bilinear", align_corners=False)
+
+
+class Moments:
+    """Mean, deviation and covariance of features that arrive in batches.
+
+    Sums are taken about the first batch's mean: squares of features far from 0 would lose
+    precision.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def add(self, features: Float[Tensor, "B C rows columns"], covariance: bool = False) -> None:
+        flat = features.float().movedim(1, -1).flatten(0, -2)
+        if self.count == 0:
+            self._origin = flat.mean(dim=0)
+            self._sum = torch.zeros_like(self._origin, dtype=torch.float64)
+            self._squares = self._sum.clone()
+            self._products = torch.diag(self._sum) if covariance else None
+        flat = flat - self._origin
+        self.count += len(flat)
+        self._sum += flat.sum(dim=0).double()
+        self._squares += flat.square().sum(dim=0).double()
+        if self._products is not None:
+            self._products += (flat.mT @ flat).double()
+
+    @property
+    def mean(self) -> Float32[Tensor, "C"]:
+        return (self._origin.double() + self._sum / self.count).float()
+
+    @property
+    def deviation(self) -> Float32[Tensor, "C"]:
+        """Of the sample; never 0, so that one may divide by it."""
+        spread = self._squares - self._sum.square() / self.count
+        return (spread / max(1, self.count - 1)).clamp_min(0).sqrt().clamp_min(1e-6).float()
+
+    @property
+    def covariance(self) -> Float64[Tensor, "C C"]:
+        assert self._products is not None
+        return (self._products - torch.outer(self._sum, self._sum) / self.count) / self.count

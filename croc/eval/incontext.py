@@ -1,11 +1,11 @@
 """In-context segmentation: patches take the labels of their nearest neighbours in a memory.
 
 After Balažević et al. 2023 (Hummingbird) and open-hummingbird-eval. Nothing is trained: the memory
-holds labelled patches of the training part, and each patch of a new image is looked up in it. The
-search is exact. Where we depart from open-hummingbird-eval: ignored pixels stay out of the memory
+has labelled patches of the training split, and each patch of a new image is looked up in it. The
+search is exact. Differences from open-hummingbird-eval: ignored pixels stay out of the memory
 (there they become class 0), training images are seen once and whole (there in random crops with
-jitter, twice for its table), and a prediction counts as the class that it names (there classes are
-first matched anew, which helps poor features).
+jitter, twice for its table), and a prediction counts as the class it names (there predictions are
+first matched to classes, which helps poor features).
 """
 
 import math
@@ -19,15 +19,18 @@ from torch import Tensor
 
 from croc.errors import UserError
 from croc.eval.datasets import SegmentationData
-from croc.eval.features import DenseBackbone
-from croc.eval.inputs import batches, in_order
+from croc.eval.features import (
+    PatchFeatures,
+    SegmentationReport,
+    Track,
+    same_classes,
+    score,
+    silent,
+)
 from croc.eval.metrics import IGNORED
 from croc.eval.protocols import InContextConfig
-from croc.eval.scoring import SegmentationReport, same_classes, score
-from croc.eval.tracking import Track, silent
 from croc.method.randomness import sample_key, uniform
-
-IMAGES_AT_ONCE = 32
+from croc.weights.open import DenseBackbone
 
 
 def evaluate_incontext(
@@ -39,22 +42,11 @@ def evaluate_incontext(
     workers: int = 0,
     track: Track = silent,
 ) -> SegmentationReport:
-    """Remember the patches of one part, look up those of the other and score their labels."""
+    """Store the patches of one split, look up those of the other and score their labels."""
     same_classes(train, val)
-    memory = fill_memory(backbone, train, config, device, workers, track)
-    reports = score(
-        backbone,
-        val,
-        [memory.predict],
-        image_px=config.image_px,
-        blocks=config.blocks,
-        score_px=config.label_px,
-        device=device,
-        workers=workers,
-        track=track,
-        batch=IMAGES_AT_ONCE,
-    )
-    return reports[0]
+    options = (config.image_px, config.label_px, config.blocks, device, workers, track)
+    memory = fill_memory(PatchFeatures(backbone, train, *options, held_bytes=0), config)
+    return score(PatchFeatures(backbone, val, *options, held_bytes=0), [memory.predict])[0]
 
 
 @dataclass(frozen=True)
@@ -65,14 +57,14 @@ class Memory:
         weight[n] = softmax over n of cosine(q, n) / temperature
         prediction[q] = Σ_n weight[n] · histogram[n]
 
-    Similarities exist for a chunk of new patches and a chunk of the memory at a time. Which of
-    equally near patches is a neighbour is left to chance.
+    Similarities exist for a chunk of new patches and a chunk of the memory at a time. Ties between
+    equally near patches are broken arbitrarily.
     """
 
     features: Float[Tensor, "n C"]
     """Of unit length, in the backbone's precision."""
     histograms: Float[Tensor, "n classes"]
-    """The part of each class among a patch's labelled pixels."""
+    """The share of each class among a patch's labelled pixels."""
     neighbours: int
     temperature: float
     queries_at_once: int = 1024
@@ -80,19 +72,20 @@ class Memory:
 
     def predict(self, features: Float[Tensor, "B C h w"]) -> Float[Tensor, "B classes h w"]:
         """A distribution over the classes for each patch."""
-        queries = _unit(rearrange(features, "b c h w -> (b h w) c"))
-        found = torch.cat([self._look_up(part) for part in queries.split(self.queries_at_once)])
-        return rearrange(found, "(b h w) k -> b k h w", h=features.shape[2], w=features.shape[3])
-
-    def _look_up(self, queries: Float[Tensor, "q C"]) -> Float[Tensor, "q classes"]:
-        cosines, entries = self._nearest(queries)
-        weights = (cosines / self.temperature).softmax(dim=1)
-        return torch.einsum("qn,qnk->qk", weights, self.histograms[entries])
+        predicted = []
+        for queries in _unit(rearrange(features, "b c h w -> (b h w) c")).split(
+            self.queries_at_once
+        ):
+            cosines, entries = self._nearest(queries)
+            weights = (cosines / self.temperature).softmax(dim=1)
+            predicted.append(torch.einsum("qn,qnk->qk", weights, self.histograms[entries]))
+        rows, columns = features.shape[2:]
+        return rearrange(torch.cat(predicted), "(b h w) k -> b k h w", h=rows, w=columns)
 
     def _nearest(
         self, queries: Float[Tensor, "q C"]
     ) -> tuple[Float[Tensor, "q k"], Int64[Tensor, "q k"]]:
-        """The largest cosines and where they are: the best so far against each chunk's best."""
+        """The largest cosines and their entries: the best so far against each chunk's best."""
         cosines = queries.new_empty(len(queries), 0)
         entries = queries.new_empty(len(queries), 0, dtype=torch.long)
         for start in range(0, len(self.features), self.entries_at_once):
@@ -107,39 +100,25 @@ class Memory:
         return cosines, entries
 
 
-def fill_memory(
-    backbone: DenseBackbone,
-    train: SegmentationData,
-    config: InContextConfig,
-    device: torch.device,
-    workers: int = 0,
-    track: Track = silent,
-    batch: int = IMAGES_AT_ONCE,
-) -> Memory:
-    """Labelled patches of all images, in order; the same whatever the batch."""
-    order = in_order(len(train), batch)
-    inputs = batches(
-        train,
-        order,
-        image_px=config.image_px,
-        label_px=config.label_px,
-        device=device,
-        workers=workers,
-    )
-    features, histograms = [], []
-    # `track` comes first, so that it sees its last item out.
-    for part, numbers in zip(track(inputs, "memory", len(order)), order):
-        assert isinstance(part.labels, Tensor)
-        found = backbone.features(part.images, config.blocks)
-        counts = count_labels(part.labels, len(train.classes), found.shape[2], found.shape[3])
-        counts = rearrange(counts, "b h w k -> b (h w) k")
-        chosen = choose(counts, *_draws(numbers, len(train), counts.shape[1], config, device))
-        unit = _unit(rearrange(found, "b c h w -> b (h w) c")[chosen])
-        features.append(unit.to(found.dtype))
+def fill_memory(patches: PatchFeatures, config: InContextConfig) -> Memory:
+    """Labelled patches of all images, in order; the same whatever the batch size."""
+    images, classes, device = len(patches.data), len(patches.data.classes), patches.device
+    features, histograms, start = [], [], 0
+    for maps, labels in patches.passes("memory"):
+        counts = count_labels(labels, classes, maps.shape[2], maps.shape[3]).flatten(1, 2)
+        numbers = range(start, start + len(maps))
+        start = numbers.stop
+        # How many patches each image may give, and a number in (0, 1) for each of its patches.
+        ends = torch.tensor([index * config.memory // images for index in (*numbers, start)])
+        keys = torch.tensor([sample_key(config.seed, 0, index) for index in numbers], device=device)
+        draws = uniform(keys, "memory", counts.shape[1])
+        chosen = choose(counts, ends.diff().to(device), draws)
+        unit = _unit(rearrange(maps, "b c h w -> b (h w) c")[chosen])
+        features.append(unit.to(maps.dtype))
         histograms.append(F.normalize(counts[chosen].to(unit.dtype), p=1.0, dim=1))
     if not sum(map(len, features)):
         raise UserError(
-            "no labelled patch for the memory: label the training part, or remember more"
+            "no labelled patch for the memory: label the training split, or increase the memory"
         )
     return Memory(torch.cat(features), torch.cat(histograms), config.neighbours, config.temperature)
 
@@ -147,7 +126,7 @@ def fill_memory(
 def count_labels(
     labels: Int64[Tensor, "B height width"], classes: int, rows: int, columns: int
 ) -> Int64[Tensor, "B rows columns classes"]:
-    """How many pixels of each class have their centre in each patch; ignored ones do not count.
+    """How many pixels of each class have their center in each patch; ignored ones do not count.
 
     for every pixel with label ≠ 255: counts[image, ⌊(y + ½) rows / height⌋, likewise x, label] += 1
     """
@@ -168,11 +147,11 @@ def count_labels(
 def choose(
     counts: Int64[Tensor, "B n classes"], shares: Int64[Tensor, "B"], draws: Float[Tensor, "B n"]
 ) -> Bool[Tensor, "B n"]:
-    """The patches remembered of each image: `shares` of the labelled ones, rare classes first.
+    """The patches stored of each image: `shares` of the labelled ones, rare classes first.
 
     for every image: frequency[c] = number of its patches in which class c occurs
         for every labelled patch p: score[p] = draw[p] · Σ frequency[c] over the classes c in p
-    The patches of the lowest scores are taken.
+    The patches with the lowest scores are taken.
     """
     present = counts > 0
     frequency = present.sum(dim=1)
@@ -183,17 +162,8 @@ def choose(
     return labelled & (ranks < shares[:, None])
 
 
-def _draws(
-    numbers: range, images: int, patches: int, config: InContextConfig, device: torch.device
-) -> tuple[Int64[Tensor, "B"], Float[Tensor, "B n"]]:
-    """How many patches each image may give, and a number in (0, 1) for each of its patches."""
-    ends = [index * config.memory // images for index in (*numbers, numbers.stop)]
-    keys = torch.tensor([sample_key(config.seed, 0, index) for index in numbers], device=device)
-    return torch.tensor(ends, device=device).diff(), uniform(keys, "memory", patches)
-
-
 def _places(pixels: int, patches: int, device: torch.device) -> Int64[Tensor, "pixels"]:
-    """The patch in which each pixel's centre lies, along one side."""
+    """The patch that contains each pixel's center, along one side."""
     return (2 * torch.arange(pixels, device=device) + 1) * patches // (2 * pixels)
 
 

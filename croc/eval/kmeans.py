@@ -1,13 +1,11 @@
-"""Unsupervised segmentation: K-means over a whole data set's features, clusters matched to classes.
+"""Unsupervised segmentation by K-means, clusters matched to classes: over all images, or in each.
 
 Two readings of the paper. `pixels`: the features are resized to the labels' 100² and clustered.
 `tokens`: the patch tokens are standardised, reduced by PCA and clustered, and the map of clusters
-is resized. Two passes over the data: one draws what the centroids of all seeds are trained on, one
-assigns all features to them. Resized features exist for a few images at a time.
+is resized. Two passes over the data: one draws the points that the centroids of all seeds are
+fitted to, one assigns all features to them. Resized features exist for a few images at a time.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,26 +17,28 @@ from torch import Tensor
 
 from croc.errors import UserError
 from croc.eval.datasets import SegmentationData
-from croc.eval.features import DenseBackbone
-from croc.eval.inputs import PatchFeatures, in_order
+from croc.eval.features import (
+    EXAMPLES,
+    Example,
+    Moments,
+    PatchFeatures,
+    SegmentationReport,
+    Track,
+    check_labelled,
+    silent,
+)
 from croc.eval.metrics import (
+    IGNORED,
+    IouReport,
     apply_matching,
     confusion,
     iou,
     match_hungarian,
     match_majority,
 )
-from croc.eval.moments import Moments
-from croc.eval.protocols import KmeansConfig
-from croc.eval.scoring import (
-    EXAMPLES,
-    SegmentationReport,
-    check_labelled,
-    first_batch,
-    make_examples,
-)
-from croc.eval.tracking import Track, silent
+from croc.eval.protocols import KmeansConfig, WithinConfig
 from croc.method.randomness import sample_key
+from croc.weights.open import DenseBackbone
 
 FEW_PRODUCTS = 20_000_000  # of all points with all centroids
 POINTS_PER_CENTROID = 256  # faiss' own default; the rest is only assigned
@@ -48,7 +48,7 @@ ITERATIONS = {"pixels": 50, "tokens": 100}
 
 @dataclass(frozen=True)
 class KmeansReport:
-    """Mean IoU of each seed; the classes' and the first images' predictions of seed 0."""
+    """Mean IoU of each seed; the classes' scores and the examples of seed 0."""
 
     scores: tuple[float, ...]
     first: SegmentationReport
@@ -70,51 +70,121 @@ def evaluate_kmeans(
     workers: int = 0,
     track: Track = silent,
 ) -> KmeansReport:
-    """Cluster the features of all images, once for each seed, and score the matched clusters."""
-    count = config.clusters or len(data.classes)
-    if count < len(data.classes):
+    """Cluster the features of all images, once per seed, and score the matched clusters."""
+    classes = len(data.classes)
+    count = config.clusters or classes
+    if count < classes:
         raise UserError(
-            f"--kmeans.clusters {count} is fewer than the {len(data.classes)} classes: "
-            "pass as many or more"
+            f"--kmeans.clusters {count} is fewer than the {classes} classes: pass as many or more"
         )
     patches = PatchFeatures(
-        backbone,
-        data,
-        image_px=config.image_px,
-        label_px=config.label_px,
-        blocks=config.blocks,
-        device=device,
-        workers=workers,
-        track=track,
+        backbone, data, config.image_px, config.label_px, config.blocks, device, workers, track
     )
-    points, moments = draw_points(patches, len(data), count, config)
+    points, moments = draw_points(patches, count, config)
     reduce = Reduction(moments, config.pca) if moments else None
-    seeds = track(enumerate(points), "K-means", config.seeds)
-    centroids = [_cluster(reduce, each, count, config, seed) for seed, each in seeds]
-    found = [torch.zeros(count, len(data.classes), dtype=torch.long) for _ in centroids]
-    maps: list[Tensor] = []
-    for features, labels in patches.passes("scores"):
-        for clusters, truth in _assigned(features, labels, centroids, reduce, config):
-            for total, each in zip(found, clusters):
-                total += confusion(each, truth, len(data.classes), clusters=count).cpu()
-            maps.extend(clusters[0][: EXAMPLES - len(maps)].cpu())
-    check_labelled(found[0])
-    match = match_hungarian if count == len(data.classes) else match_majority
-    matches = [match(total) for total in found]
-    reports = [
-        iou(apply_matching(total, classes, len(data.classes)))
-        for total, classes in zip(found, matches)
-    ]
-    seen = first_batch(data, len(maps), config.image_px, config.label_px)
-    examples = make_examples(seen, [matches[0][each] for each in maps], len(maps))
+    centroids: list[Tensor] = []
+    for seed, drawn in track(enumerate(points), "K-means", config.seeds):
+        kept = (reduce(drawn) if reduce else drawn).float().cpu().numpy()
+        iterations = ITERATIONS[config.reading]
+        fitted = fit_kmeans(np.ascontiguousarray(kept), count, iterations, config.restarts, seed)
+        centroids.append(torch.from_numpy(fitted).to(drawn.device))
+    counts = [torch.zeros(count, classes, dtype=torch.long) for _ in centroids]
+    maps: list[Tensor] = []  # of clusters, for the examples
+    for batch, labels in patches.passes("scores"):
+        parts = zip(batch.split(IMAGES_AT_ONCE), labels.split(IMAGES_AT_ONCE))
+        for features, truth in parts:
+            features = _resized(features.float(), config)
+            if reduce:
+                features = reduce(features.movedim(1, -1)).movedim(-1, 1)
+            for seed, total in enumerate(counts):
+                clusters = enlarge(nearest(features, centroids[seed]), config.label_px)
+                total += confusion(clusters, truth, classes, clusters=count).cpu()
+                if seed == 0:
+                    maps.extend(clusters[: EXAMPLES - len(maps)].cpu())
+    check_labelled(counts[0])
+    match = match_hungarian if count == classes else match_majority
+    matchings = [match(total) for total in counts]
+    reports = [iou(apply_matching(*each, classes)) for each in zip(counts, matchings)]
+    examples = [patches.example(i, matchings[0][clusters]) for i, clusters in enumerate(maps)]
     first = SegmentationReport(reports[0], tuple(examples))
     return KmeansReport(tuple(report.mean for report in reports), first)
 
 
+def evaluate_within(
+    backbone: DenseBackbone,
+    data: SegmentationData,
+    config: WithinConfig,
+    device: torch.device,
+    workers: int = 0,
+    track: Track = silent,
+) -> KmeansReport:
+    """Score clusters that are computed and matched in each image alone, once per seed.
+
+    for every image with at least two classes among its labelled pixels:
+        K = the number of these classes
+        clusters = K-means of the image's tokens, enlarged to the labels' size
+        image_score = mean IoU over the K classes, clusters matched one to one
+    score = mean of image_score
+
+    Clustering all images rewards telling images apart wherever one class fills most of an image;
+    here only what varies within an image counts. The classes' scores are means over the images
+    that have them.
+    """
+    patches = PatchFeatures(
+        backbone, data, config.image_px, config.label_px, config.blocks, device, workers, track
+    )
+    moments = Moments()
+    for features, _ in patches.passes("features"):
+        moments.add(features, covariance=True)
+    reduce = Reduction(moments, config.pca)
+    by_seed: list[list[IouReport]] = [[] for _ in range(config.seeds)]
+    examples: list[Example] = []
+    number = -1
+    for features, labels in patches.passes("scores"):
+        for tokens, truth in zip(reduce(features.movedim(1, -1)).cpu(), labels.cpu()):
+            number += 1
+            present = truth[truth != IGNORED].unique()
+            if len(present) < 2:
+                continue
+            for seed, reports in enumerate(by_seed):
+                clusters = cluster_image(tokens, truth, len(present), config, seed)
+                counts = confusion(clusters, truth, len(data.classes), clusters=len(present))
+                matching = present[match_hungarian(counts[:, present])]
+                reports.append(iou(apply_matching(counts, matching, len(data.classes))))
+                if seed == 0 and len(examples) < EXAMPLES:
+                    examples.append(patches.example(number, matching[clusters]))
+    if not examples:
+        raise UserError("no scored image has two labelled classes to tell apart")
+    scores = [float(np.mean([each.mean for each in reports])) for reports in by_seed]
+    per_class = torch.stack([each.per_class for each in by_seed[0]]).nanmean(dim=0)
+    accuracy = float(np.mean([each.accuracy for each in by_seed[0]]))
+    first = SegmentationReport(IouReport(per_class, scores[0], accuracy), tuple(examples))
+    return KmeansReport(tuple(scores), first)
+
+
+def cluster_image(
+    tokens: Float32[Tensor, "h w c"],
+    truth: Int64[Tensor, "px px"],
+    count: int,
+    config: WithinConfig,
+    seed: int,
+) -> Int64[Tensor, "px px"]:
+    """The cluster of each pixel. Centroids are fitted to the tokens whose center is labelled."""
+    size = (tokens.shape[0], tokens.shape[1])
+    centers = F.interpolate(truth[None, None].float(), size=size, mode="nearest-exact")[0, 0]
+    points = tokens[centers != IGNORED]
+    if len(points) < count:  # the labelled pixels are between the centers
+        points = tokens.flatten(0, 1)
+    array, count = np.ascontiguousarray(points.numpy()), min(count, len(points))
+    centroids = fit_kmeans(array, count, ITERATIONS["tokens"], config.restarts, seed)
+    clusters = nearest(tokens.movedim(-1, 0)[None], torch.from_numpy(centroids))
+    return enlarge(clusters, config.label_px)[0]
+
+
 def draw_points(
-    patches: PatchFeatures, images: int, clusters: int, config: KmeansConfig
+    patches: PatchFeatures, clusters: int, config: KmeansConfig
 ) -> tuple[list[Float32[Tensor, "m C"]], Moments | None]:
-    """For each seed 256 features a centroid; and all features' moments, if they are reduced."""
+    """256 features per centroid for each seed; and all features' moments, if they are reduced."""
     moments = Moments() if config.reading == "tokens" else None
     chosen: list[Tensor] = []
     drawn: list[list[Tensor]] = [[] for _ in range(config.seeds)]
@@ -122,12 +192,17 @@ def draw_points(
     for features, _ in patches.passes("features"):
         if moments is not None:
             moments.add(features, covariance=True)
-        shape = _drawn_shape(features, config)
-        if not chosen:
-            total = images * shape[0] * shape[1]
-            chosen = [_choose(total, clusters, seed) for seed in range(config.seeds)]
         for part in features.split(IMAGES_AT_ONCE):
-            flat = rearrange(_resized(part.float(), shape), "b c h w -> (b h w) c")
+            flat = rearrange(_resized(part.float(), config), "b c h w -> (b h w) c")
+            if not chosen:
+                total = len(patches.data) * (len(flat) // len(part))
+                for seed in range(config.seeds):
+                    generator = np.random.Generator(
+                        np.random.Philox(sample_key(seed, 0, 0) % 2**63)
+                    )
+                    size = min(total, POINTS_PER_CENTROID * clusters)
+                    numbers = np.sort(generator.choice(total, size, replace=False))
+                    chosen.append(torch.from_numpy(numbers))
             for kept, numbers in zip(drawn, chosen):
                 inside = numbers[(numbers >= start) & (numbers < start + len(flat))] - start
                 kept.append(flat[inside.to(flat.device)])
@@ -135,21 +210,8 @@ def draw_points(
     return [torch.cat(kept) for kept in drawn], moments
 
 
-def _drawn_shape(features: Float[Tensor, "b C h w"], config: KmeansConfig) -> tuple[int, int]:
-    if config.reading == "pixels":
-        return config.label_px, config.label_px
-    return features.shape[2], features.shape[3]
-
-
-def _choose(total: int, clusters: int, seed: int) -> Int64[Tensor, "m"]:
-    """Numbers of the features that centroids are trained on, drawn by the seed, ascending."""
-    generator = np.random.Generator(np.random.Philox(sample_key(seed, 0, 0) % 2**63))
-    wanted = min(total, POINTS_PER_CENTROID * clusters)
-    return torch.from_numpy(np.sort(generator.choice(total, wanted, replace=False)))
-
-
 class Reduction:
-    """Standardises each feature, then keeps the directions in which all of them vary most."""
+    """Standardises features and projects them to the directions of largest variance (PCA)."""
 
     def __init__(self, moments: Moments, pca: int) -> None:
         self.mean, self.deviation = moments.mean, moments.deviation
@@ -166,19 +228,6 @@ class Reduction:
         return (features.float() - self.mean) / self.deviation @ self.directions
 
 
-def _cluster(
-    reduce: Reduction | None,
-    points: Float[Tensor, "m C"],
-    count: int,
-    config: KmeansConfig,
-    seed: int,
-) -> Float[Tensor, "K c"]:
-    kept = reduce(points) if reduce else points
-    array = np.ascontiguousarray(kept.float().cpu().numpy())
-    fitted = fit_kmeans(array, count, ITERATIONS[config.reading], config.restarts, seed)
-    return torch.from_numpy(fitted).to(points.device)
-
-
 def fit_kmeans(
     points: Float32[np.ndarray, "n c"],
     clusters: int,
@@ -187,13 +236,13 @@ def fit_kmeans(
     seed: int,
     start: Float32[np.ndarray, "K c"] | None = None,
 ) -> Float32[np.ndarray, "K c"]:
-    """faiss' centroids; the same seed gives the same."""
+    """Centroids by faiss; the same seed gives the same."""
     import faiss
 
     if len(points) < clusters:
         raise UserError(
-            f"{len(points)} features do not fill {clusters} clusters: give more images or ask for "
-            "fewer clusters"
+            f"{len(points)} features are too few for {clusters} clusters: use more images or fewer "
+            "clusters"
         )
     kmeans = faiss.Kmeans(
         points.shape[1],
@@ -202,50 +251,23 @@ def fit_kmeans(
         nredo=restarts if start is None else 1,
         seed=seed + 1234,
         min_points_per_centroid=1,
-        max_points_per_centroid=max(POINTS_PER_CENTROID, len(points)),  # sampled by us
+        max_points_per_centroid=max(POINTS_PER_CENTROID, len(points)),  # we have sampled already
     )
-    with _threads_for(points.size * clusters):
-        kmeans.train(points, init_centroids=start)
-    return np.ascontiguousarray(kmeans.centroids).reshape(clusters, -1)
-
-
-@contextmanager
-def _threads_for(products: int) -> Iterator[None]:
-    """One thread for a small task: several would wait for each other longer than they work, and
-    where other programs use the same cores a hundred times longer."""
-    import faiss
-
-    before = faiss.omp_get_max_threads()
-    faiss.omp_set_num_threads(1 if products < FEW_PRODUCTS else before)
+    # Small tasks take one thread: several would wait for each other longer than they work, and
+    # a hundred times longer where other programs use the same cores.
+    threads = faiss.omp_get_max_threads()
+    faiss.omp_set_num_threads(1 if points.size * clusters < FEW_PRODUCTS else threads)
     try:
-        yield
+        kmeans.train(points, init_centroids=start)
     finally:
-        faiss.omp_set_num_threads(before)
-
-
-def _assigned(
-    features: Float[Tensor, "n C h w"],
-    labels: Int64[Tensor, "n px px"],
-    centroids: list[Float[Tensor, "K c"]],
-    reduce: Reduction | None,
-    config: KmeansConfig,
-) -> Iterator[tuple[list[Int64[Tensor, "b px px"]], Int64[Tensor, "b px px"]]]:
-    """Each pixel's nearest centroid for every seed, and its label, a few images at a time."""
-    for numbers in in_order(len(features), IMAGES_AT_ONCE):
-        part = slice(numbers.start, numbers.stop)
-        found = _resized(features[part].float(), _drawn_shape(features, config))
-        if reduce:
-            found = reduce(found.movedim(1, -1)).movedim(-1, 1)
-        clusters = [nearest(found, each) for each in centroids]
-        if reduce:
-            clusters = [enlarge(each, config.label_px) for each in clusters]
-        yield clusters, labels[part]
+        faiss.omp_set_num_threads(threads)
+    return np.ascontiguousarray(kmeans.centroids).reshape(clusters, -1)
 
 
 def nearest(
     features: Float[Tensor, "b C h w"], centroids: Float[Tensor, "K C"]
 ) -> Int64[Tensor, "b h w"]:
-    """The centroid of least distance; |x|² is the same for all of them."""
+    """The centroid at the least distance; |x|² is the same for all of them."""
     products = torch.einsum("bchw,kc->bkhw", features, centroids)
     return (centroids.square().sum(dim=1)[None, :, None, None] - 2 * products).argmin(dim=1)
 
@@ -256,8 +278,10 @@ def enlarge(clusters: Int64[Tensor, "b h w"], side: int) -> Int64[Tensor, "b sid
 
 
 def _resized(
-    features: Float[Tensor, "b C h w"], shape: tuple[int, int]
+    features: Float[Tensor, "b C h w"], config: KmeansConfig
 ) -> Float[Tensor, "b C rows columns"]:
-    if features.shape[2:] == shape:
+    """In the reading `pixels`, at the labels' size."""
+    size = (config.label_px, config.label_px)
+    if config.reading == "tokens" or features.shape[2:] == size:
         return features
-    return F.interpolate(features, size=shape, mode="bilinear", align_corners=False)
+    return F.interpolate(features, size=size, mode="bilinear", align_corners=False)

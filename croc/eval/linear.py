@@ -1,34 +1,49 @@
 """Linear segmentation: one 1×1 layer on frozen features, scored by mean IoU."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
 
+import numpy as np
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int64
+from jaxtyping import Float, Int64, UInt8
 from torch import Tensor, nn
 
 from croc.data.loader import batch_indices
 from croc.errors import UserError
-from croc.eval.crops import Crops, ResizedCrops, ScaledCrops
 from croc.eval.datasets import SegmentationData
-from croc.eval.features import DenseBackbone
-from croc.eval.inputs import PatchFeatures, batches
+from croc.eval.features import (
+    HELD_BYTES,
+    Crop,
+    Moments,
+    PatchFeatures,
+    SegmentationReport,
+    Track,
+    same_classes,
+    score,
+    silent,
+    upsample,
+)
 from croc.eval.metrics import IGNORED
-from croc.eval.moments import Moments
 from croc.eval.protocols import LinearConfig
-from croc.eval.scoring import SegmentationReport, same_classes, score, upsample
-from croc.eval.tracking import Track, silent
+from croc.method.photometric import IMAGENET_MEAN
+from croc.method.randomness import sample_key
+from croc.weights.open import DenseBackbone
+
+MEAN_COLOUR = np.round(255 * np.array(IMAGENET_MEAN)).astype(np.uint8)
+Pixels = UInt8[np.ndarray, "h w 3"]
+Labels = UInt8[np.ndarray, "h w"]
 
 
 @dataclass(frozen=True)
 class LinearReport:
-    """Of the layer that scored best, and the scores of all."""
+    """The scores of the best layer, and the mean IoU of all."""
 
     best: SegmentationReport
     rate: float
-    """Adam's, of the best layer."""
+    """Learning rate of the best layer."""
     by_rate: dict[float, float]
     """Mean IoU of each layer."""
 
@@ -42,84 +57,43 @@ def evaluate_linear(
     workers: int = 0,
     track: Track = silent,
 ) -> LinearReport:
-    """Train a layer for each rate on one part, score them on the other."""
+    """Train one layer per learning rate on one split, score them on the other.
+
+    Features of whole images are computed once if they fit in memory, those of random crops in
+    each step.
+    """
     same_classes(train, val)
-    options: dict[str, Any] = {"device": device, "workers": workers, "track": track}
-    source = TrainingFeatures(backbone, train, config, **options)
-    steps = track(source.batches(), "training", source.steps)
-    layers = fit(steps, source.moments, len(train.classes), source.steps, config)
-    reports = score(
-        backbone,
-        val,
-        layers,
-        image_px=config.image_px,
-        blocks=config.blocks,
-        score_px=config.score_px,
-        keep_ratio=config.framing == "keep",
-        **options,
+    image_px, options = config.image_px, (config.blocks, device, workers, track)
+    crop = training_crop(config)
+    held = 0 if crop else HELD_BYTES
+    patches = PatchFeatures(backbone, train, image_px, config.train_px, *options, held_bytes=held)
+    moments = Moments() if config.standardise else None
+    if moments or crop is None:
+        for features, _ in patches.passes("features"):
+            if moments:
+                moments.add(features)
+    order = training_order(len(train), config)
+    batches = track(patches.batches(order, crop), "training", len(order))
+    layers = fit(batches, moments, len(train.classes), len(order), config)
+    keep = config.framing == "keep"
+    patches = PatchFeatures(
+        backbone, val, image_px, config.score_px, *options, keep_ratio=keep, held_bytes=0
     )
+    reports = score(patches, layers)
     scores = [report.iou.mean for report in reports]
     best = max(range(len(scores)), key=scores.__getitem__)
     return LinearReport(reports[best], config.rates[best], dict(zip(config.rates, scores)))
 
 
-class TrainingFeatures:
-    """Features of whole images, found once if they fit; of random crops, found anew each step."""
-
-    def __init__(
-        self,
-        backbone: DenseBackbone,
-        train: SegmentationData,
-        config: LinearConfig,
-        *,
-        device: torch.device,
-        workers: int,
-        track: Track = silent,
-    ) -> None:
-        self._backbone, self._train, self._config = backbone, train, config
-        self._options: dict[str, Any] = {"device": device, "workers": workers}
-        batch = min(config.batch, len(train))
-        # An epoch has whole batches only, as the order of pre-training's samples has.
-        self.steps = config.steps or (config.epochs or 0) * (len(train) // batch)
-        chosen = (batch_indices(i, len(train), batch, config.seed)[1] for i in range(self.steps))
-        self._order: list[list[int]] = [numbers.tolist() for numbers in chosen]
-        self._sizes = {"image_px": config.image_px, "label_px": config.train_px}
-        self._held: tuple[Tensor, Tensor] | None = None
-        self.moments: Moments | None = Moments() if config.standardise else None
-        whole_images = training_crops(config) is None
-        if self.moments or whole_images:
-            whole = PatchFeatures(
-                backbone, train, **self._sizes, blocks=config.blocks, **self._options, track=track
-            )
-            for features, _ in whole.passes("features"):
-                if self.moments:
-                    self.moments.add(features)
-            self._held = whole.held if whole_images else None
-
-    def batches(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Features "B C rows columns" and labels "B px px" of each step."""
-        if self._held:
-            features, labels = self._held
-            for chosen in map(torch.tensor, self._order):
-                yield features[chosen], labels[chosen].long()
-            return
-        crops = training_crops(self._config)
-        for part in batches(self._train, self._order, **self._sizes, **self._options, crops=crops):
-            assert isinstance(part.labels, Tensor)
-            yield self._backbone.features(part.images, self._config.blocks), part.labels
-
-
-def training_crops(config: LinearConfig) -> Crops | None:
-    if config.framing == "keep":
-        return ScaledCrops(config.seed)
-    return None if config.crop is None else ResizedCrops(config.crop, config.seed)
+def training_order(count: int, config: LinearConfig) -> list[list[int]]:
+    """The images of each step; an epoch has whole batches only, as in pre-training."""
+    batch = min(config.batch, count)
+    steps = config.steps or (config.epochs or 0) * (count // batch)
+    return [batch_indices(i, count, batch, config.seed)[1].tolist() for i in range(steps)]
 
 
 class Layer(nn.Module):
-    """A 1×1 convolution of features, brought to mean 0 and deviation 1 if their moments are given.
-
-    float32, whatever the features are.
-    """
+    """A 1×1 convolution, of standardised features if their moments are given; in float32."""
 
     def __init__(self, width: int, classes: int, moments: Moments | None) -> None:
         super().__init__()
@@ -133,43 +107,100 @@ class Layer(nn.Module):
 
 
 def fit(
-    steps: Iterator[tuple[Float[Tensor, "B C h w"], Int64[Tensor, "B px px"]]],
+    batches: Iterator[tuple[Float[Tensor, "B C h w"], Int64[Tensor, "B px px"]]],
     moments: Moments | None,
     classes: int,
-    total: int,
+    steps: int,
     config: LinearConfig,
 ) -> list[nn.Module]:
-    """Adam on the cross-entropy of upsampled logits, a layer a rate, all from the same start."""
+    """Adam on the cross-entropy of upsampled logits; one layer per rate, all initialised alike."""
     layers: list[nn.Module] = []
     optimizers: list[torch.optim.Adam] = []
     labelled = torch.zeros(())
-    for step, (features, labels) in enumerate(steps):
+    for step, (features, labels) in enumerate(batches):
         labelled = labelled.to(labels.device) + (labels != IGNORED).any()
         if not layers:
             for rate in config.rates:
-                layers.append(_start(features.shape[1], classes, moments, config.seed))
-                layers[-1].to(features.device)
+                with torch.random.fork_rng(devices=[]):
+                    torch.manual_seed(config.seed)
+                    layers.append(Layer(features.shape[1], classes, moments).to(features.device))
                 optimizers.append(torch.optim.Adam(layers[-1].parameters(), lr=rate))
         for layer, optimizer, rate in zip(layers, optimizers, config.rates):
-            optimizer.param_groups[0]["lr"] = rate * (1 - step / total) ** config.poly
+            optimizer.param_groups[0]["lr"] = rate * (1 - step / steps) ** config.poly
             optimizer.zero_grad()
             segmentation_loss(layer(features), labels).backward()
             optimizer.step()
     if not labelled:
-        raise UserError("no pixel of the training part is labelled: all are 255, so none teaches")
+        raise UserError("no training pixel is labelled: all labels are 255")
     return [layer.eval().requires_grad_(False) for layer in layers]
-
-
-def _start(width: int, classes: int, moments: Moments | None, seed: int) -> nn.Module:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return Layer(width, classes, moments)
 
 
 def segmentation_loss(
     logits: Float[Tensor, "B classes h w"], labels: Int64[Tensor, "B px px"]
 ) -> Float[Tensor, ""]:
-    """Mean cross-entropy over the labelled pixels; a batch without any has loss 0."""
+    """Mean cross-entropy over the labelled pixels; 0 for a batch without any."""
     large = upsample(logits, labels.shape[1:])
     loss = F.cross_entropy(large, labels, ignore_index=IGNORED, reduction="sum")
     return loss / (labels != IGNORED).sum().clamp_min(1)
+
+
+def training_crop(config: LinearConfig) -> Crop | None:
+    if config.framing == "keep":
+        return partial(scaled_window, seed=config.seed)
+    return None if config.crop is None else partial(area_crop, least=config.crop, seed=config.seed)
+
+
+def area_crop(
+    image: Pixels, labels: Labels, step: int, index: int, *, least: float, seed: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """A part with at least the share `least` of the image's area, mirrored half of the time."""
+    area, aspect, x, y, flip = _draws(seed, step, index)
+    top, left, height, width = crop_box(labels.shape, least + (1 - least) * area, aspect, x, y)
+    part = np.s_[top : top + height, left : left + width]
+    return _mirrored(image[part], labels[part], flip)
+
+
+def crop_box(
+    shape: tuple[int, ...], area: float, aspect: float, x: float, y: float
+) -> tuple[int, int, int, int]:
+    """Top, left, height, width of a part of the image; aspect, x and y are draws in 0 … 1.
+
+    The aspect is relative to the image's, log-uniform in ¾ … 4⁄3 as far as such a part fits.
+    """
+    ratio = math.exp((2 * aspect - 1) * min(math.log(4 / 3), -math.log(area)))
+    height = min(shape[0], max(1, round(shape[0] * math.sqrt(area / ratio))))
+    width = min(shape[1], max(1, round(shape[1] * math.sqrt(area * ratio))))
+    return int(y * (shape[0] - height + 1)), int(x * (shape[1] - width + 1)), height, width
+
+
+def scaled_window(
+    image: Pixels, labels: Labels, step: int, index: int, *, seed: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """A square window of the image at a random scale, mirrored half of the time.
+
+    As semantic segmentation is trained: the image is scaled so that its shorter side is 1/2 to 2
+    times the window's (but the longer at most four times that), and a window is cut; outside the
+    image it has the mean colour and is ignored.
+    """
+    scale, y, x, flip, _ = _draws(seed, step, index)
+    shorter = max(min(labels.shape), max(labels.shape) / 4)
+    side = max(1, round(shorter / (0.5 + 1.5 * scale)))
+    rows, columns = (min(side, length) for length in labels.shape)
+    top = int(y * (labels.shape[0] - rows + 1))
+    left = int(x * (labels.shape[1] - columns + 1))
+    part = np.s_[top : top + rows, left : left + columns]
+    window = np.full((side, side, 3), MEAN_COLOUR)
+    truth = np.full((side, side), IGNORED, np.uint8)
+    window[:rows, :columns], truth[:rows, :columns] = image[part], labels[part]
+    return _mirrored(window, truth, flip)
+
+
+def _draws(seed: int, step: int, index: int) -> list[float]:
+    """Five numbers in 0 … 1."""
+    key = sample_key(seed, step, index) % 2**63
+    return np.random.Generator(np.random.Philox(key)).random(5).tolist()
+
+
+def _mirrored(image: np.ndarray, labels: np.ndarray, flip: float) -> tuple[np.ndarray, np.ndarray]:
+    turn = np.s_[:, ::-1] if flip < 0.5 else np.s_[:, :]
+    return np.ascontiguousarray(image[turn]), np.ascontiguousarray(labels[turn])

@@ -1,11 +1,10 @@
-"""Video object segmentation: the first frame's mask, carried along by nearest neighbours."""
+"""Video object segmentation: the first frame's mask, propagated by nearest neighbours."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -18,48 +17,38 @@ from PIL import Image
 from torch import Tensor
 
 from croc.errors import UserError
-from croc.eval.boundaries import VideoScores, join_videos, video_scores
-from croc.eval.features import DenseBackbone, check_fit
+from croc.eval.features import Track, silent
+from croc.eval.metrics import VideoScores, video_scores
+from croc.eval.pictures import VideoExample, new_folder, require_av, write_masks, write_overlay
 from croc.eval.protocols import VideoConfig
-from croc.eval.tracking import Track, silent
-from croc.eval.videos import Video, VideoData
-from croc.lab.show.overlays import need_av, new_folder, write_masks, write_overlay
+from croc.eval.videos import Video
 from croc.method.photometric import normalise
+from croc.weights.open import DenseBackbone, check_fit
 
 Item = TypeVar("Item")
 Made = TypeVar("Made")
 Masks = UInt8[np.ndarray, "t h w"]
 
 EXAMPLES = 4
-MOMENTS = 4
+EXAMPLE_FRAMES = 4
 FRAMES_AHEAD = 4
 LONGER_PX = 64
 SCORED_FRAMES = 3  # the first and the last are not scored, so one is left
 
 
 @dataclass(frozen=True)
-class VideoExample:
-    """Some frames of a video, from the first to the last, with their masks."""
-
-    name: str
-    frames: UInt8[np.ndarray, "t h w 3"]
-    truth: UInt8[np.ndarray, "t h w"]
-    predicted: UInt8[np.ndarray, "t h w"]
-
-
-@dataclass(frozen=True)
 class VideoReport:
-    """Scores of the videos whose frames all have a mask, and pictures of the first few of them."""
+    """Scores of the videos whose frames all have a mask, and examples of the first few."""
 
     scores: VideoScores | None
-    """Of all objects; None if no video could be scored."""
+    """Of all objects, which weigh equally; None if no video could be scored."""
     videos: dict[str, VideoScores]
     examples: tuple[VideoExample, ...]
 
 
 def evaluate_video(
     backbone: DenseBackbone,
-    videos: VideoData,
+    videos: Sequence[Video],
     config: VideoConfig,
     device: torch.device,
     track: Track = silent,
@@ -68,84 +57,69 @@ def evaluate_video(
 ) -> VideoReport:
     """J and F of every object of every video that has all its masks.
 
-    Predictions go to MASKS/VIDEO/00000.png, as DAVIS stores them, and painted over the frames to
-    OVERLAYS/VIDEO.mp4. Both folders must be new or empty; they are filled whole or not at all.
+    Predictions are written to MASKS/VIDEO/00000.png, as DAVIS stores them, and painted over the
+    frames to OVERLAYS/VIDEO.mp4. Both folders must be new or empty; after an error nothing is left.
     """
     check_fit(backbone, config.short_px, flag="--video.short-px: frames")
-    each = [videos[index] for index in range(len(videos))]
-    scored = [video.name for video in each if _can_be_scored(video)]
+    scored = [
+        video.name
+        for video in videos
+        if len(video) >= SCORED_FRAMES and all(map(video.has_mask, range(len(video))))
+    ]
     if not scored and masks is None and overlays is None:
         raise UserError(
-            f"none of the {len(each)} videos has {SCORED_FRAMES} frames and a mask for each, so "
-            f"none can be scored: ask for the predicted masks or overlays instead"
+            f"none of the {len(videos)} videos has {SCORED_FRAMES} frames and a mask for each, so "
+            "none can be scored: pass --masks or --overlays to write predictions instead"
         )
     if overlays is not None:
-        need_av()
+        require_av()
+    scores: dict[str, VideoScores] = {}
+    examples: list[VideoExample] = []
+
+    def segmented() -> Iterator[tuple[Video, Masks]]:
+        steps = (
+            (video, mask) for video in videos for mask in follow(backbone, video, config, device)
+        )
+        predicted: list[np.ndarray] = []
+        for video, mask in track(steps, "video", sum(map(len, videos))):
+            predicted.append(mask)
+            if len(predicted) == len(video):
+                yield video, np.stack(predicted)
+                predicted = []
+
     with ExitStack() as stack:
-        folders = [path and stack.enter_context(new_folder(path)) for path in (masks, overlays)]
-        finish = partial(_finish, scored=scored, masks=folders[0], overlays=folders[1])
-        segmented = _segment_all(backbone, each, config, device, track)
-        finished = list(ahead(finish, segmented, 1))
-    scores = {name: score for name, score, _ in finished if score}
-    return VideoReport(
-        scores=join_videos(list(scores.values())) if scores else None,
-        videos=scores,
-        examples=tuple(example for _, _, example in finished if example),
-    )
+        mask_folder, overlay_folder = (
+            path and stack.enter_context(new_folder(path)) for path in (masks, overlays)
+        )
 
+        def finish(item: tuple[Video, Masks]) -> None:
+            video, predicted = item
+            truth = None
+            if video.name in scored:
+                truth = np.stack([video.read_mask(t) for t in range(len(video))])
+                scores[video.name] = video_scores(predicted, truth)
+                if len(examples) < EXAMPLES:
+                    some = np.linspace(0, len(video) - 1, min(EXAMPLE_FRAMES, len(video)))
+                    some = some.round().astype(int)
+                    frames = np.stack([video.read_frame(t) for t in some.tolist()])
+                    examples.append(VideoExample(video.name, frames, truth[some], predicted[some]))
+            if mask_folder:
+                write_masks(mask_folder / video.name, predicted)
+            if overlay_folder:
+                frames = (video.read_frame(t) for t in range(len(video)))
+                write_overlay(overlay_folder / f"{video.name}.mp4", frames, predicted, truth)
 
-def _can_be_scored(video: Video) -> bool:
-    return len(video) >= SCORED_FRAMES and all(video.has_mask(t) for t in range(len(video)))
-
-
-def _segment_all(
-    backbone: DenseBackbone,
-    videos: Sequence[Video],
-    config: VideoConfig,
-    device: torch.device,
-    track: Track,
-) -> Iterator[tuple[Video, Masks]]:
-    """Each video with its masks; progress is told by frames, since videos are long."""
-    steps = ((video, mask) for video in videos for mask in follow(backbone, video, config, device))
-    masks: list[np.ndarray] = []
-    for video, mask in track(steps, "video", sum(len(video) for video in videos)):
-        masks.append(mask)
-        if len(masks) == len(video):
-            yield video, np.stack(masks)
-            masks = []
-
-
-def _finish(
-    segmented: tuple[Video, Masks],
-    scored: Sequence[str],
-    masks: Path | None,
-    overlays: Path | None,
-) -> tuple[str, VideoScores | None, VideoExample | None]:
-    """Score a video and write what is wanted of it."""
-    video, predicted = segmented
-    truth = None
-    if video.name in scored:
-        truth = np.stack([video.read_mask(t) for t in range(len(video))])
-    if masks is not None:
-        write_masks(masks / video.name, predicted)
-    if overlays is not None:
-        frames = (video.read_frame(t) for t in range(len(video)))
-        write_overlay(overlays / f"{video.name}.mp4", frames, predicted, truth)
-    if truth is None:
-        return video.name, None, None
-    wanted = video.name in scored[:EXAMPLES]
-    example = _example(video, predicted, truth) if wanted else None
-    return video.name, video_scores(predicted, truth), example
-
-
-def _example(video: Video, predicted: Masks, truth: Masks) -> VideoExample:
-    moments = np.linspace(0, len(video) - 1, min(MOMENTS, len(video))).round().astype(int)
-    frames = np.stack([video.read_frame(t) for t in moments.tolist()])
-    return VideoExample(video.name, frames, truth[moments], predicted[moments])
+        for _ in ahead(finish, segmented(), 1):  # while the next video is segmented
+            pass
+    joined = None
+    if scores:
+        regions, boundaries = zip(*((each.region, each.boundary) for each in scores.values()))
+        joined = VideoScores(np.concatenate(regions), np.concatenate(boundaries))
+    return VideoReport(joined, scores, tuple(examples))
 
 
 def ahead(make: Callable[[Item], Made], items: Iterable[Item], count: int) -> Iterator[Made]:
-    """What `make` makes of each item, in order, in a thread that is up to `count` items ahead."""
+    """`make(item)` of each item, in order, by a thread that is up to `count` items ahead."""
     waiting: deque[Future[Made]] = deque()
     with ThreadPoolExecutor(1) as pool:
         for item in items:
@@ -156,26 +130,31 @@ def ahead(make: Callable[[Item], Made], items: Iterable[Item], count: int) -> It
             yield waiting.popleft().result()
 
 
-def segment_video(
-    backbone: DenseBackbone, video: Video, config: VideoConfig, device: torch.device
-) -> UInt8[np.ndarray, "t h w"]:
-    """The object of every pixel of every frame, from the first frame's mask alone."""
-    return np.stack(list(follow(backbone, video, config, device)))
-
-
 @torch.no_grad()
 def follow(
     backbone: DenseBackbone, video: Video, config: VideoConfig, device: torch.device
 ) -> Iterator[UInt8[np.ndarray, "h w"]]:
-    """The mask of each frame in turn; the first one's is given."""
+    """The mask of each frame in turn, from the first frame's alone."""
     mask = video.read_mask(0)
     height, width = mask.shape
     size = frame_size(height, width, config.short_px, backbone.stride_px)
-    read = partial(_resized, video, (height, width), size)
+
+    def read(t: int) -> UInt8[np.ndarray, "h w 3"]:
+        frame = video.read_frame(t)
+        if frame.shape[:2] != mask.shape:
+            raise UserError(
+                f"{video.name}: frame {t} is {frame.shape[1]}×{frame.shape[0]}, the first mask "
+                f"{width}×{height}: they must have the same size"
+            )
+        resized = Image.fromarray(frame).resize((size[1], size[0]), Image.Resampling.BILINEAR)
+        return np.array(resized)
+
     frames = ahead(read, range(len(video)), FRAMES_AHEAD)
     features = unit_features(backbone, next(frames), device)
-    first = (features, shrink(mask, features))
     _, rows, columns = features.shape
+    small = Image.fromarray(mask).resize((columns, rows), Image.Resampling.NEAREST)
+    labels = F.one_hot(torch.from_numpy(np.array(small)).long(), int(mask.max()) + 1)
+    first = (features, rearrange(labels, "h w o -> o h w").to(features))
     near = neighbourhood(rows, columns, config.radius, device)
     latest: deque[tuple[Tensor, Tensor]] = deque(maxlen=config.last_frames)
     yield mask
@@ -186,17 +165,12 @@ def follow(
         yield harden(soft, backbone.stride_px, mask.shape)
 
 
-def _resized(
-    video: Video, shape: tuple[int, int], size: tuple[int, int], t: int
-) -> UInt8[np.ndarray, "h w 3"]:
-    """A frame at the protocol's size."""
-    frame = video.read_frame(t)
-    if frame.shape[:2] != shape:
-        raise UserError(
-            f"{video.name}: frame {t} is {frame.shape[1]}×{frame.shape[0]}, the first mask "
-            f"{shape[1]}×{shape[0]}: all must have one size"
-        )
-    return np.array(Image.fromarray(frame).resize((size[1], size[0]), Image.Resampling.BILINEAR))
+def frame_size(height: int, width: int, short_px: int, stride_px: int = 16) -> tuple[int, int]:
+    """(480, 854) becomes (480, 832); if patches do not divide 64, the unit is their size."""
+    unit = stride_px if LONGER_PX % stride_px else LONGER_PX
+    longer = int(max(height, width) * short_px / min(height, width))
+    longer = max(unit, longer // unit * unit)
+    return (short_px, longer) if width >= height else (longer, short_px)
 
 
 def unit_features(
@@ -207,33 +181,13 @@ def unit_features(
     return F.normalize(backbone.features(normalise(pixels))[0].float(), dim=0)
 
 
-def shrink(
-    mask: UInt8[np.ndarray, "h w"], features: Float32[Tensor, "C rows columns"]
-) -> Float32[Tensor, "O rows columns"]:
-    """The label of each patch: one of all objects up to the highest number."""
-    _, rows, columns = features.shape
-    small = Image.fromarray(mask).resize((columns, rows), Image.Resampling.NEAREST)
-    numbers = torch.from_numpy(np.array(small)).long()
-    labels = F.one_hot(numbers, int(mask.max()) + 1).to(features)
-    return rearrange(labels, "h w o -> o h w")
-
-
-def frame_size(height: int, width: int, short_px: int, stride_px: int = 16) -> tuple[int, int]:
-    """(480, 854) becomes (480, 832); where patches do not divide 64, the unit is theirs."""
-    unit = stride_px if LONGER_PX % stride_px else LONGER_PX
-    longer = int(max(height, width) * short_px / min(height, width))
-    longer = max(unit, longer // unit * unit)
-    return (short_px, longer) if width >= height else (longer, short_px)
-
-
 def neighbourhood(
     rows: int, columns: int, radius: int, device: torch.device
 ) -> Bool[Tensor, "N N"]:
-    """Which patches lie within the radius of which, by rows and by columns."""
+    """Which patches are within the radius of which, by rows and by columns."""
     y = torch.arange(rows, device=device).repeat_interleave(columns)
     x = torch.arange(columns, device=device).repeat(rows)
-    far = torch.maximum((y[:, None] - y).abs(), (x[:, None] - x).abs())
-    return far <= radius
+    return torch.maximum((y[:, None] - y).abs(), (x[:, None] - x).abs()) <= radius
 
 
 def propagate(
@@ -242,7 +196,7 @@ def propagate(
     near: Bool[Tensor, "N N"],
     config: VideoConfig,
 ) -> Float[Tensor, "O h w"]:
-    """Each patch's soft label: the mean of its best votes' labels, weighed by their affinity.
+    """Each patch's soft label: the mean of its best votes' labels, weighted by their affinity.
 
     votes of patch n: all patches m of all sources with near[n, m], weight exp(cosine / τ); the
     `best` heaviest count, or all if there are fewer.
@@ -261,11 +215,10 @@ def propagate(
 def harden(
     soft: Float[Tensor, "O h w"], stride_px: int, shape: tuple[int, ...]
 ) -> UInt8[np.ndarray, "H W"]:
-    """Upsample by the stride, bring each object's map to 0 … 1, take the strongest."""
+    """Upsample by the stride, scale each object's map to 0 … 1, take the largest."""
     large = F.interpolate(soft[None], scale_factor=stride_px, mode="bilinear")[0]
-    lowest, highest = (large.flatten(1).min(dim=1).values, large.flatten(1).max(dim=1).values)
-    span = (highest - lowest)[:, None, None]
-    scaled = (large - lowest[:, None, None]) / span.clamp_min(1e-12)
-    scaled = torch.where(span > 0, scaled, large)  # a map without contrast stays as it is
-    found = Image.fromarray(scaled.argmax(dim=0).to(torch.uint8).cpu().numpy())
-    return np.array(found.resize((shape[1], shape[0]), Image.Resampling.NEAREST))
+    lowest, highest = large.amin(dim=(1, 2), keepdim=True), large.amax(dim=(1, 2), keepdim=True)
+    scaled = (large - lowest) / (highest - lowest).clamp_min(1e-12)
+    scaled = torch.where(highest > lowest, scaled, large)  # a constant map stays as it is
+    mask = Image.fromarray(scaled.argmax(dim=0).to(torch.uint8).cpu().numpy())
+    return np.array(mask.resize((shape[1], shape[0]), Image.Resampling.NEAREST))

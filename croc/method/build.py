@@ -1,73 +1,55 @@
-"""Ways to pre-train. The loop knows only what is written here."""
+"""The methods by their configurations, and the one list of what is compiled."""
 
-from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
+import re
+from typing import Any
 
 import torch
-from lightning.fabric import Fabric
-from lightning.fabric.wrappers import _FabricModule
-from torch import Tensor, nn
 
-from croc.config import DinoConfig, MaeConfig, PretrainConfig, ViewsConfig
+from croc.config import DinoConfig, MaeConfig, PretrainConfig
 from croc.method.backbone import Backbone
-from croc.method.schedules import Settings
-from croc.method.types import Canvases
+from croc.method.croc import Croc, Network
+from croc.method.heads import ImageHead, ProjectionHead
+from croc.method.mae import Mae, MaeNetwork
 
+Method = Croc | Mae
 
-@runtime_checkable
-class Method(Protocol):
-    """Owns its networks; the loop owns data, optimiser, devices, logs and checkpoints."""
-
-    @property
-    def student(self) -> nn.Module:
-        """What the optimiser moves."""
-        ...
-
-    @property
-    def modules(self) -> dict[str, nn.Module]:
-        """All that a checkpoint must hold, the student included; where there is a teacher, it is
-        what evaluations take."""
-        ...
-
-    @property
-    def backbones(self) -> Sequence[Backbone]:
-        """All that begin with the weights of --init."""
-        ...
-
-    @property
-    def views(self) -> ViewsConfig:
-        """Of the step at hand; their size may change between epochs."""
-        ...
-
-    def before_gradients(self, settings: Settings) -> None:
-        """What the step's gradients take from the schedules is put where the device finds it."""
-        ...
-
-    def accumulate(
-        self, fabric: Fabric, student: _FabricModule, canvases: Canvases
-    ) -> dict[str, Tensor]:
-        """Leave the step's gradients in the student; metrics as shares whose sum is the metric.
-
-        The same kernels in the same order for every batch, since they may be recorded.
-        """
-        ...
-
-    def before_update(self, settings: Settings) -> None:
-        """After the gradients, before the optimiser."""
-        ...
-
-    def after_update(self, settings: Settings) -> None:
-        """After the optimiser."""
-        ...
+COMPILED: dict[type, tuple[str, ...]] = {
+    Croc: ("make_views", "locate", "weighted_total", "softness"),
+    Network: ("pool", "distil"),
+    Backbone: ("_embed", "_finish", "_describe_last", "_draw_drop_paths"),
+    ImageHead: ("images",),
+    ProjectionHead: ("images", "clusters"),
+    Mae: ("make_views",),
+    MaeNetwork: ("compare",),
+}
+"""Functions that are compiled, beside the blocks: in parts, so that each part can be timed."""
+MAX_VERSIONS = 64
+"""Of one function; beyond, torch would stop compiling it, with a warning only."""
 
 
 def build_method(config: PretrainConfig, device: torch.device, compile: bool) -> Method:
-    """The method whose configuration this is."""
+    """The method of this configuration."""
     if isinstance(config, DinoConfig):  # CrocConfig is one too
-        from croc.method.croc import Croc
+        method = Croc(config, device)
+    else:
+        assert isinstance(config, MaeConfig)
+        method = Mae(config, device)
+    if compile:
+        compile_parts(method)
+    return method
 
-        return Croc(config, device, compile)
-    assert isinstance(config, MaeConfig)
-    from croc.method.mae import Mae
 
-    return Mae(config, device, compile)
+def compile_parts(method: Method) -> None:
+    """For the shapes at hand, again for others: there are two at most in a run, the early views
+    and the later ones. By default torch would compile for any shape at the second, which is slower.
+    """
+    torch._dynamo.config.recompile_limit = MAX_VERSIONS
+    parts: list[Any] = [method]
+    for network in method.modules.values():
+        for name, module in network.named_modules():
+            parts.append(module)
+            if re.search(r"\bblocks\.\d+$", name):  # alike, so that one is compiled for all
+                module.compile(dynamic=False)
+    for part in parts:
+        for name in COMPILED.get(type(part), ()):
+            setattr(part, name, torch.compile(getattr(part, name), dynamic=False))

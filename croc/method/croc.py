@@ -1,9 +1,9 @@
-"""One training step of CrOC, as section 3 of the paper has it; and of DINO, which is CrOC without
+"""One training step of CrOC, as in section 3 of the paper; and of DINO, which is CrOC without
 clusters.
 
-The teacher sees the whole batch first. Then the student sees it, in one piece or in micro-batches,
-each followed by its backward pass: every weight in the loss is known by then, so the pieces add up
-to the same gradient.
+The teacher sees the whole batch first. Then the student sees it, at once or in micro-batches, each
+followed by its backward pass: every weight in the loss is known by then, so the gradients of the
+micro-batches add up to that of the batch.
 """
 
 from dataclasses import dataclass
@@ -11,23 +11,25 @@ from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int64
-from lightning.fabric import Fabric
-from lightning.fabric.wrappers import _FabricModule
+from lightning_fabric import Fabric
+from lightning_fabric.wrappers import _FabricModule
 from torch import Tensor, nn
 
 from croc.config import ClusterConfig, CrocConfig, DinoConfig, require
 from croc.method.backbone import Backbone
-from croc.method.clustering.centroids import pool
+from croc.method.clustering.centroids import pool, softness
 from croc.method.clustering.cluster import check_k_start, cluster_views
-from croc.method.clustering.softness import softness
-from croc.method.compiling import compiled
-from croc.method.distributed import process_count, sum_over_processes
+from croc.method.distributed import hold_gradients, process_count, sum_over_processes
 from croc.method.heads import ImageHead, ProjectionHead
 from croc.method.layers import autocast_dtype
 from croc.method.losses import Center, distil, sinkhorn_center, weighted_total
-from croc.method.optim import update_teacher
-from croc.method.schedules import Settings, teacher_momentum, teacher_temperature, views_at
-from croc.method.sharding import hold_gradients
+from croc.method.optim import (
+    Settings,
+    teacher_momentum,
+    teacher_temperature,
+    update_teacher,
+    views_at,
+)
 from croc.method.stages import stage
 from croc.method.types import Canvases, Clusters, Tokens, Views
 from croc.method.views import VIEWS, make_views
@@ -51,7 +53,7 @@ def saliency(tokens: Tokens, config: ClusterConfig) -> Float[Tensor, "M B H N"]:
 
 @dataclass(frozen=True)
 class ClusterTargets:
-    """The clusters of a piece of the batch, and the teacher's outputs for their centroids."""
+    """The clusters of a micro-batch, and the teacher's outputs for their centroids."""
 
     clusters: Clusters
     outputs: Float[Tensor, "M B H K L"]
@@ -62,7 +64,7 @@ class ClusterTargets:
 
 @dataclass(frozen=True)
 class Targets:
-    """What the student is to predict for a piece of the batch: the teacher's outputs."""
+    """What the student is to predict for a micro-batch: the teacher's outputs."""
 
     temp: Float[Tensor, ""]
     outputs: Float[Tensor, "M B P"]
@@ -72,6 +74,17 @@ class Targets:
     """Sum of the outputs over views and images, for the moving mean."""
     dense: ClusterTargets | None
     """None in DINO."""
+
+
+@dataclass(frozen=True)
+class Divisors:
+    """What the sums of a step are divided by, over all micro-batches and processes."""
+
+    images: int
+    dense: Float[Tensor, ""] | float = 1.0
+    """`paper`: images with a cluster; `released`: clusters of this process, times processes."""
+    clusters: Float[Tensor, ""] | float = 1.0
+    """The sum of all chosen K, before pruning."""
 
 
 class Network(nn.Module):
@@ -86,52 +99,37 @@ class Network(nn.Module):
         self.head = head(self.backbone.width, config.head)
         self.pool, self.distil = pool, distil
 
-    def compile_parts(self) -> None:
-        """In parts, since the blocks are alike, and each part can be timed."""
-        self.backbone.compile_parts()
-        self.head.compile_parts()
-        self.pool, self.distil = compiled(pool), compiled(distil)
-
     def forward(
         self, pixels: Float[Tensor, "M B 3 h w"], keys: Int64[Tensor, "B"], targets: Targets
     ) -> tuple[Tensor, ...]:
-        """The student's cross-entropy for each image, and the teacher's own entropy, below which it
-        cannot fall; in CrOC also both of each cluster."""
-        dense = targets.dense
+        """The student's cross-entropy for each image, and the teacher's own entropy, which bounds
+        it from below; in CrOC then both for each cluster."""
+        dense, t, s = targets.dense, targets.temp, self.config.loss.student_temperature
         with stage("student"):
             cls, patches = self.backbone(pixels, keys)
-        t, s = targets.temp, self.config.loss.student_temperature
-        every = torch.ones_like(keys, dtype=torch.bool)
-        if dense is None or self.cluster is None:
-            with stage("heads"):
-                images = self.head.images(cls)
-            with stage("loss"):
-                return self.distil(targets.outputs, targets.center, t, images, s, every)
-        assignments, valid = dense.clusters.assignments, dense.clusters.valid
         with stage("heads"):
-            centroids = self.pool(patches, assignments, cls, self.cluster)
-            images, clusters = self.head.images(cls), self.head.clusters(centroids)
+            images: Tensor = self.head.images(cls)
+            clusters: Any = None
+            if dense is not None and self.cluster is not None:
+                centroids = self.pool(patches, dense.clusters.assignments, cls, self.cluster)
+                clusters = self.head.clusters(centroids)
         with stage("loss"):
-            image = self.distil(targets.outputs, targets.center, t, images, s, every)
-            return *image, *self.distil(dense.outputs, dense.center, t, clusters, s, valid)
-
-
-@dataclass(frozen=True)
-class Divisors:
-    """What the sums of a step are divided by, over all of its pieces and processes."""
-
-    images: int
-    dense: Float[Tensor, ""] | float = 1.0
-    """`paper`: images with a cluster; `released`: clusters of this process, times processes."""
-    clusters: Float[Tensor, ""] | float = 1.0
-    """All chosen K, before pruning."""
+            every = torch.ones_like(keys, dtype=torch.bool)
+            losses = self.distil(targets.outputs, targets.center, t, images, s, every)
+            if dense is not None:
+                valid = dense.clusters.valid
+                losses += self.distil(dense.outputs, dense.center, t, clusters, s, valid)
+        return losses
 
 
 class Croc:
-    """Teacher, student and the centers of the teacher's outputs, and one step with them."""
+    """Teacher, student and the centers of the teacher's outputs, and one step with them.
 
-    def __init__(self, config: DinoConfig, device: torch.device, compile: bool = False) -> None:
-        self.config = config
+    A method owns its networks; the loop owns data, optimizer, devices, logs and checkpoints.
+    """
+
+    def __init__(self, config: DinoConfig, device: torch.device) -> None:
+        self.config, self.views = config, config.views
         self.cluster = config.cluster if isinstance(config, CrocConfig) else None
         self.alpha = config.loss.alpha if isinstance(config, CrocConfig) else 0.0
         self.student = Network(config, config.model.drop_path)
@@ -145,15 +143,13 @@ class Croc:
         if isinstance(config, CrocConfig):
             self.cluster_center = Center(config.head.cluster_prototypes, momentum).to(device)
         self.temp = torch.zeros((), device=device)
-        self.views = config.views
-        self.micro_batch = config.run.micro_batch or self._usual_micro_batch(device)
-        self._make_views, self._locate = make_views, locate
-        self._total, self._softness = weighted_total, softness
-        if compile:
-            self._make_views, self._locate = compiled(make_views), compiled(locate)
-            self._total, self._softness = compiled(weighted_total), compiled(softness)
-            self.student.compile_parts()
-            self.teacher.compile_parts()
+        self.micro_batch = config.run.micro_batch
+        # On the CPU micro-batches save memory, unless images of a batch depend on each other.
+        independent = self.cluster is None or self.cluster.variant == "paper"
+        if device.type == "cpu" and independent and config.loss.centring == "mean":
+            self.micro_batch = config.run.micro_batch or 16
+        self.make_views, self.locate = make_views, locate
+        self.weighted_total, self.softness = weighted_total, softness
 
     def _check_sizes(self) -> None:
         views, patch_px = self.config.views, self.teacher.backbone.patch_px
@@ -165,15 +161,9 @@ class Croc:
             smallest = min(views.size_px, views.early_px or views.size_px)
             check_k_start(self.cluster.k_start, VIEWS * (smallest // patch_px) ** 2)
 
-    def _usual_micro_batch(self, device: torch.device) -> int | None:
-        """On the CPU a step in pieces takes less memory, where images are not compared."""
-        apart = self.cluster is None or self.cluster.variant == "paper"
-        mean = self.config.loss.centring == "mean"
-        return 16 if device.type == "cpu" and mean and apart else None
-
     @property
     def modules(self) -> dict[str, nn.Module]:
-        """All that a checkpoint must hold."""
+        """What a checkpoint contains. Where there is a teacher, it is what evaluations use."""
         modules: dict[str, nn.Module] = {
             "student": self.student,
             "teacher": self.teacher,
@@ -185,19 +175,21 @@ class Croc:
 
     @property
     def backbones(self) -> list[Backbone]:
+        """All that start from the weights of --init."""
         return [self.student.backbone, self.teacher.backbone]
 
-    def before_gradients(self, settings: Settings) -> None:
-        # Into a tensor that stays, so that neither a new graph nor a copy to the device is made.
+    def set_schedule(self, settings: Settings) -> None:
+        # In place, so that a CUDA graph reads it and nothing is copied to the device.
         self.temp.fill_(teacher_temperature(self.config.loss, settings.epoch))
         self.views = views_at(self.config.views, settings.epoch)
 
-    def accumulate(
+    def compute_gradients(
         self, fabric: Fabric, student: _FabricModule, canvases: Canvases
     ) -> dict[str, Tensor]:
-        """Gradients of one step; `student` is self.student as the fabric wrapped it.
+        """Gradients of one step; `student` is self.student as Fabric wrapped it.
 
-        Each metric is this process's share of a mean over all: their sum is the metric.
+        Each metric is this process's share of a mean over all: the sum over processes is the
+        metric. Every batch launches the same kernels in the same order, since they may be recorded.
         """
         pieces = []
         with torch.no_grad(), fabric.autocast():
@@ -205,16 +197,16 @@ class Croc:
                 with stage("views"):  # two crops and their positions E
                     dtype = autocast_dtype(fabric.device, torch.float32)
                     patch_px = self.teacher.backbone.patch_px
-                    views = self._make_views(piece, self.views, patch_px, dtype)
-                pieces.append((views.pixels, piece.keys, self.teach(views, piece.keys, self.temp)))
+                    views = self.make_views(piece, self.views, patch_px, dtype)
+                pieces.append((views.pixels, piece.keys, self.teach(views, piece.keys)))
         divisors = self._divisors([targets for _, _, targets in pieces])
         metrics: dict[str, Tensor] = {}
         for index, (pixels, keys, targets) in enumerate(pieces):
             with hold_gradients(fabric, student, more=index + 1 < len(pieces)):
                 losses = student(pixels, keys, targets)
-                shares = self.losses(targets, losses, divisors)
+                shares = self.total_loss(targets, losses, divisors)
                 with stage("backward"):
-                    # DDP takes the mean over processes, where the shares are to be added up.
+                    # DDP takes the mean over processes, but the shares must be summed.
                     fabric.backward(shares["loss"] * process_count())
             for name, value in shares.items():
                 metrics[name] = metrics.get(name, 0) + value.detach()
@@ -222,7 +214,7 @@ class Croc:
         return metrics
 
     @torch.no_grad()
-    def teach(self, views: Views, keys: Int64[Tensor, "B"], temp: Float[Tensor, ""]) -> Targets:
+    def teach(self, views: Views, keys: Int64[Tensor, "B"]) -> Targets:
         """The teacher's clusters, and its outputs for every image and centroid."""
         teacher, dense = self.teacher, None
         if self.cluster is None or self.cluster_center is None:
@@ -234,48 +226,46 @@ class Croc:
             with stage("teacher"):
                 tokens = teacher.backbone.describe(views.pixels, self.cluster.tokens, keys)
             with stage("clustering"):
-                clusters = self._locate(tokens, views, keys, self.cluster)
-                centroids = teacher.pool(
-                    tokens.patches, clusters.assignments, tokens.cls, self.cluster
-                )
+                clusters = self.locate(tokens, views, keys, self.cluster)
+                assignments = clusters.assignments
+                centroids = teacher.pool(tokens.patches, assignments, tokens.cls, self.cluster)
             with stage("heads"):
                 images, outputs = teacher.head.images(tokens.cls), teacher.head.clusters(centroids)
             with stage("loss"):
                 valid = clusters.valid.float().expand(outputs.shape[:-1])
-                center = self._center(self.cluster_center, outputs, valid, temp)
-                dense = ClusterTargets(clusters, outputs, center, self._total(outputs, valid))
+                center = self._center(self.cluster_center, outputs, valid)
+                total = self.weighted_total(outputs, valid)
+                dense = ClusterTargets(clusters, outputs, center, total)
         with stage("loss"):
             ones = torch.ones_like(images[..., 0], dtype=torch.float)
-            center = self._center(self.image_center, images, ones, temp)
-            return Targets(temp, images, center, self._total(images, ones), dense)
+            center = self._center(self.image_center, images, ones)
+            return Targets(self.temp, images, center, self.weighted_total(images, ones), dense)
 
-    def _center(
-        self, moving: Center, outputs: Tensor, weights: Tensor, temp: Tensor
-    ) -> Float[Tensor, "P"]:
+    def _center(self, moving: Center, outputs: Tensor, weights: Tensor) -> Float[Tensor, "P"]:
         """What is subtracted from the outputs: their moving mean, or what balances the batch."""
         if self.config.loss.centring == "sinkhorn":
-            return sinkhorn_center(outputs, weights, temp)
+            return sinkhorn_center(outputs, weights, self.temp)
         return moving.value
 
-    def losses(
+    def total_loss(
         self, targets: Targets, losses: tuple[Tensor, ...], divisors: Divisors
     ) -> dict[str, Tensor]:
-        """The losses and the health of the run, of what the student returned for a piece."""
+        """The loss and the metrics of what the student returned for a micro-batch."""
         loss_glob, entropy_glob = (each.sum() / divisors.images for each in losses[:2])
-        shares = {
+        metrics = {
             "loss_image": loss_glob,
             "entropy_image": entropy_glob,
             "kl_image": loss_glob.detach() - entropy_glob,
         }
         if targets.dense is None:
-            return {"loss": loss_glob, **shares}
+            return {"loss": loss_glob, **metrics}
         clusters = targets.dense.clusters
         weights = self._weights(clusters.valid, divisors)
         loss_dense, entropy_dense = ((weights * each).sum() for each in losses[2:])
         loss = self.alpha * loss_dense + loss_glob
         heads = divisors.images * clusters.count.shape[1]
-        effective, largest = self._softness(clusters.assignments)
-        return shares | {
+        effective, largest = self.softness(clusters.assignments)
+        return metrics | {
             "loss": loss,
             "loss_cluster": loss_dense,
             "entropy_cluster": entropy_dense,
@@ -285,6 +275,16 @@ class Croc:
             "largest_share": largest.sum() / heads,
             "valid_share": clusters.valid.sum() / divisors.clusters,
         }
+
+    def _weights(self, valid: Bool[Tensor, "B H K"], divisors: Divisors) -> Float[Tensor, "B H K"]:
+        """The weight of each cluster in the dense loss; over a step and all processes, 1.
+
+        `paper` takes the mean over an image's clusters, then over images; `released` over all.
+        """
+        weights = valid.float() / divisors.dense
+        if self.cluster and self.cluster.variant == "paper":
+            weights = weights / valid.sum(dim=(1, 2), keepdim=True).clamp_min(1)
+        return weights
 
     def _divisors(self, parts: list[Targets]) -> Divisors:
         images = sum(part.outputs.shape[1] for part in parts) * process_count()
@@ -299,18 +299,7 @@ class Croc:
         dense = shared[0] if self.cluster.variant == "paper" else per_process
         return Divisors(images, dense.clamp_min(1), shared[1])
 
-    def _weights(self, valid: Bool[Tensor, "B H K"], divisors: Divisors) -> Float[Tensor, "B H K"]:
-        """The weight of each cluster in the dense loss; over a step and all processes, 1.
-
-        `paper` takes the mean over an image's clusters, then over images; `released` over all.
-        """
-        weights = valid.float() / divisors.dense
-        if self.cluster and self.cluster.variant == "paper":
-            weights = weights / valid.sum(dim=(1, 2), keepdim=True).clamp_min(1)
-        return weights
-
     def _update_centers(self, parts: list[Targets]) -> None:
-        """Move the centers by what the batch has shown."""
         images = sum(part.outputs.shape[1] for part in parts)
         total = torch.stack([part.total for part in parts]).sum(dim=0)
         self.image_center.update(total, torch.full((), float(VIEWS * images), device=total.device))
@@ -320,13 +309,13 @@ class Croc:
             valid = torch.stack([each.clusters.valid.sum() for each in dense]).sum()
             self.cluster_center.update(total, VIEWS * valid.float())
 
-    def before_update(self, settings: Settings) -> None:
-        """In the first epochs the prototypes are frozen."""
+    def freeze_prototypes(self, settings: Settings) -> None:
+        """In the first epochs the prototypes get no gradient."""
         if settings.epoch < self.config.loss.frozen_prototype_epochs:
             for parameter in self.student.head.prototypes():
                 parameter.grad = None
 
-    def after_update(self, settings: Settings) -> None:
+    def update_teacher(self, settings: Settings) -> None:
         with stage("EMA"):
             momentum = teacher_momentum(self.config.loss, settings)
             update_teacher(self.teacher, self.student, momentum)

@@ -1,8 +1,27 @@
-"""The few words spoken between processes; with one process they do nothing."""
+"""Several processes: sums over them, and FSDP. With one process the sums do nothing.
+
+FSDP is for networks that one GPU cannot hold: each process keeps a shard of every parameter, its
+gradient and the optimizer's state, and a block's parameters are gathered while it computes.
+Checkpoints hold full tensors, so that a run may be resumed with or without it.
+"""
+
+import re
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from lightning_fabric import Fabric
+from lightning_fabric.strategies.model_parallel import ModelParallelStrategy
+from lightning_fabric.wrappers import _FabricModule
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+TEACHER_CALLS = {"backbone": ("describe",), "head": ("images", "clusters")}
+"""Methods of a teacher's parts, besides `forward`, that have to gather their parameters."""
 
 
 def process_count() -> int:
@@ -10,26 +29,25 @@ def process_count() -> int:
 
 
 def leave_processes() -> None:
-    """At the end, however it came: left alone, gloo's threads abort the interpreter's exit."""
+    """At the end of a run, however it came: gloo's threads would abort the interpreter's exit."""
     if dist.is_initialized():
         dist.destroy_process_group()
 
 
 def is_lost_peer(error: RuntimeError) -> bool:
-    """Whether it tells of a process that ended or did not answer in time; gloo's has no class."""
+    """Whether another process ended or did not answer in time; gloo's errors have no class."""
     of_torch = isinstance(error, dist.DistError)
     return process_count() > 1 and (of_torch or "gloo" in str(error))
 
 
 def any_process(flag: bool, device: torch.device) -> bool:
-    """Whether the flag is set on one of them; waits for the device if there are several."""
+    """Whether the flag is set on any process; waits for the device if there are several."""
     if process_count() == 1:
         return flag
     return bool(sum_over_processes(torch.full((), float(flag), device=device)).item())
 
 
 def sum_over_processes(values: Tensor) -> Tensor:
-    """The sum of every process's `values`, on each of them."""
     if process_count() == 1:
         return values
     values = values.clone()
@@ -47,6 +65,74 @@ def union_over_processes(names: list[str]) -> list[str]:
 
 
 def fetch(metrics: dict[str, Tensor]) -> dict[str, float]:
-    """Sum the shares of all processes and bring them to the host: the only wait of a step."""
+    """Sum the metrics over processes and copy them to the host: the only wait of a step."""
     values = sum_over_processes(torch.stack([value.float() for value in metrics.values()]))
     return dict(zip(metrics, values.tolist()))
+
+
+def hold_gradients(
+    fabric: Fabric, student: _FabricModule, more: bool
+) -> AbstractContextManager[None]:
+    """While `more` micro-batches follow, gradients are not exchanged: all travel with the last.
+    Not with FSDP, where they would have to stay full."""
+    whole = not isinstance(fabric.strategy, ModelParallelStrategy)
+    return fabric.no_backward_sync(student, enabled=more and whole)
+
+
+def shard_student(student: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    """Block by block, and the rest as one; in place."""
+    _shard_blocks(student, mesh["data_parallel"])
+    fully_shard(student, mesh=mesh["data_parallel"])
+    return student
+
+
+def shard_teacher(teacher: nn.Module, mesh: DeviceMesh) -> None:
+    """Sharded as the student is, so that the moving average needs no communication."""
+    _shard_blocks(teacher, mesh["data_parallel"])
+    for name, calls in TEACHER_CALLS.items():
+        part = teacher.get_submodule(name)
+        # It has no backward, at whose end it would be resharded.
+        fully_shard(part, mesh=mesh["data_parallel"], reshard_after_forward=True)
+        for call in calls:
+            if hasattr(part, call):
+                register_fsdp_forward_method(part, call)
+
+
+def _shard_blocks(network: nn.Module, mesh: DeviceMesh) -> None:
+    for name, module in network.named_modules():
+        if re.search(r"\bblocks\.\d+$", name):
+            fully_shard(module, mesh=mesh)
+
+
+def is_sharded(tensor: Tensor) -> bool:
+    return isinstance(tensor, DTensor)
+
+
+def local_shard(tensor: Tensor) -> Tensor:
+    """This process's part, in place; all of a tensor that is not sharded."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def local_shards(tensors: Iterable[Tensor]) -> list[Tensor]:
+    return [local_shard(tensor) for tensor in tensors]
+
+
+def full_state(state: Any) -> Any:
+    """A state with every tensor full on the first process and empty on the others; all processes
+    must call it together."""
+    if isinstance(state, DTensor):
+        full = state.full_tensor()  # one by one, since together they may not fit
+        return full.cpu() if dist.get_rank() == 0 else full.new_empty(0)
+    if isinstance(state, dict):
+        return {name: full_state(value) for name, value in state.items()}
+    return [full_state(value) for value in state] if isinstance(state, list) else state
+
+
+def shard_like(value: Any, parameter: Tensor) -> Any:
+    """A full tensor sharded as the parameter is, if that is sharded and of the same shape."""
+    same_shape = isinstance(value, Tensor) and value.shape == parameter.shape
+    if not (same_shape and isinstance(parameter, DTensor)):
+        return value
+    mesh = parameter.device_mesh
+    moved = cast(Tensor, value).to(torch.device(mesh.device_type))
+    return distribute_tensor(moved, mesh, parameter.placements, src_data_rank=None)

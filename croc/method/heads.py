@@ -9,11 +9,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from croc.config import HeadConfig, ImageHeadConfig
-from croc.method.compiling import compiled
 
 
 class Prototypes(nn.Module):
-    """A weight-normalised linear layer without bias: lengths and directions apart."""
+    """A weight-normalised linear layer without bias: lengths and directions are parameters."""
 
     def __init__(self, width: int, count: int, unit: bool) -> None:
         super().__init__()
@@ -31,8 +30,8 @@ class ImageHead(nn.Module):
         super().__init__()
         widths = [width, *[config.hidden] * (config.layers - 1), config.bottleneck]
         layers: list[nn.Module] = []
-        for inside, outside in pairwise(widths):
-            layers += [nn.Linear(inside, outside), nn.GELU()]
+        for before, after in pairwise(widths):
+            layers += [nn.Linear(before, after), nn.GELU()]
         self.trunk = nn.Sequential(*layers[:-1])
         for layer in self.trunk:
             if isinstance(layer, nn.Linear):
@@ -50,9 +49,6 @@ class ImageHead(nn.Module):
             if isinstance(child, Prototypes):
                 yield from child.parameters()
 
-    def compile_parts(self) -> None:
-        self.images = compiled(self.images)
-
 
 class ProjectionHead(ImageHead):
     """DINO's head, with a second output."""
@@ -64,7 +60,3 @@ class ProjectionHead(ImageHead):
 
     def clusters(self, centroids: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch P"]:
         return self.cluster(F.normalize(self.trunk(centroids), dim=-1))
-
-    def compile_parts(self) -> None:
-        super().compile_parts()
-        self.clusters = compiled(self.clusters)

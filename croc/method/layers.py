@@ -1,4 +1,4 @@
-"""Layers that take the place of timm's, with the same parameters under the same names."""
+"""Layers that replace timm's, with the same parameters under the same names."""
 
 from typing import Any
 
@@ -12,11 +12,11 @@ from timm.layers.mlp import Mlp
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
-from croc.kernels import serve
+from croc import kernels
 
 
 class KeyedDropPath(nn.Module):
-    """Stochastic depth whose draw is handed in, so that it follows the sample, not the process."""
+    """Stochastic depth whose draw is set from outside, by the sample and not by the process."""
 
     def __init__(self, rate: float) -> None:
         super().__init__()
@@ -27,15 +27,15 @@ class KeyedDropPath(nn.Module):
         return x if self.scale is None else x * self.scale.to(x.dtype)[:, None, None]
 
 
-class SeenLinear(nn.Linear):
-    """A linear layer that shows its outputs to whoever hangs up a list for them."""
+class RecordingLinear(nn.Linear):
+    """A linear layer that appends its outputs to a list, if it has one."""
 
-    seen: list[Tensor] | None = None
+    outputs: list[Tensor] | None = None
 
     def forward(self, input: Tensor) -> Tensor:
         output = super().forward(input)
-        if self.seen is not None:
-            self.seen.append(output)
+        if self.outputs is not None:
+            self.outputs.append(output)
         return output
 
 
@@ -43,13 +43,11 @@ class LinearGelu(nn.Linear):
     """GELU(xWᵀ + b)."""
 
     def forward(self, input: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch D"]:
-        dtype = autocast_dtype(input.device, input.dtype)
-        if self.bias is None or not (serve(input) and dtype == torch.bfloat16):
+        kernel, dtype = kernels.find("gelu", input), autocast_dtype(input.device, input.dtype)
+        if kernel is None or self.bias is None or dtype != torch.bfloat16:
             return F.gelu(F.linear(input, self.weight, self.bias))
-        from croc.kernels.gelu import gelu
-
         # The bias is detached here since `gelu` is where it gets its gradient.
-        return gelu(F.linear(input, self.weight, self.bias.detach()), self.bias)
+        return kernel.gelu(F.linear(input, self.weight, self.bias.detach()), self.bias)
 
 
 class PackedAttention(Attention):
@@ -58,13 +56,11 @@ class PackedAttention(Attention):
     def forward(
         self, x: Float[Tensor, "b n D"], *args: Any, **named: Any
     ) -> Float[Tensor, "b n D"]:
-        plain = all(given is None or given is False for given in (*args, *named.values()))
-        if serve(x) and plain:  # neither a mask nor causal
-            from croc.kernels import attention
-
-            dtype = autocast_dtype(x.device, x.dtype)
-            if attention.fits(x.shape[1], self.head_dim, dtype, x.device):
-                return self.proj(attention.packed_attention(self.qkv(x), self.num_heads))
+        kernel, dtype = kernels.find("attention", x), autocast_dtype(x.device, x.dtype)
+        # Neither a mask nor causal.
+        plain = all(value is None or value is False for value in (*args, *named.values()))
+        if kernel is not None and plain and kernel.fits(x.shape[1], self.head_dim, dtype, x.device):
+            return self.proj(kernel.packed_attention(self.qkv(x), self.num_heads))
         return super().forward(x, *args, **named)
 
 
@@ -84,15 +80,15 @@ class PatchConv2d(nn.Conv2d):
 
 
 def autocast_dtype(device: torch.device, otherwise: torch.dtype) -> torch.dtype:
-    """The type in which matrix products are done there now."""
+    """The type in which autocast computes matrix products now."""
     kind = device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else otherwise
 
 
 def replace_layers(vit: VisionTransformer) -> list[KeyedDropPath]:
-    """All that we do otherwise in a ViT of timm's; its stochastic depths, in order."""
+    """Replace what differs in our ViT; returns its stochastic depths, in order."""
     take_over(vit.patch_embed.proj, PatchConv2d)
-    take_over(vit.blocks[-1].get_submodule("attn.qkv"), SeenLinear)
+    take_over(vit.blocks[-1].get_submodule("attn.qkv"), RecordingLinear)
     replace_in_blocks(vit)
     keyed = []
     for module in list(vit.modules()):
@@ -104,7 +100,7 @@ def replace_layers(vit: VisionTransformer) -> list[KeyedDropPath]:
 
 
 def replace_in_blocks(network: nn.Module) -> None:
-    """Attention and MLP by those that know our kernels."""
+    """Attention and MLP by those that use our kernels."""
     for module in network.modules():
         if type(module) is Attention and _is_plain(module):
             take_over(module, PackedAttention)
@@ -113,7 +109,7 @@ def replace_in_blocks(network: nn.Module) -> None:
 
 
 def _is_plain(attention: Attention) -> bool:
-    """Whether nothing stands between projection, attention and projection."""
+    """Whether nothing is between projection, attention and projection."""
     between = attention.q_norm, attention.k_norm, attention.norm
     drops = attention.attn_drop.p or attention.proj_drop.p
     gate = getattr(attention, "gate", None)
@@ -125,9 +121,9 @@ def _is_exact_gelu(layer: nn.Module) -> bool:
 
 
 def take_over(layer: nn.Module, kind: type[nn.Module]) -> bool:
-    """Make another kind of it: all that it holds stays, only `forward` differs.
+    """Change the class of a layer, and with it `forward`; its parameters stay.
 
-    A layer that is not plainly of the kind's base stays what it is.
+    A layer that is not exactly of the base class is left alone.
     """
     if type(layer) is not kind.__base__:
         return False

@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from croc.kernels import serve
+from croc import kernels
 from croc.method.distributed import sum_over_processes
 
 
@@ -20,7 +20,7 @@ class Center(nn.Module):
 
     @torch.no_grad()
     def update(self, total: Float[Tensor, "P"], count: Float[Tensor, ""]) -> None:
-        """Move towards the mean over all processes; with nothing counted, or no number, stay."""
+        """Move towards the mean over all processes, where finite and if anything was counted."""
         packed = sum_over_processes(torch.cat([total, count[None]]))
         mean, count = packed[:-1] / packed[-1].clamp_min(1), packed[-1]
         self.value.lerp_(
@@ -31,10 +31,9 @@ class Center(nn.Module):
 def weighted_total(
     outputs: Float[Tensor, "*batch P"], weights: Float[Tensor, "*batch"]
 ) -> Float[Tensor, "P"]:
-    """What a centre moves by: the weighted sum of the outputs, in float32."""
-    if serve(outputs):
-        from croc.kernels import distil as kernel
-
+    """What a center moves by: the weighted sum of the outputs, in float32."""
+    kernel = kernels.find("distil", outputs)
+    if kernel is not None:
         return kernel.weighted_total(outputs, weights)
     return (outputs.float() * weights[..., None]).flatten(0, -2).sum(dim=0)
 
@@ -45,12 +44,12 @@ def sinkhorn_center(
     temperature: Float[Tensor, ""],
     iterations: int = 3,
 ) -> Float[Tensor, "P"]:
-    """The centre by which the prototypes have almost the same mean probability in the batch.
+    """The center with which the prototypes have almost the same mean probability in the batch.
 
     repeat: for p: center[p] += τ · log(P · mean of softmax((logits − center) / τ)[..., p])
 
-    Sinkhorn's scalings: the softmax is that of the items, the step that of the prototypes. The
-    mean is by `weights` and over all processes.
+    These are Sinkhorn's scalings: the softmax scales the items, the update the prototypes. The
+    mean is weighted and over all processes.
     """
     logits, weights = logits.float().flatten(0, -2), weights.flatten()
     center = torch.zeros_like(logits[0])
@@ -77,17 +76,16 @@ def distil(
     student_temperature: float,
     counted: Bool[Tensor, "*batch"],
 ) -> tuple[Float[Tensor, "*batch"], Float[Tensor, "*batch"]]:
-    """From the outputs of both: the cross-entropy, and of it the teacher's own entropy.
+    """From the outputs of both, the cross-entropy and the teacher's own entropy.
 
     Both are 0 for what is not counted.
     """
-    if serve(student):
-        from croc.kernels import distil as kernel
-
-        if kernel.fits(teacher, student):
-            given = teacher, center, teacher_temperature, student, student_temperature, counted
-            loss, own, _ = kernel.distil(*given)
-            return loss, own
+    kernel = kernels.find("distil", student)
+    if kernel is not None and kernel.fits(teacher, student):
+        loss, own, _ = kernel.distil(
+            teacher, center, teacher_temperature, student, student_temperature, counted
+        )
+        return loss, own
     probabilities = teacher_probabilities(teacher, center, teacher_temperature)
     loss = cross_view_entropy(probabilities, student, student_temperature)
     own = entropy(probabilities).mean(dim=0)
@@ -97,7 +95,7 @@ def distil(
 def cross_view_entropy(
     teacher: Float[Tensor, "M *batch P"], student: Float[Tensor, "M *batch P"], temperature: float
 ) -> Float[Tensor, "*batch"]:
-    """Cross-entropy of the student's view with the teacher's other views, a value an item.
+    """Cross-entropy of the student's views with the teacher's other views, one value per item.
 
     mean over pairs of views i ≠ j: −Σ_p teacher[i, ..., p] · log softmax(student[j] / τ)[..., p]
     """

@@ -1,4 +1,4 @@
-"""MAE: most patches of one view are hidden; from the others the network paints them."""
+"""MAE: most patches of one view are hidden, and the network reconstructs them from the others."""
 
 from functools import partial
 from typing import Any
@@ -6,35 +6,37 @@ from typing import Any
 import torch
 from einops import rearrange
 from jaxtyping import Bool, Float, Int64
-from lightning.fabric import Fabric
-from lightning.fabric.wrappers import _FabricModule
+from lightning_fabric import Fabric
+from lightning_fabric.wrappers import _FabricModule
 from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 
 from croc.config import DecoderConfig, MaeConfig, require
-from croc.method.backbone import Backbone
-from croc.method.compiling import compiled
-from croc.method.distributed import process_count
-from croc.method.initial import sines_and_cosines, start_as_mae, start_linear_layers
+from croc.method.backbone import (
+    WHOLE_GRID,
+    Backbone,
+    sines_and_cosines,
+    start_as_mae,
+    start_linear_layers,
+)
+from croc.method.distributed import hold_gradients, process_count
 from croc.method.layers import autocast_dtype, replace_in_blocks
-from croc.method.position_windows import WHOLE
+from croc.method.optim import Settings
 from croc.method.randomness import uniform
-from croc.method.schedules import Settings
-from croc.method.sharding import hold_gradients
 from croc.method.stages import stage
 from croc.method.types import Canvases
 from croc.method.views import make_views
 
 
 class Decoder(nn.Module):
-    """Narrow blocks over all patches, of which the hidden ones begin as one learned token."""
+    """Narrow blocks over all patches, of which the hidden ones start as one learned token."""
 
     def __init__(self, width: int, grid: int, patch_px: int, config: DecoderConfig) -> None:
         super().__init__()
         self.embed = nn.Linear(width, config.width)
         self.mask_token = nn.Parameter(torch.zeros(1, 1, config.width))
-        places = sines_and_cosines(grid, config.width)
-        self.register_buffer("places", places, persistent=False)
+        positions = sines_and_cosines(grid, config.width)
+        self.register_buffer("positions", positions, persistent=False)
         norm: Any = partial(nn.LayerNorm, eps=1e-6)
         self.blocks = nn.Sequential(
             *(
@@ -48,7 +50,7 @@ class Decoder(nn.Module):
         nn.init.normal_(self.mask_token, std=0.02)
         replace_in_blocks(self)
 
-    places: Tensor
+    positions: Tensor
 
     def forward(
         self,
@@ -57,14 +59,14 @@ class Decoder(nn.Module):
         visible: Int64[Tensor, "B V"],
     ) -> Float[Tensor, "B N pixels"]:
         first, seen = self.embed(cls)[:, None], self.embed(patches)
-        everywhere = self.mask_token.to(seen.dtype).expand(len(seen), len(self.places), -1)
-        x = everywhere.scatter(1, visible[..., None].expand_as(seen), seen) + self.places
+        everywhere = self.mask_token.to(seen.dtype).expand(len(seen), len(self.positions), -1)
+        x = everywhere.scatter(1, visible[..., None].expand_as(seen), seen) + self.positions
         x = torch.cat([first, x.to(first.dtype)], dim=1)
         return self.paint(self.norm(self.blocks(x)))[:, 1:]
 
 
 class MaeNetwork(nn.Module):
-    """The backbone as the encoder, and the decoder that is left behind after training."""
+    """The backbone as the encoder, and the decoder, which is not used after training."""
 
     def __init__(self, config: MaeConfig) -> None:
         super().__init__()
@@ -82,12 +84,6 @@ class MaeNetwork(nn.Module):
         )
         self.compare = compare
 
-    def compile_parts(self) -> None:
-        self.backbone.compile_parts()
-        for block in self.decoder.blocks:
-            block.compile(dynamic=False)
-        self.compare = compiled(compare)
-
     def forward(
         self, pixels: Float[Tensor, "B 3 h w"], keys: Int64[Tensor, "B"]
     ) -> Float[Tensor, "B"]:
@@ -98,23 +94,21 @@ class MaeNetwork(nn.Module):
         with stage("decoder"):
             painted = self.decoder(cls, patches, visible)
         with stage("loss"):
-            wanted = into_patches(pixels, self.backbone.patch_px)
-            return self.compare(painted, wanted, hidden, self.config.normalise_patches)
+            target = into_patches(pixels, self.backbone.patch_px)
+            return self.compare(painted, target, hidden, self.config.normalise_patches)
 
 
 class Mae:
-    """A network that fills in what it does not see, and what one step does with it."""
+    """MAE's network, and one step with it; the interface is that of `Croc`."""
 
-    def __init__(self, config: MaeConfig, device: torch.device, compile: bool = False) -> None:
+    def __init__(self, config: MaeConfig, device: torch.device) -> None:
         require(config.views.early_px is None, "--views.early-px is not for MAE")
-        whole = config.model.position_window == WHOLE
-        require(whole, "--model.position-window is not for MAE, whose places are fixed")
+        fixed = config.model.position_window == WHOLE_GRID
+        require(fixed, "--model.position-window is not for MAE, whose positions are fixed")
         self.config, self.views = config, config.views
         self.student = MaeNetwork(config)
         self.micro_batch = config.run.micro_batch or (16 if device.type == "cpu" else None)
-        self._make_views = compiled(make_views) if compile else make_views
-        if compile:
-            self.student.compile_parts()
+        self.make_views = make_views
 
     @property
     def modules(self) -> dict[str, nn.Module]:
@@ -124,10 +118,10 @@ class Mae:
     def backbones(self) -> list[Backbone]:
         return [self.student.backbone]
 
-    def before_gradients(self, settings: Settings) -> None:
+    def set_schedule(self, settings: Settings) -> None:
         """Nothing in the loss changes with the step."""
 
-    def accumulate(
+    def compute_gradients(
         self, fabric: Fabric, student: _FabricModule, canvases: Canvases
     ) -> dict[str, Tensor]:
         images = len(canvases.keys) * process_count()
@@ -137,20 +131,20 @@ class Mae:
             with stage("views"), fabric.autocast(), torch.no_grad():
                 dtype = autocast_dtype(fabric.device, torch.float32)
                 patch_px = self.student.backbone.patch_px
-                views = self._make_views(piece, self.config.views, patch_px, dtype, 1)
+                views = self.make_views(piece, self.config.views, patch_px, dtype, 1)
             with hold_gradients(fabric, student, more=index + 1 < len(pieces)):
                 loss = student(views.pixels[0], piece.keys).sum() / images
                 with stage("backward"):
-                    # DDP takes the mean over processes, where the shares are to be added up.
+                    # DDP takes the mean over processes, but the shares must be summed.
                     fabric.backward(loss * process_count())
             total = total + loss.detach()
         return {"loss": total}
 
-    def before_update(self, settings: Settings) -> None:
-        """Nothing is held back."""
+    def freeze_prototypes(self, settings: Settings) -> None:
+        """There are none."""
 
-    def after_update(self, settings: Settings) -> None:
-        """Nothing follows the student."""
+    def update_teacher(self, settings: Settings) -> None:
+        """There is none."""
 
 
 def draw_mask(
@@ -173,14 +167,14 @@ def into_patches(pixels: Float[Tensor, "B 3 h w"], patch_px: int) -> Float[Tenso
 
 def compare(
     painted: Float[Tensor, "B N pixels"],
-    wanted: Float[Tensor, "B N pixels"],
+    target: Float[Tensor, "B N pixels"],
     hidden: Bool[Tensor, "B N"],
     normalise: bool,
 ) -> Float[Tensor, "B"]:
     """Mean squared error of an image's hidden patches."""
-    painted, wanted = painted.float(), wanted.float()
+    painted, target = painted.float(), target.float()
     if normalise:
-        mean, variance = wanted.mean(dim=-1, keepdim=True), wanted.var(dim=-1, keepdim=True)
-        wanted = (wanted - mean) / (variance + 1e-6).sqrt()
-    errors = (painted - wanted).square().mean(dim=-1)
+        mean, variance = target.mean(dim=-1, keepdim=True), target.var(dim=-1, keepdim=True)
+        target = (target - mean) / (variance + 1e-6).sqrt()
+    errors = (painted - target).square().mean(dim=-1)
     return (errors * hidden).sum(dim=1) / hidden.sum(dim=1)

@@ -1,21 +1,81 @@
-"""The optimiser with weight decay where it belongs, and the teacher's moving average."""
+"""Schedules, the optimizer (AdamW, or Muon for the blocks' matrices), and the moving average.
 
+Schedules are pure functions of the step, so that a resumed run needs no state of them.
+"""
+
+import math
+from collections import defaultdict
 from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, cast
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
-from croc.config import OptimConfig
-from croc.method.distributed import sum_over_processes
-from croc.method.muon import Muon
-from croc.method.schedules import Settings
-from croc.method.sharding import is_sharded, own_shares
+from croc.config import DistillationConfig, OptimConfig, ViewsConfig
+from croc.method.distributed import is_sharded, local_shards, sum_over_processes
+
+QUINTIC = (3.4445, -4.7750, 2.0315)
+"""a·s + b·s³ + c·s⁵ drives every singular value from 0 … 1 to near 1: Muon's own coefficients."""
+QUINTIC_ITERATIONS = 5
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Where the run stands, and what its optimizer is set to."""
+
+    step: int
+    total_steps: int
+    epoch: int
+    rate: float
+    weight_decay: float
+
+
+def settings_at(step: int, optim: OptimConfig, steps_per_epoch: int) -> Settings:
+    """Linear warm-up from 0, then half a cosine; the rate is scaled by batch / 256."""
+    total = optim.epochs * steps_per_epoch
+    warmup = optim.warmup_epochs * steps_per_epoch
+    peak = optim.rate * optim.batch / 256
+    if step < warmup:
+        rate = peak * step / max(1, warmup - 1)
+    else:
+        rate = cosine(peak, optim.rate_end, step - warmup, total - warmup)
+    decay = cosine(optim.weight_decay, optim.weight_decay_end, step, total)
+    return Settings(step, total, step // steps_per_epoch, rate, decay)
+
+
+def teacher_momentum(loss: DistillationConfig, settings: Settings) -> float:
+    """From its start to 1."""
+    return cosine(loss.teacher_momentum, 1.0, settings.step, settings.total_steps)
+
+
+def teacher_temperature(loss: DistillationConfig, epoch: int) -> float:
+    """Linear over the warm-up, by whole epochs."""
+    if epoch >= loss.temperature_warmup_epochs - 1:
+        return loss.teacher_temperature
+    share = epoch / (loss.temperature_warmup_epochs - 1)
+    start, end = loss.teacher_temperature_start, loss.teacher_temperature
+    return start + (end - start) * share
+
+
+def views_at(views: ViewsConfig, epoch: int) -> ViewsConfig:
+    """Smaller views, with as much less blur, in the early epochs; other schedules do not change."""
+    if views.early_px is None or epoch >= views.early_epochs:
+        return views
+    low, high = (sigma * views.early_px / views.size_px for sigma in views.blur_sigma)
+    return replace(views, size_px=views.early_px, blur_sigma=(low, high))
+
+
+def cosine(start: float, end: float, step: int, steps: int) -> float:
+    """Half a cosine from start (step 0) to end (which step `steps` would reach)."""
+    return end + (start - end) * (1 + math.cos(math.pi * step / max(1, steps))) / 2
 
 
 def make_optimizer(
     student: nn.Module, device: torch.device, config: OptimConfig | None = None
-) -> torch.optim.AdamW | Muon:
-    """Biases and one-dimensional parameters are not decayed; rates come with each step."""
+) -> "torch.optim.AdamW | Muon":
+    """Biases and one-dimensional parameters are not decayed; `set_rates` sets each step's rates."""
     config = config or OptimConfig()
     named = {name: p for name, p in student.named_parameters() if p.requires_grad}
     matrices: dict[str, nn.Parameter] = {}
@@ -35,30 +95,131 @@ def make_optimizer(
 
 def set_rates(optimizer: torch.optim.Optimizer, settings: Settings) -> None:
     for group in optimizer.param_groups:
-        # Checkpoints from before there was a factor have none.
+        # Older checkpoints have no factor.
         group["lr"] = settings.rate * group.get("rate_factor", 1.0)
         group["weight_decay"] = settings.weight_decay if group["decayed"] else 0.0
 
 
-def clip_gradient(parameters: Iterable[nn.Parameter], largest: float) -> Tensor:
-    """The gradient's norm before it was clipped; 0 clips nothing. Never waits for the device."""
+def clip_gradient(parameters: Iterable[nn.Parameter], max_norm: float) -> Tensor:
+    """The gradient's norm before clipping; 0 clips nothing. Never waits for the device."""
     parameters = [p for p in parameters if p.grad is not None]
-    gradients = own_shares(p.grad for p in parameters if p.grad is not None)
+    gradients = local_shards(p.grad for p in parameters if p.grad is not None)
     norms = torch._foreach_norm(gradients)  # pyright: ignore[reportPrivateImportUsage]
     # In float64, so that parameters without a gradient (CrOC's with α = 0) change no digit.
     norm = torch.stack(norms).double().norm()
     if any(is_sharded(p) for p in parameters):
         norm = sum_over_processes(norm.square()).sqrt()
     norm = norm.float()
-    if largest > 0:
-        shorter = (largest / (norm + 1e-6)).clamp(max=1.0)
-        torch._foreach_mul_(gradients, shorter)  # pyright: ignore[reportPrivateImportUsage]
+    if max_norm > 0:
+        factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+        torch._foreach_mul_(gradients, factor)  # pyright: ignore[reportPrivateImportUsage]
     return norm
 
 
 @torch.no_grad()
 def update_teacher(teacher: nn.Module, student: nn.Module, momentum: float) -> None:
     """teacher ← momentum · teacher + (1 − momentum) · student."""
-    averages: list[Tensor] = own_shares(p.data for p in teacher.parameters())
-    latest: list[Tensor] = own_shares(p.data for p in student.parameters())
+    averages: list[Tensor] = local_shards(p.data for p in teacher.parameters())
+    latest: list[Tensor] = local_shards(p.data for p in student.parameters())
     torch._foreach_lerp_(averages, latest, 1 - momentum)  # pyright: ignore[reportPrivateImportUsage]
+
+
+class Piece(NamedTuple):
+    """Rows of a parameter that are a matrix of their own."""
+
+    parameter: nn.Parameter
+    rows: slice
+
+    def of(self, tensor: Tensor) -> Tensor:
+        return tensor[self.rows]
+
+
+class Muon(torch.optim.Optimizer):
+    """Muon for the matrices (group 0), AdamW for the rest (the other groups), as one optimizer.
+
+    A matrix moves along its gradient's singular directions, each by the same length. PyTorch has
+    Muon too, but one matrix at a time: 1,346 operations per step for twelve blocks, where batching
+    those of one shape needs 140.
+    """
+
+    found_inf: Tensor | None = None
+    """Where 1, a step changes nothing, as for PyTorch's fused optimizers."""
+
+    def __init__(
+        self,
+        matrices: dict[str, nn.Parameter],
+        adamw: torch.optim.AdamW,
+        momentum: float = 0.95,
+        **group: Any,
+    ) -> None:
+        """Queries, keys and values are three matrices, though one parameter (qkv) holds them."""
+        self._adamw, self.momentum = adamw, momentum
+        first = {"params": list(matrices.values()), "lr": 0.0, "weight_decay": 0.0, **group}
+        super().__init__([first], {})
+        self.param_groups += adamw.param_groups
+        self._share_state()
+        self._by_shape: dict[torch.Size, list[Piece]] = defaultdict(list)
+        for name, parameter in matrices.items():
+            rows = len(parameter) // (3 if name.endswith("qkv.weight") else 1)
+            for start in range(0, len(parameter), rows):
+                piece = Piece(parameter, slice(start, start + rows))
+                self._by_shape[piece.of(parameter).shape].append(piece)
+
+    def _share_state(self) -> None:
+        """AdamW keeps its state and settings in ours, so that a checkpoint has both."""
+        self._adamw.param_groups, self._adamw.state = self.param_groups[1:], self.state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict(state_dict)
+        self._share_state()
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Never waits for the device."""
+        self._adamw.found_inf = self.found_inf  # pyright: ignore[reportAttributeAccessIssue]
+        self._adamw.step()
+        group = self.param_groups[0]
+        moved = [p for p in group["params"] if p.grad is not None]
+        if not moved:
+            return
+        taken = torch.ones((), device=moved[0].device)
+        if self.found_inf is not None:
+            taken = taken - self.found_inf
+        decay = 1 - group["lr"] * group["weight_decay"] * taken
+        torch._foreach_mul_(moved, decay)  # pyright: ignore[reportPrivateImportUsage]
+        for shape, pieces in self._by_shape.items():
+            length = 0.2 * math.sqrt(max(shape))  # so that AdamW's rates fit
+            self._move([p for p in pieces if p.parameter.grad is not None], taken, length)
+
+    def _move(self, pieces: list[Piece], taken: Float[Tensor, ""], length: float) -> None:
+        if not pieces:
+            return
+        gradients = torch.stack([p.of(cast(Tensor, p.parameter.grad)) for p in pieces]).float()
+        gradients = torch.where(taken > 0, gradients, 0.0)
+        averages = [piece.of(self._average(piece.parameter)) for piece in pieces]
+        kept = torch.where(taken > 0, self.momentum, 1.0)
+        torch._foreach_mul_(averages, kept)  # pyright: ignore[reportPrivateImportUsage]
+        torch._foreach_add_(averages, gradients.unbind())  # pyright: ignore[reportPrivateImportUsage]
+        ahead = gradients + self.momentum * torch.stack(averages)  # Nesterov
+        moves = orthogonalize(ahead) * (-self.param_groups[0]["lr"] * length * taken)
+        targets = [piece.of(piece.parameter) for piece in pieces]
+        torch._foreach_add_(targets, moves.unbind())  # pyright: ignore[reportPrivateImportUsage]
+
+    def _average(self, parameter: nn.Parameter) -> Tensor:
+        state = self.state[parameter]
+        if "momentum" not in state:
+            state["momentum"] = torch.zeros_like(parameter, dtype=torch.float32)
+        return state["momentum"]
+
+
+def orthogonalize(matrices: Float[Tensor, "n r c"]) -> Float[Tensor, "n r c"]:
+    """The same singular vectors with singular values near 1, by matrix products alone."""
+    tall = matrices.shape[1] > matrices.shape[2]
+    x = matrices.mT if tall else matrices
+    x = x / (torch.linalg.matrix_norm(x, keepdim=True) + 1e-7)
+    x = x.bfloat16() if x.is_cuda else x
+    a, b, c = QUINTIC
+    for _ in range(QUINTIC_ITERATIONS):
+        square = x @ x.mT
+        x = torch.baddbmm(x, torch.baddbmm(square, square, square, beta=b, alpha=c), x, beta=a)
+    return (x.mT if tall else x).float()

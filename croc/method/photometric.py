@@ -1,8 +1,8 @@
-"""The photometric chain on the device: jitter, grayscale, blur, solarise.
+"""Photometric augmentation on the device: jitter, grayscale, blur, solarise.
 
 Every operation takes a batch of float images in 0 … 1 and a parameter for each image, and does
-what torchvision's functional of the same name does to one image. Where an operation does not
-apply to an image, that image passes unchanged, bit for bit.
+what torchvision's functional of the same name does to one image. An image to which an operation
+does not apply is unchanged, bit for bit.
 """
 
 import math
@@ -27,7 +27,7 @@ BRIGHTNESS, CONTRAST, SATURATION, HUE = range(4)
 
 @dataclass(frozen=True)
 class Photometric:
-    """What happens to the colours of each image."""
+    """The parameters of each image."""
 
     jitter: Bool[Tensor, "B"]
     order: Int64[Tensor, "B 4"]
@@ -77,7 +77,7 @@ def interleave(views: list[Photometric]) -> Photometric:
 
 
 def blur_radius_px(config: ViewsConfig) -> int:
-    """Radius that holds the widest blur: 8 pixels for the paper's σ of 2."""
+    """Radius of the widest blur: 8 pixels for the paper's σ of 2."""
     return math.ceil(BLUR_RADIUS_SIGMAS * config.blur_sigma[1])
 
 
@@ -101,7 +101,7 @@ def jitter(images: Float[Tensor, "B 3 h w"], parameters: Photometric) -> Float[T
     """The four operations in each image's own order.
 
     Brightness, contrast and saturation are one operation, a blend, with different targets. So
-    three blends, the hue and three more blends serve every order: those that an image does not
+    three blends, the hue and three more blends cover every order: those that an image does not
     need have the factor 1.
     """
     order = parameters.order
@@ -138,7 +138,7 @@ def grayscale(images: Float[Tensor, "B 3 h w"]) -> Float[Tensor, "B 1 h w"]:
 def adjust_hue(
     images: Float[Tensor, "B 3 h w"], turns: Float[Tensor, "B"]
 ) -> Float[Tensor, "B 3 h w"]:
-    """Turn the hue, keeping value and saturation.
+    """Rotate the hue, keeping value and saturation.
 
     With the hue counted in sixths of a turn, each channel is the pixel's largest value, less
     its range times a trapezoid of the hue, so HSV is never written out.
@@ -170,7 +170,7 @@ def _sector(
     start: int,
 ) -> Float[Tensor, "B h w"]:
     """The hue where one channel is the largest, `ahead` and `behind` being the next two."""
-    # A gray pixel has no hue; any does, since its spread is zero.
+    # A gray pixel has no hue; any value works, since its spread is zero.
     return (ahead - behind).div_(spread.clamp_min(1e-12)).add_(start)
 
 
@@ -220,6 +220,6 @@ def normalise(images: Float[Tensor, "*batch 3 h w"]) -> Float[Tensor, "*batch 3 
 
 
 def unnormalise(images: Float[Tensor, "*batch 3 h w"]) -> Float[Tensor, "*batch 3 h w"]:
-    """Back to colours in 0 … 1."""
+    """Back to colors in 0 … 1."""
     constants = zip(images.unbind(dim=-3), IMAGENET_MEAN, IMAGENET_STD, strict=True)
     return torch.stack([channel * std + mean for channel, mean, std in constants], -3).clamp(0, 1)

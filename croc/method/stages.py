@@ -1,16 +1,22 @@
-"""Where the time of a step goes: named stretches of it, timed only while somebody watches."""
+"""Named stages of a step: ranges for torch.profiler, or timed by a stopwatch.
+
+The profiler does not attribute the kernels of a backward pass, which another thread launches, to
+the range around it; a stopwatch, with events in the GPU's queue, does.
+"""
 
 import time
 from collections.abc import Generator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
 
 import torch
+from torch.profiler import record_function
 
 _watching: "list[Stopwatch]" = []
 
 
 class Stopwatch:
-    """Adds up the time of every stage; on a GPU by events in its queue, so that nothing waits."""
+    """Adds up the time of every stage; on a GPU by events in its queue, without waiting."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -19,7 +25,7 @@ class Stopwatch:
 
     @contextmanager
     def watch(self) -> Generator[None, None, None]:
-        """Stages that pass meanwhile are timed."""
+        """Time the stages that run meanwhile."""
         _watching.append(self)
         try:
             yield
@@ -40,7 +46,7 @@ class Stopwatch:
             self._add(name, time.perf_counter() - began)
 
     def seconds(self) -> dict[str, float]:
-        """By stage, in the order in which they first passed; waits for the device."""
+        """By stage, in the order of their first run; waits for the device."""
         if self._spans:
             torch.cuda.synchronize(self._device)
         for name, start, end in self._spans:
@@ -52,6 +58,6 @@ class Stopwatch:
         self._seconds[name] = self._seconds.get(name, 0.0) + seconds
 
 
-def stage(name: str) -> AbstractContextManager[None]:
-    """Marks a stretch of the step; belongs around compiled functions, not into them."""
-    return _watching[-1].time(name) if _watching else nullcontext()
+def stage(name: str) -> AbstractContextManager[Any]:
+    """A part of the step; goes around compiled functions, not into them."""
+    return _watching[-1].time(name) if _watching else record_function(name)

@@ -1,4 +1,4 @@
-"""The carriers between the arrows of the method, and the letters that name their axes.
+"""The data passed between the parts of the method, and the letters that name the axes.
 
 M views of an image        B images                  H attention heads
 N patches in a view        T = M·N joined tokens     K clusters
@@ -23,7 +23,7 @@ class Canvases:
     sizes: Int64[Tensor, "B 2"]
     """True height and width of each image on its canvas."""
     keys: Int64[Tensor, "B"]
-    """One number a sample, from (seed, epoch, index): all that is random about it follows."""
+    """One number per sample, from (seed, epoch, index); everything random about it follows."""
     failed: tuple[str, ...] = ()
     """Names of files that could not be decoded and were replaced while making this batch."""
 
@@ -42,13 +42,13 @@ class Canvases:
             yield Canvases(self.pixels[piece], self.sizes[piece], self.keys[piece])
 
     def copied(self) -> "Canvases":
-        """In memory of its own."""
+        """With tensors of its own."""
         return Canvases(self.pixels.clone(), self.sizes.clone(), self.keys.clone(), self.failed)
 
 
 @dataclass(frozen=True)
 class Views:
-    """Augmented crops, and where each of their patches lies in the original image."""
+    """Augmented crops, and where each of their patches is in the original image."""
 
     pixels: Float[Tensor, "M B 3 h w"]
     positions: Float[Tensor, "M B N 2"]
@@ -57,7 +57,7 @@ class Views:
 
 @dataclass(frozen=True)
 class Tokens:
-    """What a backbone says of its views."""
+    """The output of a backbone for its views."""
 
     cls: Float[Tensor, "M B D"]
     patches: Float[Tensor, "M B N D"]

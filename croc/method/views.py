@@ -1,7 +1,7 @@
-"""Canvases to views: crop boxes, resampling, patch centres, and the arrow that joins them.
+"""From canvases to views: crop boxes, resampling, patch centers.
 
-The boxes follow the law of torchvision's RandomResizedCrop; the resampling equals its
-antialiased bicubic `resized_crop`. Both are batched, with no number leaving the device.
+The boxes have the distribution of torchvision's RandomResizedCrop; the resampling equals its
+antialiased bicubic `resized_crop`. Both are batched and never wait for the device.
 """
 
 import math
@@ -11,8 +11,8 @@ import torch
 from jaxtyping import Bool, Float, Int64, UInt8
 from torch import Tensor
 
+from croc import kernels
 from croc.config import ViewsConfig
-from croc.kernels import serve
 from croc.method.photometric import (
     Photometric,
     apply_photometric,
@@ -30,7 +30,7 @@ ATTEMPTS = 10
 
 @dataclass(frozen=True)
 class Crops:
-    """Where each view lies on its canvas."""
+    """Where each view is on its canvas."""
 
     boxes: Float[Tensor, "M B 4"]
     """x0, y0, width, height: whole pixels of the canvas."""
@@ -63,13 +63,11 @@ def _make_pixels(
     config: ViewsConfig,
     dtype: torch.dtype,
 ) -> Float[Tensor, "M B 3 h w"]:
-    """By the kernels on a GPU that can run them; below is what they are tested against."""
-    radius_px = blur_radius_px(config)
-    if serve(canvases):
-        from croc.kernels.views import augment
-
-        boxes, flips = crops.boxes, crops.flips
-        return augment(canvases, boxes, flips, colours, config.size_px, radius_px, dtype)
+    radius_px, kernel = blur_radius_px(config), kernels.find("views", canvases)
+    if kernel is not None:
+        return kernel.augment(
+            canvases, crops.boxes, crops.flips, colours, config.size_px, radius_px, dtype
+        )
     # Image by image, as `crop` lays them out: no copy.
     images = crop(canvases, crops, config.size_px).transpose(0, 1)
     changed = apply_photometric(images.flatten(0, 1), colours, radius_px)
@@ -125,7 +123,7 @@ def _fallback(size: Float[Tensor, "B 2"], config: ViewsConfig) -> Float[Tensor, 
 def crop(
     pixels: UInt8[Tensor, "B 3 S S"], crops: Crops, view_px: int
 ) -> Float[Tensor, "M B 3 {view_px} {view_px}"]:
-    """Antialiased bicubic resampling of each image's boxes, mirrored where asked, in 0 … 1.
+    """Antialiased bicubic resampling of each image's boxes, flipped where needed, in 0 … 1.
 
     Two batched matrix products: the rows of both views from the canvas, then the columns.
     """
@@ -150,10 +148,10 @@ def _resampling(
     view_px: int,
     side: int,
 ) -> Float[Tensor, "B M {view_px} {side}"]:
-    """Weights of a canvas's line for the pixels of a view that covers a stretch of it.
+    """Weights of the pixels of a canvas's line for those of a view that covers a part of it.
 
-    The cubic is widened by the scale when reducing, cut off at the ends of the stretch, and
-    brought to a sum of 1.
+    The cubic is widened by the scale when reducing, cut off at the ends of the part, and
+    normalised to a sum of 1.
     """
     start, length = start[..., None], length[..., None]
     view = torch.arange(view_px, device=start.device) + 0.5

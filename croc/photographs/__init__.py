@@ -1,4 +1,4 @@
-"""Photographs to try things on when none are named.
+"""The default photographs of `croc show`.
 
 Both are CC0, from scikit-image's samples, reduced: cat.jpg by Stéfan van der Walt, coffee.jpg by
 Rachel Michetti.

@@ -1,14 +1,14 @@
-"""The kernels of a step, recorded once and from then on launched as one: a CUDA graph.
+"""The kernels of a step, recorded once and then launched together as a CUDA graph.
 
-One by one, their launching takes the host nearly as long as their work takes the GPU, and then
-whatever else the host does, such as loading, holds up the training.
+Launched one by one they keep the host busy nearly as long as the GPU, and then whatever else the
+host does, such as loading, delays the training.
 """
 
 from collections import deque
 
 import torch
-from lightning.fabric import Fabric
-from lightning.fabric.wrappers import _FabricModule
+from lightning_fabric import Fabric
+from lightning_fabric.wrappers import _FabricModule
 from torch import Tensor, nn
 
 from croc.config import RunConfig
@@ -17,9 +17,9 @@ from croc.method.build import Method
 from croc.method.types import Canvases
 
 WARM_UPS = 3
-"""Steps that are launched kernel by kernel first: they compile, and fill the caches."""
+"""Steps that run eagerly first: they compile, and fill the caches."""
 STEPS_AHEAD = 2
-"""Recorded steps that may wait in the GPU's queue; each holds a batch of images there."""
+"""Graph launches that may be queued on the GPU; each keeps a batch of images there."""
 
 
 class Gradients:
@@ -29,15 +29,15 @@ class Gradients:
         self.fabric, self.method, self.student = fabric, method, student
 
     def __call__(self, canvases: Canvases) -> dict[str, Tensor]:
-        return self.method.accumulate(self.fabric, self.student, canvases)
+        return self.method.compute_gradients(self.fabric, self.student, canvases)
 
 
 class RecordedGradients(Gradients):
-    """The same, launched as one from the fourth step on; again so when the views' size changes.
+    """The same as a CUDA graph from the fourth step on, recorded again if the views' size changes.
 
-    All that changes from step to step lies in tensors whose places do not change: parameters,
-    centres, the temperature, and the batch, which is copied to where the first one was. Gradients
-    and metrics lie in the recording's own memory, and the next step writes over them.
+    Everything that changes from step to step is in tensors with fixed addresses: parameters,
+    centers, the temperature, and the batch, which is copied to where the first one was. Gradients
+    and metrics are in the graph's own memory, which the next step overwrites.
     """
 
     def __init__(self, fabric: Fabric, method: Method, student: _FabricModule) -> None:
@@ -46,7 +46,7 @@ class RecordedGradients(Gradients):
         self.forget()
 
     def forget(self) -> None:
-        """Begin anew: the memory of what was recorded goes back."""
+        """Drop the graph and release its memory."""
         self._graph: torch.cuda.CUDAGraph | None = None
         self._metrics: dict[str, Tensor] = {}
         self._gradients: list[tuple[nn.Parameter, Tensor]] = []
@@ -61,8 +61,8 @@ class RecordedGradients(Gradients):
         if self._graph is None:
             self._graph = self._record(canvases)
         self._wait_for_room()
-        for mine, given in zip(tensors_of(self._canvases), tensors_of(canvases), strict=True):
-            mine.copy_(given, non_blocking=True)
+        for name in ("pixels", "sizes", "keys"):
+            getattr(self._canvases, name).copy_(getattr(canvases, name), non_blocking=True)
         self._graph.replay()
         self._ends.append(torch.cuda.Event())
         self._ends[-1].record()
@@ -71,7 +71,7 @@ class RecordedGradients(Gradients):
         return dict(self._metrics)
 
     def _record(self, canvases: Canvases) -> torch.cuda.CUDAGraph:
-        """Nothing is computed here; the memory that a step needs is set aside for good."""
+        """Computes nothing; the memory that a step needs is reserved for good."""
         self._canvases = canvases.copied()
         graph = torch.cuda.CUDAGraph()
         try:
@@ -89,7 +89,7 @@ class RecordedGradients(Gradients):
         return graph
 
     def _wait_for_room(self) -> None:
-        """A launch takes the host no time, so that it would run ahead by any number of batches."""
+        """A launch costs the host nothing, so that it would run ahead by any number of batches."""
         if len(self._ends) >= STEPS_AHEAD:
             self._ends.popleft().synchronize()
 
@@ -101,14 +101,10 @@ def make_gradients(
 
 
 def records(run: RunConfig, fabric: Fabric, compiled: bool) -> bool:
-    """Whether steps are recorded: on one GPU, since several wait for each other in a step."""
+    """Whether steps are recorded: only on one GPU, since several wait for each other in a step."""
     alone = fabric.device.type == "cuda" and fabric.world_size == 1 and run.strategy == "ddp"
     if run.record == "auto":
         return alone and compiled
     if run.record and not alone:
         raise UserError("--run.record True is for one process on a GPU, no fsdp; leave it at auto")
     return run.record
-
-
-def tensors_of(canvases: Canvases) -> tuple[Tensor, Tensor, Tensor]:
-    return canvases.pixels, canvases.sizes, canvases.keys

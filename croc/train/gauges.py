@@ -2,28 +2,31 @@
 
 place      share of the variance of the patch tokens that their place in the image explains
 image      share of it that the image explains
+neighbors  correlation of adjacent patch tokens
 rank       effective rank of the patch tokens
 agreement  share of the clusters of one view whose nearest cluster in the other view is their own
 
-Tokens that collapse onto their position raise `place`, tokens that only say which image they come
-from raise `image`, tokens that are all alike lower `rank`, and `agreement` falls to
-`agreement_chance` where the clusters of an image cannot be told apart across views.
+Tokens that collapse onto their position raise `place`, tokens that only encode their image raise
+`image`, tokens that alternate from patch to patch lower `neighbors`, tokens that are all alike
+lower `rank`, and `agreement` falls to `agreement_chance` where the clusters of an image cannot be
+matched across views.
 """
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from einops import rearrange
 from jaxtyping import Float
-from lightning.fabric import Fabric
+from lightning_fabric import Fabric
 from torch import Tensor
 
 from croc.config import ClusterConfig, CrocConfig, PretrainConfig
 from croc.data import ImageSource, UndecodableImage, epoch_order, place_on_canvas
-from croc.data.reduce import reduce_image
+from croc.data.decode import reduce_image
 from croc.method.backbone import Backbone
 from croc.method.croc import locate
 from croc.method.layers import autocast_dtype
@@ -32,8 +35,8 @@ from croc.method.randomness import sample_key
 from croc.method.types import Canvases, Clusters
 from croc.method.views import VIEWS, Crops, crop, make_views
 
-IMAGES, TRIED = 64, 256
-"""Images that are measured, and how many are tried until so many can be decoded."""
+IMAGES, MAX_TRIED = 64, 256
+"""Images that are measured, and how many are tried at most until so many were decoded."""
 BATCH = 16
 EPSILON = 1e-7
 """As in RankMe."""
@@ -48,6 +51,9 @@ class TokenStatistics:
     the same, whatever its scale. Independent tokens of n images have 1 / n."""
     image: float
     """The same for the mean over the tokens of each image. Independent tokens have 1 / (h · w)."""
+    neighbors: float
+    """Correlation of horizontally and vertically adjacent tokens, the mean over features: 1 for
+    tokens that are the same throughout an image, 0 for independent ones, less if they alternate."""
     rank: float
     """RankMe (Garrido et al. 2023): exp of the entropy of p = σ / Σσ + 1e-7, where σ are the
     singular values of the matrix of all tokens. As in the paper it is not centred: tokens that
@@ -58,9 +64,9 @@ class TokenStatistics:
 def token_statistics(
     parts: Iterable[Float[Tensor, "_ C h w"]],
 ) -> tuple[TokenStatistics, Float[Tensor, "C h w"]]:
-    """The statistics of tokens that come in parts, so that they need not all fit in memory; and the
+    """The statistics of tokens that come in parts, so that they need not all fit in memory, and the
     mean token of each place."""
-    count, squares, total, gram = 0, torch.zeros(()), torch.zeros(()), torch.zeros(())
+    count, squares, total, gram, steps = 0, *(torch.zeros(()) for _ in range(4))
     means_of_parts: list[Tensor] = []
     for part in parts:
         tokens = part.double()
@@ -68,6 +74,8 @@ def token_statistics(
         gram = gram + (rows.mT @ rows).cpu()
         count, total = count + len(tokens), total + tokens.sum(dim=0).cpu()
         squares = squares + tokens.square().mean(dim=(2, 3)).sum(dim=0).cpu()
+        down, right = (tokens.diff(dim=dim).square().mean(dim=(2, 3)) for dim in (2, 3))
+        steps = steps + (down + right).sum(dim=0).cpu() / 2
         means_of_parts.append(tokens.mean(dim=(2, 3)).cpu())
     image_means, place_means = torch.cat(means_of_parts), total / count
     mean = image_means.mean(dim=0)
@@ -75,8 +83,9 @@ def token_statistics(
     varies = variance > 1e-9 * squares / count  # a constant feature has no share in anything
     by_place = (place_means - mean[:, None, None]).square().mean(dim=(1, 2))
     by_image = (image_means - mean).square().mean(dim=0)
-    place, image = ((each / variance)[varies].mean().item() for each in (by_place, by_image))
-    return TokenStatistics(place, image, _effective_rank(gram)), place_means
+    together = variance - steps / count / 2
+    shares = ((each / variance)[varies].mean().item() for each in (by_place, by_image, together))
+    return TokenStatistics(*shares, rank=_effective_rank(gram)), place_means
 
 
 def _effective_rank(gram: Float[Tensor, "C C"]) -> float:
@@ -91,7 +100,7 @@ def count_matches(patches: Float[Tensor, "2 B N D"], clusters: Clusters) -> tupl
     clusters; and pairs of image and head that have them.
 
     Centroids are pooled from the patch tokens and compared by cosine, among the valid clusters of
-    an image and head. Those with fewer than two valid clusters are left out.
+    an image and head. Those with fewer than two valid clusters are not counted.
     """
     valid = clusters.valid
     pooled = torch.einsum("mbnd,mbhnk->mbhkd", patches, clusters.assignments.to(patches.dtype))
@@ -106,19 +115,45 @@ def count_matches(patches: Float[Tensor, "2 B N D"], clusters: Clusters) -> tupl
 
 
 class Gauges:
-    """Measures weights on a fixed set of training images, which the run's seed chooses.
+    """Measures weights on a fixed set of training images, chosen by the run's seed.
 
-    It computes with a copy of the backbone that is not compiled, on the run's device and in its
-    precision. The run's own networks and random numbers are not touched.
+    It uses a copy of the backbone that is not compiled, on the run's device and in its precision,
+    made at the first measurement. The run's own networks and random state are not touched.
     """
 
     def __init__(self, fabric: Fabric, config: PretrainConfig, source: ImageSource) -> None:
-        self._fabric, self._views = fabric, config.views
+        self._fabric, self._views, self._config, self._source = fabric, config.views, config, source
+
+    @cached_property
+    def _backbone(self) -> Backbone:
         with torch.random.fork_rng(devices=[]):
-            backbone = Backbone(config.model, config.views.size_px)
-        self._backbone = backbone.eval().requires_grad_(False)
-        self._cluster = _cluster_config(config, backbone.patch_px)
-        self._canvases = _draw_images(source, config.data.canvas_px, config.run.seed)
+            backbone = Backbone(self._config.model, self._views.size_px)
+        return backbone.eval().requires_grad_(False)
+
+    @cached_property
+    def _cluster(self) -> ClusterConfig:
+        """The run's own, or the default for methods that do not cluster."""
+        if isinstance(self._config, CrocConfig):
+            return self._config.cluster
+        default, patches = ClusterConfig(), (self._views.size_px // self._backbone.patch_px) ** 2
+        return replace(default, k_start=min(default.k_start, VIEWS * patches))
+
+    @cached_property
+    def _canvases(self) -> Canvases:
+        """The first decodable images in the order of the first epoch."""
+        canvas_px, seed = self._config.data.canvas_px, self._config.run.seed
+        pixels, sizes, keys = [], [], []
+        for index in epoch_order(len(self._source), seed, 0)[:MAX_TRIED].tolist():
+            try:
+                image = reduce_image(self._source.read(index), canvas_px)
+            except UndecodableImage:
+                continue
+            pixels.append(place_on_canvas(image, canvas_px))
+            sizes.append(image.shape[:2])
+            keys.append(sample_key(seed, 0, index))
+            if len(keys) == IMAGES:
+                break
+        return Canvases(torch.from_numpy(np.stack(pixels)), torch.tensor(sizes), torch.tensor(keys))
 
     @torch.no_grad()
     def measure(self, weights: dict[str, Tensor]) -> dict[str, float]:
@@ -132,7 +167,7 @@ class Gauges:
             counts = zip(*(self._matches(batch) for batch in batches))
             matches, clusters, pairs = (sum(each) for each in counts)
         finally:
-            self._backbone.cpu()  # between checkpoints all of the GPU's memory is for training
+            self._backbone.cpu()  # between checkpoints all GPU memory is for training
         return {
             **asdict(statistics),
             "agreement": matches / (2 * clusters) if clusters else float("nan"),
@@ -157,27 +192,3 @@ class Gauges:
             tokens = self._backbone.describe(views.pixels, self._cluster.tokens)
             clusters = locate(tokens, views, canvases.keys, self._cluster)
         return count_matches(tokens.patches.float(), clusters)
-
-
-def _cluster_config(config: PretrainConfig, patch_px: int) -> ClusterConfig:
-    """The run's own, or the default for methods that do not cluster."""
-    if isinstance(config, CrocConfig):
-        return config.cluster
-    default, patches = ClusterConfig(), (config.views.size_px // patch_px) ** 2
-    return replace(default, k_start=min(default.k_start, VIEWS * patches))
-
-
-def _draw_images(source: ImageSource, canvas_px: int, seed: int) -> Canvases:
-    """The first in the order of the first epoch that can be decoded."""
-    pixels, sizes, keys = [], [], []
-    for index in epoch_order(len(source), seed, 0)[:TRIED].tolist():
-        try:
-            image = reduce_image(source.read(index), canvas_px)
-        except UndecodableImage:
-            continue
-        pixels.append(place_on_canvas(image, canvas_px))
-        sizes.append(image.shape[:2])
-        keys.append(sample_key(seed, 0, index))
-        if len(keys) == IMAGES:
-            break
-    return Canvases(torch.from_numpy(np.stack(pixels)), torch.tensor(sizes), torch.tensor(keys))

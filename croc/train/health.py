@@ -1,23 +1,100 @@
-"""Signs that a run is losing what it learns, in its own metrics: said once, never a reason to stop.
+"""A run's health: non-finite gradients are skipped, counted and diagnosed; collapse is reported.
 
-The signs are those of self-distillation: a teacher that gives every image the same answer, either
-one prototype (entropy 0) or all of them alike (entropy log P), and of the clustering: K that has
-stopped choosing, views that share no cluster, or tokens that are spread over most clusters.
+Collapse never stops a run. Its signs are those of self-distillation, a teacher that gives every
+image the same answer, either one prototype (entropy 0) or all of them alike (entropy log P); and
+of the clustering: one K for all images, views that share no cluster, tokens spread over most of
+the clusters.
 """
 
+import contextlib
+import json
 import math
 from collections.abc import Callable, Iterator, Mapping
+from datetime import datetime
+from pathlib import Path
+
+import torch
+from torch import Tensor
 
 from croc.config import CrocConfig, DinoConfig, PretrainConfig
+from croc.data.loader import batch_indices
+from croc.data.sources import ImageSource
+from croc.errors import UserError
+from croc.io import replacing
+from croc.method.distributed import fetch, full_state, is_sharded, process_count
+from croc.method.optim import Settings
+from croc.method.types import Canvases
+from croc.train.cuda_graph import Gradients, RecordedGradients
+from croc.train.log import finite_or_none
+from croc.weights.checkpoint import checkpoints
 
 LINES = 20
-"""Logged lines in a row that must show a sign."""
+"""Logged lines in a row that must show a sign of collapse."""
 ONE, ALIKE = 0.005, 0.999
-"""Shares of log P below and above which an entropy tells nothing of the image."""
+"""Fractions of log P below and above which an entropy carries nothing of the image."""
+DIAGNOSIS = "diagnosis.json"
+MAX_NAMES, MAX_STEPS = 50, 20
 
 Metrics = Mapping[str, float]
-Sign = tuple[str, tuple[str, Callable[[Metrics], bool]]]
-"""What to say, of which metric, and for which values of the metrics."""
+Sign = tuple[str, str, Callable[[Metrics], bool]]
+"""A message, the metric that it is about, and when it applies."""
+
+
+class Guard:
+    """Steps the optimizer unless the gradient is not finite; nothing waits for the device.
+
+    A skipped step leaves the student and the optimizer's state alone. The teacher still follows
+    the student, and centers take finite values only.
+    """
+
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, device: torch.device, skipped: int = 0
+    ) -> None:
+        """`optimizer` may be Fabric's wrapper; `skipped` counts those of earlier starts."""
+        self.optimizer = optimizer
+        self._inner = getattr(optimizer, "optimizer", optimizer)
+        sharded = any(is_sharded(p) for group in optimizer.param_groups for p in group["params"])
+        # With FSDP the device is waited for: the fused optimizer does not mix kinds of tensors.
+        self._skips_on_device = device.type == "cuda" and not sharded
+        self._skipped = torch.full((), float(skipped), device=device)
+        self._in_a_row = torch.zeros((), device=device)
+
+    def step(self, norm: Tensor, loss: Tensor) -> None:
+        bad = ~norm.isfinite()
+        if process_count() == 1:  # several have a loss each, but the same norm
+            bad |= ~loss.isfinite()
+        self._skipped += bad
+        self._in_a_row = (self._in_a_row + 1) * bad
+        if self._skips_on_device:  # the fused optimizer reads found_inf there
+            self._inner.found_inf = bad.float()  # pyright: ignore[reportAttributeAccessIssue]
+            self.optimizer.step()
+        elif not bad:
+            self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def counts(self) -> tuple[int, int]:
+        """Steps skipped in all, and how many of them in a row until now."""
+        skipped, in_a_row = torch.stack([self._skipped, self._in_a_row]).tolist()
+        return int(skipped), int(in_a_row)
+
+
+class Health:
+    """Finds signs of collapse in the logged metrics; each is reported once per occurrence."""
+
+    def __init__(self, config: PretrainConfig) -> None:
+        self._signs = list(_signs(config))
+        self._seen = [0] * len(self._signs)
+
+    def warnings(self, values: Metrics) -> list[str]:
+        """What to report after this line."""
+        warnings = []
+        for number, (message, name, shows) in enumerate(self._signs):
+            finite = math.isfinite(values.get(name, math.nan))  # else reported as skipped steps
+            self._seen[number] = self._seen[number] + 1 if finite and shows(values) else 0
+            if self._seen[number] == LINES:
+                value = f"{name} {values[name]:.4g} in the last {LINES} logged steps"
+                warnings.append(f"{message} ({value})")
+        return warnings
 
 
 def too_soft(metrics: Metrics) -> bool:
@@ -25,56 +102,95 @@ def too_soft(metrics: Metrics) -> bool:
     return metrics["effective_clusters"] > max(1.5, metrics["k_mean"] / 2)
 
 
-class Health:
-    """Watches the logged metrics of a run."""
-
-    def __init__(self, config: PretrainConfig) -> None:
-        self._signs = dict(_signs_of(config))
-        self._seen = dict.fromkeys(self._signs, 0)
-
-    def look(self, values: dict[str, float]) -> list[str]:
-        """What is to be said after this line."""
-        said = []
-        for sign, (name, is_bad) in self._signs.items():
-            value = values.get(name, math.nan)
-            shows = math.isfinite(value) and is_bad(values)  # reported elsewhere if not finite
-            self._seen[sign] = self._seen[sign] + 1 if shows else 0
-            if self._seen[sign] == LINES:
-                said.append(f"{sign} ({name} {values[name]:.4g} in the last {LINES} logged steps)")
-        return said
-
-
-def _signs_of(config: PretrainConfig) -> Iterator[Sign]:
+def _signs(config: PretrainConfig) -> Iterator[Sign]:
     if not isinstance(config, DinoConfig):
         return
     yield from _entropy_signs("image", config.head.image_prototypes)
     if isinstance(config, CrocConfig) and config.loss.alpha > 0:
         yield from _entropy_signs("cluster", config.head.cluster_prototypes)
-        most = config.cluster.k_max or config.cluster.k_start
-        if config.cluster.k_select == "cost" and most > 2:
-            advice = "K has stopped choosing: look at --cluster.position-weight and sharpness"
-            # A whole number, line after line, is the K of every image.
-            yield advice, ("k_mean", lambda now: abs(now["k_mean"] - round(now["k_mean"])) < 1e-3)
-        yield (
-            "no cluster is in both views: larger crops (--views.scale) overlap more",
-            ("valid_share", lambda now: now["valid_share"] < 1e-9),
-        )
-        yield (
-            "tokens are spread over more than half of the clusters: try a higher "
-            "--cluster.sharpness",
-            ("effective_clusters", too_soft),
-        )
+        if (
+            config.cluster.k_select == "cost"
+            and (config.cluster.k_max or config.cluster.k_start) > 2
+        ):
+            message = "every image gets the same K: look at --cluster.position-weight and sharpness"
+            # An integer mean, line after line, is the K of every image.
+            yield message, "k_mean", lambda now: abs(now["k_mean"] - round(now["k_mean"])) < 1e-3
+        message = "no cluster is in both views: larger crops (--views.scale) overlap more"
+        yield message, "valid_share", lambda now: now["valid_share"] < 1e-9
+        message = "tokens are spread over most clusters: try a higher --cluster.sharpness"
+        yield message, "effective_clusters", too_soft
 
 
 def _entropy_signs(level: str, prototypes: int) -> Iterator[Sign]:
-    name, most = f"entropy_{level}", math.log(prototypes)
-    yield (
-        f"the {level} level has collapsed to one prototype: try a higher "
-        "--loss.teacher-temperature, or --loss.centring sinkhorn",
-        (name, lambda now: now[name] <= ONE * most),
+    name, maximum, instead = f"entropy_{level}", math.log(prototypes), "--loss.centring sinkhorn"
+    message = f"the {level} level has collapsed to one prototype: try a higher "
+    message += f"--loss.teacher-temperature, or {instead}"
+    yield message, name, lambda now: now[name] <= ONE * maximum
+    message = f"the {level} level has become uniform: try a lower --loss.teacher-temperature, or "
+    yield message + instead, name, lambda now: now[name] >= ALIKE * maximum
+
+
+def diagnose(
+    config: PretrainConfig,
+    source: ImageSource,
+    folder: Path,
+    gradients: Gradients,
+    canvases: Canvases,
+    settings: Settings,
+    values: dict[str, float],
+    steps: range,
+) -> UserError:
+    """Write diagnosis.json about the skipped steps: the images, and the tensors that are not
+    finite, for which the last batch is tried again. All processes must call it together."""
+    fabric, method = gradients.fabric, gradients.method
+    batches = {
+        step + 1: batch_indices(step, len(source), config.optim.batch, config.run.seed)[1]
+        for step in steps[-MAX_STEPS:]
+    }
+    record = {
+        "date": datetime.now().astimezone().isoformat(timespec="seconds"),
+        "metrics": finite_or_none(values),
+        "rate": settings.rate,
+        "weight_decay": settings.weight_decay,
+        "torch": torch.__version__,
+        "device": fabric.device.type,
+        "skipped_steps": [steps[0] + 1, steps[-1] + 1],
+        "images": {k: [source.name(i) for i in batch.tolist()] for k, batch in batches.items()},
+    }
+
+    def write() -> None:
+        if fabric.is_global_zero:
+            with contextlib.suppress(OSError), replacing(folder / DIAGNOSIS) as partial:
+                partial.write_text(json.dumps(record, indent=1) + "\n")
+
+    write()  # before another attempt, from which a process may not return
+    states = {
+        f"{module}.{name}": tensor
+        for module, each in method.modules.items()
+        for name, tensor in full_state(each.state_dict()).items()
+    }
+    bad: dict[str, list[str]] = {"weights": _non_finite(states)}
+    record["not_finite"] = bad
+    if isinstance(gradients, RecordedGradients):
+        gradients.forget()  # its memory is needed now
+    with contextlib.suppress(torch.OutOfMemoryError):
+        metrics = Gradients(fabric, method, gradients.student)(canvases)
+        bad["losses"] = [name for name, x in fetch(metrics).items() if not math.isfinite(x)]
+        named = method.student.named_parameters()
+        bad["gradients"] = _non_finite(
+            full_state({name: each.grad for name, each in named if each.grad is not None})
+        )
+        method.student.zero_grad()
+    write()
+    existing = checkpoints(folder)
+    left = f"the last checkpoint is {existing[-1].name}" if existing else "no checkpoint was saved"
+    return UserError(
+        f"steps {steps[0] + 1} to {steps[-1] + 1} had no finite gradient and were skipped; "
+        f"{folder / DIAGNOSIS} names the images and tensors, {left}: try a lower "
+        "--optim.rate or --optim.clip-gradient 3"
     )
-    yield (
-        f"the {level} level has become uniform: try a lower --loss.teacher-temperature, or "
-        "--loss.centring sinkhorn",
-        (name, lambda now: now[name] >= ALIKE * most),
-    )
+
+
+def _non_finite(tensors: dict[str, Tensor]) -> list[str]:
+    floats = {name: each for name, each in tensors.items() if each.is_floating_point()}
+    return [name for name, each in floats.items() if not each.isfinite().all()][:MAX_NAMES]

@@ -1,12 +1,17 @@
-"""What a run says of itself: metrics.jsonl, gauges.jsonl, TensorBoard, and a bar or plain lines on
-screen."""
+"""What a run logs: metrics.jsonl, gauges.jsonl, TensorBoard, and a bar or plain lines on screen."""
 
 import contextlib
+import errno
+import io
 import json
+import math
+import os
+import socket
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.progress import (
@@ -19,9 +24,7 @@ from rich.progress import (
 )
 
 from croc.io import replacing
-from croc.train.guard import finite_or_none
 
-GAUGES = "gauges.jsonl"
 TIMINGS = {"images_per_s", "seconds"}
 
 
@@ -30,85 +33,92 @@ class RunLog:
 
     def __init__(self, folder: Path, first_step: int, last_step: int, *, writes: bool) -> None:
         self.writes = writes
+        self._failures: set[str] = set()
         if not writes:
             return
-        from croc.train.board import Board
-
-        path, self._gauges = folder / "metrics.jsonl", folder / GAUGES
-        _drop_later(path, first_step)
-        _drop_later(self._gauges, first_step)
-        self._file = path.open("a", buffering=1)
-        self._board = Board(folder / "tensorboard", first_step + 1)
-        self._screen = _Screen(first_step, last_step)
-        self._failed = False
-        self._started = time.perf_counter()
-        self._last = (first_step, self._started)
+        metrics, self._gauges = folder / "metrics.jsonl", folder / "gauges.jsonl"
+        for path in (metrics, self._gauges):
+            _drop_lines_after(path, first_step)
+        self._metrics = metrics.open("a", buffering=1)
+        self._board = TensorBoard(folder / "tensorboard", first_step + 1)
+        self._started = self._last_time = time.perf_counter()
+        self._last_step, self._final_step, self._bar = first_step, last_step, None
+        if sys.stderr.isatty():
+            columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
+            times = (TimeElapsedColumn(), TimeRemainingColumn())
+            self._bar = Progress(*columns, *times, console=Console(stderr=True))
+            self._task = self._bar.add_task("", total=last_step, completed=first_step)
+            self._bar.start()
 
     def write(self, step: int, epoch: int, metrics: dict[str, float], batch: int) -> None:
         if not self.writes:
             return
         now = time.perf_counter()
-        before, then = self._last
-        self._last = (step, now)
-        speed = batch * (step - before) / max(1e-9, now - then)
+        speed = batch * (step - self._last_step) / max(1e-9, now - self._last_time)
+        self._last_step, self._last_time = step, now
         timings = {"images_per_s": round(speed, 2), "seconds": round(now - self._started, 3)}
         line = {"step": step, "epoch": epoch, **finite_or_none(metrics), **timings}
-        with self._disk_may_fail():
-            self._file.write(json.dumps(line) + "\n")
+        with self.never_fatal("metrics cannot be written"):
+            self._metrics.write(json.dumps(line) + "\n")
             self._board.write(step, {**metrics, **timings})
-        self._screen.show(step, metrics, speed)
+        k = f"  K {metrics['k_mean']:.1f}" if "k_mean" in metrics else ""
+        text = f"loss {metrics['loss']:.3f}{k}  {speed:,.0f} images/s"
+        if self._bar:
+            self._bar.update(self._task, completed=step, description=text)
+        else:
+            self.say(f"step {step}/{self._final_step}  {text}")
 
     def write_gauges(self, step: int, values: dict[str, float]) -> None:
         if not self.writes:
             return
-        with self._disk_may_fail():
+        with self.never_fatal("metrics cannot be written"):
             with self._gauges.open("a") as file:
                 file.write(json.dumps({"step": step, **finite_or_none(values)}) + "\n")
             self._board.write(step, {f"gauges/{name}": value for name, value in values.items()})
 
     def advance(self, step: int) -> None:
-        if self.writes:
-            self._screen.advance(step)
+        if self.writes and self._bar:
+            self._bar.update(self._task, completed=step)
 
     def say(self, text: str) -> None:
-        if self.writes:
-            self._screen.say(text)
+        if not self.writes:
+            return
+        if self._bar:
+            self._bar.console.print(text, markup=False, highlight=False)
+        else:
+            print(text, file=sys.stderr, flush=True)
 
     @contextlib.contextmanager
-    def _disk_may_fail(self) -> Iterator[None]:
-        """A curve with a gap is no reason to end a run; what was not written may follow later."""
+    def never_fatal(self, failure: str) -> Iterator[None]:
+        """A missing curve, gauge or picture is no reason to lose a run; it is reported once."""
         try:
             yield
-        except OSError as error:
-            if not self._failed:
-                self.say(f"metrics cannot be written ({error.strerror}); training continues")
-            self._failed = True
+        except Exception as error:
+            reason = (str(error).strip().splitlines() or [""])[0][:200]
+            if failure not in self._failures:
+                self.say(f"{failure} ({type(error).__name__}: {reason}); training continues")
+            self._failures.add(failure)
 
     def __enter__(self) -> "RunLog":
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self.writes:
-            self._screen.close()
-            with self._disk_may_fail():
-                self._board.close()
-            with self._disk_may_fail():
-                self._file.close()
+        if not self.writes:
+            return
+        if self._bar:
+            self._bar.stop()
+        for file in (self._board, self._metrics):
+            with self.never_fatal("metrics cannot be written"):
+                file.close()
 
 
-def read_metrics(folder: Path) -> list[dict[str, float | int]]:
-    """The lines of a run's metrics.jsonl."""
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+def finite_or_none(values: dict[str, float]) -> dict[str, float | None]:
+    """For JSON, which has neither NaN nor infinity."""
+    return {name: value if math.isfinite(value) else None for name, value in values.items()}
 
 
-def read_gauges(folder: Path) -> list[dict[str, float | int | None]]:
-    """The lines of a run's gauges.jsonl; none before the first checkpoint."""
-    path = folder / GAUGES
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-
-def _drop_later(path: Path, step: int) -> None:
-    """A resumed run says again what came after its checkpoint; so does a line cut off by a kill."""
+def _drop_lines_after(path: Path, step: int) -> None:
+    """A resumed run logs these again; a kill may have cut off the last one."""
     if not path.exists():
         return
     kept = []
@@ -123,39 +133,45 @@ def _drop_later(path: Path, step: int) -> None:
         partial.write_text("".join(kept))
 
 
-class _Screen:
-    """A progress bar on a terminal, plain lines elsewhere."""
+class TensorBoard:
+    """The curves of one start of a run; what earlier starts wrote from `first_step` on is void.
 
-    def __init__(self, first_step: int, last_step: int) -> None:
-        self._last_step = last_step
-        self._progress = None
-        if sys.stderr.isatty():
-            columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
-            console = Console(stderr=True)
-            self._progress = Progress(
-                *columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console
-            )
-            self._task = self._progress.add_task("", total=last_step, completed=first_step)
-            self._progress.start()
+    Not torch's writer: its thread dies, with a traceback, when the disk is full for a moment.
+    """
 
-    def show(self, step: int, metrics: dict[str, float], speed: float) -> None:
-        k = f"  K {metrics['k_mean']:.1f}" if "k_mean" in metrics else ""
-        said = f"loss {metrics['loss']:.3f}{k}  {speed:,.0f} images/s"
-        if self._progress:
-            self._progress.update(self._task, completed=step, description=said)
-        else:
-            print(f"step {step}/{self._last_step}  {said}", file=sys.stderr, flush=True)
+    def __init__(self, folder: Path, first_step: int) -> None:
+        import tensorboard.compat.proto.event_pb2 as events
+        import tensorboard.compat.proto.summary_pb2 as summaries
 
-    def advance(self, step: int) -> None:
-        if self._progress:
-            self._progress.update(self._task, completed=step)
+        self._events: Any = events  # made when imported, so that no type checker knows them
+        self._summary: Any = summaries.Summary  # pyright: ignore[reportAttributeAccessIssue]
+        folder.mkdir(parents=True, exist_ok=True)
+        process = f"{socket.gethostname()}.{os.getpid()}"
+        path = folder / f"events.out.tfevents.{time.time():.6f}.{process}"
+        self._file = path.open("ab", buffering=0)
+        start = self._events.SessionLog(status=self._events.SessionLog.START)
+        self._append(step=first_step, file_version="brain.Event:2")
+        self._append(step=first_step, session_log=start)
 
-    def say(self, text: str) -> None:
-        if self._progress:
-            self._progress.console.print(text, markup=False, highlight=False)
-        else:
-            print(text, file=sys.stderr, flush=True)
+    def write(self, step: int, values: dict[str, float]) -> None:
+        """An OSError leaves the file as it was."""
+        scalars = [self._summary.Value(tag=name, simple_value=x) for name, x in values.items()]
+        self._append(step=step, summary=self._summary(value=scalars))
 
     def close(self) -> None:
-        if self._progress:
-            self._progress.stop()
+        self._file.close()
+
+    def _append(self, **fields: Any) -> None:
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        event = self._events.Event(wall_time=time.time(), **fields)
+        record = io.BytesIO()
+        RecordWriter(record).write(event.SerializeToString())
+        end = os.fstat(self._file.fileno()).st_size
+        try:
+            if self._file.write(record.getvalue()) < len(record.getvalue()):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError:
+            with contextlib.suppress(OSError):
+                self._file.truncate(end)  # half a record would end the reading of all later ones
+            raise

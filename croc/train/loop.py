@@ -1,57 +1,72 @@
-"""The training loop: images → views → tokens → clusters → centroids → loss → step."""
+"""The training loop: schedule, gradients, update, teacher, log, save, stop."""
 
 import contextlib
+import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.fabric import Fabric
-from lightning.fabric.strategies.model_parallel import ModelParallelStrategy
+from lightning_fabric import Fabric
+from lightning_fabric.strategies.model_parallel import ModelParallelStrategy
 from torch import Tensor
 
-from croc.config import OptimConfig, PretrainConfig
+from croc.config import OptimConfig, PretrainConfig, write_config
 from croc.data.loader import batch_indices, make_loader, steps_per_epoch, worker_count
 from croc.data.sources import ImageSource, open_source
-from croc.errors import LostPeerError, UserError
+from croc.errors import AskedToEnd, LostPeerError, UserError
+from croc.io import read_gauges
 from croc.kernels import use_kernels
-from croc.method.build import Method, build_method
-from croc.method.distributed import is_lost_peer, leave_processes, union_over_processes
-from croc.method.optim import clip_gradient, make_optimizer, set_rates
-from croc.method.schedules import Settings, settings_at
-from croc.method.sharding import shard_teacher
+from croc.method.build import build_method
+from croc.method.distributed import (
+    fetch,
+    full_state,
+    is_lost_peer,
+    leave_processes,
+    shard_teacher,
+    union_over_processes,
+)
+from croc.method.optim import Settings, clip_gradient, make_optimizer, set_rates, settings_at
 from croc.method.stages import stage
 from croc.method.types import Canvases
-from croc.train.checkpoint import TrainState, checkpoints, load_checkpoint
+from croc.signals import notice_of_end
 from croc.train.cuda_graph import Gradients, make_gradients, records
-from croc.train.devices import compiles, make_fabric, processes_here
-from croc.train.guard import Guard
+from croc.train.distributed import StopRequest, compiles, make_fabric, processes_here
+from croc.train.gauges import Gauges
+from croc.train.health import Guard, Health, diagnose
 from croc.train.log import RunLog
-from croc.train.run_folder import open_run_folder, write_config
-from croc.train.signals import notice_of_end
-from croc.train.watch import Watch
+from croc.train.run_folder import Saver, TrainState, open_run_folder
+from croc.weights.checkpoint import checkpoints, load_checkpoint
 
 LOST_PEER = (
     "another process of this run has ended or does not answer; the same command resumes from the "
-    "last checkpoint, with as many processes or another number"
+    "last checkpoint, with the same number of processes or another"
 )
-
 OUT_OF_MEMORY = (
     "out of GPU memory: try a smaller --run.micro-batch, --optim.batch or "
-    "--head.image-prototypes, and see whether other programs use the GPU"
+    "--head.image-prototypes, and check whether other programs use the GPU"
 )
 
+SaveHook = Callable[[dict[str, Tensor], int, bool], None]
+"""Called on the first process with the backbone's weights, the step, and whether it is the last."""
+MakeSaveHook = Callable[[PretrainConfig, ImageSource, Path, int], SaveHook]
+"""Makes one from the configuration, the images, the run's folder and the first step."""
 
-def pretrain(config: PretrainConfig, recipe: str) -> Path:
-    """Train, or go on with a run found in the folder; returns the folder."""
+
+def pretrain(config: PretrainConfig, recipe: str, on_save: MakeSaveHook | None = None) -> Path:
+    """Train, or resume the run in the folder; returns the folder. With `run.report`, the hook that
+    `on_save` makes is called at the start and after each checkpoint; if it fails, the run does not.
+    """
     run = config.run
     folder = Path(run.folder or f"runs/{recipe}")
     source = open_source(config.data, run.seed)
     open_run_folder(folder, config)
     fabric = make_fabric(run)
-    batch_indices(0, len(source), config.optim.batch, run.seed, 0, fabric.world_size)  # fits?
+    # Raises now, not in the first step, if the batch does not fit the images or the processes.
+    batch_indices(0, len(source), config.optim.batch, run.seed, 0, fabric.world_size)
     try:
         fabric.launch()
-        train(fabric, config, recipe, source, folder)
+        train(fabric, config, recipe, source, folder, on_save)
     except torch.OutOfMemoryError as error:
         raise UserError(f"{OUT_OF_MEMORY} ({str(error).partition('. ')[0]})") from error
     except RuntimeError as error:
@@ -64,9 +79,14 @@ def pretrain(config: PretrainConfig, recipe: str) -> Path:
 
 
 def train(
-    fabric: Fabric, config: PretrainConfig, recipe: str, source: ImageSource, folder: Path
+    fabric: Fabric,
+    config: PretrainConfig,
+    recipe: str,
+    source: ImageSource,
+    folder: Path,
+    on_save: MakeSaveHook | None,
 ) -> None:
-    """One process's part in a run."""
+    """One process's part in a run: schedule, gradients, update, teacher, log, save, stop."""
     run, optim = config.run, config.optim
     gradients, guard, state, origin = make_ready(fabric, config, len(source), folder)
     per_epoch = steps_per_epoch(len(source), optim.batch)
@@ -90,31 +110,111 @@ def train(
     with (
         RunLog(folder, state.step, last_step, writes=fabric.is_global_zero) as log,
         contextlib.closing(loader),
-        notice_of_end() as ending,
+        notice_of_end() as signals,
     ):
-        log.say(_opening(source, state.step, last_step, fabric, folder))
+        verb = f"resumes from step {state.step}" if state.step else "starts"
+        devices = f"{fabric.world_size} × {fabric.device.type}"
+        images = f"{len(source):,} images, {source.name(0)} the first"
+        log.say(f"{folder}: {verb}, to step {last_step}, on {devices}; {images}")
         if origin:
             log.say(f"starts from {origin}; heads are fresh")
-        watch = Watch(config, source, folder, gradients, guard, state, log, ending, last_step)
+
+        health, saver = Health(config), Saver(fabric, folder, run, log.say)
+        review = Review(gradients, config, source, folder, log, state.step, on_save)
+        review(state.step, last=False)
+        stop_requested = StopRequest(fabric, signals, state.step)
+        undecoded: list[str] = []
+        postponed = False  # a checkpoint that was due after a skipped step
+
         for canvases in loader:
             settings = settings_at(state.step, optim, per_epoch)
             metrics = train_step(gradients, guard, canvases, settings, optim)
             state.step += 1
-            watch.after_step(canvases, settings, metrics)
+            undecoded += canvases.failed
+            log.advance(state.step)
+
+            stops = stop_requested(state.step)
+            last = stops or state.step == last_step
+            logs = last or state.step == 1 or state.step % run.log_every_steps == 0
+            saves = last or state.step % run.checkpoint_every_steps == 0
+            saves |= logs and (saver.failed or postponed)
+
+            if logs or saves:
+                values = fetch(metrics)
+                for name in state.failed.add(union_over_processes(undecoded)):
+                    log.say(f"skipped, cannot be decoded: {name}")
+                undecoded.clear()
+                seen = state.step * optim.batch
+                state.failed.check(seen, len(source), config.data.max_failed_share)
+                before, (state.skipped, in_a_row) = state.skipped, guard.counts()
+                if state.skipped > before:
+                    log.say(f"{state.skipped} steps skipped so far (non-finite gradient)")
+                if in_a_row >= run.max_skipped:
+                    steps = range(state.step - in_a_row, state.step)
+                    raise diagnose(
+                        config, source, folder, gradients, canvases, settings, values, steps
+                    )
+                # Weights that give no gradient must not replace those that gave one.
+                postponed = saves and in_a_row > 0 and not last
+                if logs:
+                    values |= {"rate": settings.rate, "weight_decay": settings.weight_decay}
+                    log.write(state.step, settings.epoch, values, optim.batch)
+                    for warning in health.warnings(values):
+                        log.say(warning)
+                    stop_requested.set_pace(state.step)
+
+            problem = ""
+            if saves and not postponed:
+                problem = saver.save(state, last=last)
+                if problem and last and not (stops and checkpoints(folder)):
+                    raise UserError(problem)
+                if not stops:  # else there is no time for gauges and pictures
+                    review(state.step, last=last)
+            if stops:
+                fabric.barrier()  # Lightning kills all processes when one has ended early
+                # Of several processes only some may have received the signal.
+                number = signals[0] if signals else signal.SIGTERM
+                outcome = problem or f"saved step {state.step}"
+                raise AskedToEnd(
+                    f"asked to end: {outcome}; the same command resumes from the last checkpoint",
+                    number,
+                )
+
+
+def train_step(
+    gradients: Gradients, guard: Guard, canvases: Canvases, settings: Settings, optim: OptimConfig
+) -> dict[str, Tensor]:
+    """One update of student and teacher. Nothing in it waits for the device."""
+    method = gradients.method
+    set_rates(guard.optimizer, settings)
+    method.set_schedule(settings)
+    metrics = gradients(canvases)
+    method.freeze_prototypes(settings)
+    with stage("update"):
+        norm = clip_gradient(method.student.parameters(), optim.clip_gradient)
+        # Metrics are summed over processes, and this one is the same on all of them.
+        metrics["gradient_norm"] = norm / gradients.fabric.world_size
+        guard.step(norm, metrics["loss"])
+    method.update_teacher(settings)
+    return metrics
 
 
 def make_ready(
     fabric: Fabric, config: PretrainConfig, images: int, folder: Path
 ) -> tuple[Gradients, Guard, TrainState, str | None]:
-    """Networks and optimiser, as new, from --init (of which is told) or from a checkpoint."""
+    """Networks and optimizer: new, from a checkpoint, or from --init (then also its name)."""
     run = config.run
-    found = checkpoints(folder)
-    resumed = load_checkpoint(found[-1]) if found else None
+    existing = checkpoints(folder)
+    resumed = load_checkpoint(existing[-1]) if existing else None
     torch.manual_seed(run.seed)
     use_kernels(run.kernels)
     compile = compiles(run, fabric.device)
     method = build_method(config, fabric.device, compile)
-    origin = None if resumed else _start_from(config.model.init, method)
+    origin = None
+    if config.model.init is not None and not resumed:
+        from croc.weights.open import load_into
+
+        origin = [load_into(backbone, config.model.init) for backbone in method.backbones][-1]
     student = fabric.setup_module(method.student)
     student.train()
     if isinstance(fabric.strategy, ModelParallelStrategy) and "teacher" in method.modules:
@@ -125,53 +225,46 @@ def make_ready(
     state = TrainState(method.modules, optimizer, images)
     if resumed:
         state.load_state_dict(resumed)
-    _check_agreement(state.step, images)
+    views = set(union_over_processes([f"step {state.step} of {images:,} images"]))
+    if len(views) > 1:  # they would drift apart unnoticed
+        raise UserError(
+            f"the processes do not see the same run ({'; '.join(sorted(views))}): "
+            "--run.folder and --data.root must be on a disk that all machines share"
+        )
     return gradients, Guard(optimizer, fabric.device, state.skipped), state, origin
 
 
-def _start_from(init: str | None, method: Method) -> str | None:
-    """Fill the backbones, and tell with what."""
-    if init is None:
-        return None
-    from croc.weights.start import load_into
+class Review:
+    """Gauges, and the caller's hook, at the start and after each checkpoint; never fatal."""
 
-    return [load_into(backbone, init) for backbone in method.backbones][-1]
+    def __init__(
+        self,
+        gradients: Gradients,
+        config: PretrainConfig,
+        source: ImageSource,
+        folder: Path,
+        log: RunLog,
+        first_step: int,
+        on_save: MakeSaveHook | None,
+    ) -> None:
+        self._method, self._folder, self._log = gradients.method, folder, log
+        self._gauges, self._hook = Gauges(gradients.fabric, config, source), None
+        self._enabled = config.run.report
+        if on_save and config.run.report and log.writes:
+            with log.never_fatal("the report cannot be drawn"):
+                self._hook = on_save(config, source, folder, first_step)
 
-
-def train_step(
-    gradients: Gradients,
-    guard: Guard,
-    canvases: Canvases,
-    settings: Settings,
-    optim: OptimConfig,
-) -> dict[str, Tensor]:
-    """One update of student and teacher. Nothing in it waits for the device."""
-    fabric, method = gradients.fabric, gradients.method
-    set_rates(guard.optimizer, settings)
-    method.before_gradients(settings)
-    metrics = gradients(canvases)
-    method.before_update(settings)
-    with stage("update"):
-        norm = clip_gradient(method.student.parameters(), optim.clip_gradient)
-        # It is the same everywhere, where shares add up.
-        metrics["gradient_norm"] = norm / fabric.world_size
-        guard.step(norm, metrics["loss"])
-    method.after_update(settings)
-    return metrics
-
-
-def _opening(source: ImageSource, first: int, last: int, fabric: Fabric, folder: Path) -> str:
-    verb = f"resumes from step {first}" if first else "starts"
-    images = f"{len(source):,} images, {source.name(0)} the first"
-    where = f"{fabric.world_size} × {fabric.device.type}"
-    return f"{folder}: {verb}, to step {last}, on {where}; {images}"
-
-
-def _check_agreement(step: int, images: int) -> None:
-    """Processes that read different checkpoints or data would drift apart unnoticed."""
-    told = union_over_processes([f"step {step} of {images:,} images"])
-    if len(set(told)) > 1:
-        raise UserError(
-            f"the processes do not see the same run ({'; '.join(sorted(set(told)))}): "
-            "--run.folder and --data.root must be on a disk that all machines share"
-        )
+    def __call__(self, step: int, *, last: bool) -> None:
+        """A checkpoint without gauges, such as one saved on a signal, gets them on resuming."""
+        if not self._enabled:
+            return
+        network = self._method.modules.get("teacher", self._method.student)
+        weights = full_state(network.get_submodule("backbone").state_dict())  # by all processes
+        if not self._log.writes:
+            return
+        with self._log.never_fatal("the gauges cannot be measured"):
+            if all(line["step"] != step for line in read_gauges(self._folder)):
+                self._log.write_gauges(step, self._gauges.measure(weights))
+        if self._hook:
+            with self._log.never_fatal("the report cannot be drawn"):
+                self._hook(weights, step, last)

@@ -1,121 +1,221 @@
-"""A run's folder: its configuration, checked against what is asked of it now."""
+"""A run's folder: whether it may be used, and the checkpoints that are written into it.
+
+A checkpoint is one file with everything that a resume needs, written beside its place and renamed.
+"""
 
 import dataclasses
-import json
-import typing
+import os
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import typeguard
+import torch
+from lightning_fabric import Fabric
+from torch import nn
 
-from croc.config import METHODS, PretrainConfig, RunConfig
+from croc.config import PAGE, PretrainConfig, RunConfig, method_name, read_config
+from croc.data.loader import FailedFiles
 from croc.errors import UserError
 from croc.io import replacing
+from croc.method.distributed import any_process, full_state, shard_like, union_over_processes
+from croc.weights.checkpoint import FORMAT, checkpoint_path, checkpoints, step_of
 
-PAGE = "config.json"
 PARTIAL = "config.json.partial"
-
-# What may differ when a run is continued: how it is carried out, not what is learned.
 FREE = {
-    ("data", "root"),  # the data may move; a checkpoint knows how many images there were
+    ("data", "root"),  # the data may move; a checkpoint has the number of images
     ("data", "workers"),
     ("data", "max_failed_share"),
-    *(("run", field.name) for field in dataclasses.fields(RunConfig) if field.name != "seed"),
+    *(("run", each.name) for each in dataclasses.fields(RunConfig) if each.name != "seed"),
 }
-
-
-def write_config(folder: Path, config: PretrainConfig, recipe: str) -> None:
-    """A page that is enough to start the run again, from its beginning to its end."""
-    run = dataclasses.replace(config.run, stop_after_steps=None, resume="auto")
-    whole = dataclasses.replace(config, run=run)
-    folder.mkdir(parents=True, exist_ok=True)
-    with replacing(folder / PAGE) as partial:
-        partial.write_text(json.dumps(config_page(whole, recipe), indent=2) + "\n")
-
-
-def config_page(config: PretrainConfig, recipe: str) -> dict[str, Any]:
-    return {"recipe": recipe, "method": _method(config), **dataclasses.asdict(config)}
-
-
-def _method(config: PretrainConfig) -> str:
-    return next(name for name, kind in METHODS.items() if type(config) is kind)
-
-
-def read_config(path: Path) -> tuple[PretrainConfig, str]:
-    """A run's configuration and its recipe's name."""
-    try:
-        page = json.loads(path.read_text())
-    except FileNotFoundError:
-        raise UserError(f"there is no configuration {path}; a run's folder has {PAGE}") from None
-    except ValueError as error:
-        raise UserError(f"{path} is no configuration of a CrOC run: {error}") from None
-    return parse_config(page, str(path))
-
-
-def parse_config(page: Any, source: str) -> tuple[PretrainConfig, str]:
-    """The same from a page that was read, every value checked."""
-    try:
-        sections = {**page}
-        recipe, method = sections.pop("recipe"), sections.pop("method", "croc")
-        return _build(METHODS[method], sections, ""), str(recipe)
-    except (ValueError, KeyError, TypeError, AttributeError, typeguard.TypeCheckError) as error:
-        raise UserError(f"{source} is no configuration of a CrOC run: {error}") from None
-
-
-def _build(kind: Any, page: Any, name: str) -> Any:
-    """A dataclass from its fields, types checked, lists to the tuples they were.
-
-    What is missing was not there when the page was written: its default is what was done then.
-    """
-    if not dataclasses.is_dataclass(kind):
-        value = tuple(page) if isinstance(page, list) else page
-        try:
-            return typeguard.check_type(value, kind)
-        except typeguard.TypeCheckError as error:
-            raise ValueError(f"{name[1:]}: {error}") from None
-    hints = typing.get_type_hints(kind)
-    unknown = ", ".join(f"{name}.{field}"[1:] for field in sorted(page.keys() - hints.keys()))
-    if unknown:
-        raise ValueError(f"unknown: {unknown}")
-    fields = {field: _build(hints[field], page[field], f"{name}.{field}") for field in page}
-    return typing.cast(Any, kind)(**fields)
+"""Options that may differ when a run is resumed: how it is executed, not what is learned."""
+KEPT = 2
+"""Most recent checkpoints that are kept."""
+LAST_TRIES, PAUSE_S, LAST_S = 5, 4.0, 16.0
+"""At the end of a run: within the half minute that a scheduler grants."""
 
 
 def open_run_folder(folder: Path, config: PretrainConfig) -> None:
-    """Make sure the folder is this run's own, or free."""
-    others = folder.exists() and (
+    """Refuse a folder that is neither free nor this run's own."""
+    occupied = folder.exists() and (
         not folder.is_dir() or any(path.name != PARTIAL for path in folder.iterdir())
     )
-    there = (folder / PAGE).exists()  # after the others, if another process makes it just now
-    if config.run.resume == "never" and there:
-        raise UserError(f"--resume never: {folder} holds a run; choose another --run.folder")
-    if config.run.resume == "must" and not there:
-        raise UserError(f"--resume must: {folder} holds no run to go on with; check --run.folder")
-    if there:
-        found, _ = read_config(folder / PAGE)
-        if type(found) is not type(config):
-            raise UserError(
-                f"{folder} holds a run of {_method(found)}, not of {_method(config)}: choose "
-                "another --run.folder"
-            )
-        changes = _differences(found, config)
-        if changes:
-            raise UserError(
-                f"{folder} holds a run with other settings ({'; '.join(changes[:4])}): "
-                "choose another --run.folder, or give the same settings to continue it"
-            )
-    elif others:
-        raise UserError(f"{folder} exists and holds no run: choose another --run.folder")
-
-
-def _differences(found: PretrainConfig, asked: PretrainConfig) -> list[str]:
+    has_run = (folder / PAGE).exists()  # checked last: another process may be writing it now
+    if config.run.resume == "never" and has_run:
+        raise UserError(f"--resume never: {folder} has a run; choose another --run.folder")
+    if config.run.resume == "must" and not has_run:
+        raise UserError(f"--resume must: {folder} has no run to resume; check --run.folder")
+    if not has_run:
+        if occupied:
+            raise UserError(f"{folder} exists and is not a run: choose another --run.folder")
+        return
+    saved, _ = read_config(folder / PAGE)
+    if type(saved) is not type(config):
+        raise UserError(
+            f"{folder} is a run of {method_name(saved)}, not of {method_name(config)}: "
+            "choose another --run.folder"
+        )
     changes = []
-    for section in dataclasses.fields(asked):
-        old, new = getattr(found, section.name), getattr(asked, section.name)
-        for field in dataclasses.fields(new):
-            before, after = getattr(old, field.name), getattr(new, field.name)
-            if before != after and (section.name, field.name) not in FREE:
-                flag = f"--{section.name}.{field.name}".replace("_", "-")
+    for section in dataclasses.fields(config):
+        old, new = getattr(saved, section.name), getattr(config, section.name)
+        for option in dataclasses.fields(new):
+            before, after = getattr(old, option.name), getattr(new, option.name)
+            if before != after and (section.name, option.name) not in FREE:
+                flag = f"--{section.name}.{option.name}".replace("_", "-")
                 flag = flag.replace("--model.init", "--init")
                 changes.append(f"{flag} was {before}, now {after}")
-    return changes
+    if changes:
+        raise UserError(
+            f"{folder} is a run with other settings ({'; '.join(changes[:4])}): "
+            "choose another --run.folder, or give the same settings to resume it"
+        )
+
+
+@dataclass
+class TrainState:
+    """What changes during a run. The data's position and all randomness follow from `step`."""
+
+    modules: dict[str, nn.Module]
+    optimizer: torch.optim.Optimizer
+    images: int
+    """Number of images in the data: with another the order of the samples would differ."""
+    step: int = 0
+    """Steps done."""
+    skipped: int = 0
+    """Of them, those with a non-finite gradient, which changed nothing."""
+    failed: FailedFiles = field(default_factory=FailedFiles)
+
+    def state_dict(self) -> dict[str, Any]:
+        """With full tensors: if they are sharded, all processes must call it together."""
+        state = {
+            "format": FORMAT,
+            "step": self.step,
+            "skipped": self.skipped,
+            "images": self.images,
+            "failed": list(self.failed.names),
+            "optimizer": self.optimizer.state_dict(),
+            "modules": {name: module.state_dict() for name, module in self.modules.items()},
+        }
+        return full_state(state)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if state["images"] != self.images:
+            raise UserError(
+                f"the run was trained on {state['images']:,} images, --data.root now has "
+                f"{self.images:,}: bring back the same data, or choose another --run.folder"
+            )
+        try:
+            for name, module in self.modules.items():
+                own = module.state_dict()
+                saved = state["modules"][name].items()
+                module.load_state_dict(
+                    {key: shard_like(x, own[key]) if key in own else x for key, x in saved}
+                )
+            self._load_optimizer(state["optimizer"])
+        except (RuntimeError, LookupError, ValueError, TypeError, AttributeError) as error:
+            reason = str(error).strip().splitlines()[-1].strip()
+            raise UserError(
+                f"the checkpoint of step {state['step']} does not fit the run: {reason}"
+            ) from None
+        self.step, self.failed = state["step"], FailedFiles(state["failed"])
+        self.skipped = int(state.get("skipped", 0))  # not in older checkpoints
+
+    def _load_optimizer(self, saved: dict[str, Any]) -> None:
+        """With this run's implementation and shards: a run may be resumed on other devices."""
+        groups = self.optimizer.param_groups
+        if len(groups) == len(saved["param_groups"]):  # else load_state_dict raises
+            names = ("fused", "foreach", "capturable")
+            own = [{name: group[name] for name in names if name in group} for group in groups]
+            parameters = [p for group in groups for p in group["params"]]
+            saved = saved | {
+                "param_groups": [a | b for a, b in zip(saved["param_groups"], own)],
+                "state": {
+                    number: {name: shard_like(x, parameters[number]) for name, x in each.items()}
+                    for number, each in saved["state"].items()
+                },
+            }
+        self.optimizer.load_state_dict(saved)
+
+
+def save_checkpoint(folder: Path, state: dict[str, Any], keep_every: int | None) -> Path:
+    """Write, rename, then delete all but the last two and every n-th."""
+    path = checkpoint_path(folder, state["step"])
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for stale in path.parent.glob("*.partial"):  # of a run that was killed while writing
+        stale.unlink()
+    with replacing(path) as partial, partial.open("wb") as file:
+        torch.save(state, file)
+        file.flush()
+        os.fsync(file.fileno())
+    for old in _deletable(folder, keep_every, KEPT):
+        old.unlink()
+    return path
+
+
+def _deletable(folder: Path, keep_every: int | None, kept: int) -> list[Path]:
+    older = checkpoints(folder)[:-kept]
+    return [path for path in older if keep_every is None or step_of(path) % keep_every]
+
+
+class Saver:
+    """Saves checkpoints on disks that fill up, refuse or vanish. The first process writes; all of
+    them learn whether it could."""
+
+    def __init__(
+        self, fabric: Fabric, folder: Path, run: RunConfig, say: Callable[[str], None]
+    ) -> None:
+        self._fabric, self._folder, self._run, self._say = fabric, folder, run, say
+        self.failed = False
+        """Whether the last attempt failed, so that the next logged step should try again."""
+
+    def save(self, state: TrainState, *, last: bool) -> str:
+        """What went wrong, if anything. During the run that is reported and tried again later; at
+        its end there is no later, and several attempts are made at once."""
+        content, deadline = state.state_dict(), time.monotonic() + LAST_S
+        problem = ""
+        for attempt in range(LAST_TRIES if last else 1):
+            if attempt and not any_process(time.monotonic() < deadline, self._fabric.device):
+                break
+            time.sleep(PAUSE_S if attempt else 0)
+            problem = ""
+            if self._fabric.is_global_zero:
+                try:
+                    self._write(content)
+                except Exception as error:  # whatever it is, the other processes wait for it
+                    problem = str(error).strip().partition("\n")[0] or type(error).__name__
+            problem = next(filter(None, union_over_processes([problem])), "")
+            if problem and not self.failed:
+                then = "trying again" if last else "training continues and will try again"
+                self._say(
+                    f"the checkpoint of step {state.step} cannot be written ({problem}); {then}; "
+                    f"{self._last_good()}"
+                )
+            elif self.failed and not problem:
+                self._say(f"checkpoints can be written again: saved step {state.step}")
+            self.failed = bool(problem)
+            if not problem:
+                break
+        return problem and f"the checkpoint of step {state.step} cannot be written: {problem}"
+
+    def _write(self, content: dict[str, Any]) -> None:
+        if not (self._folder / PAGE).exists():
+            raise OSError(f"{self._folder} has vanished")  # not to be recreated elsewhere
+        keep_every = self._run.keep_every_steps
+        try:
+            save_checkpoint(self._folder, content, keep_every)
+        except (OSError, RuntimeError):
+            existing, oldest = checkpoints(self._folder), _deletable(self._folder, keep_every, 1)
+            free = shutil.disk_usage(self._folder).free
+            if not oldest or free >= 1.1 * existing[-1].stat().st_size:
+                raise
+            oldest[0].unlink()  # the disk is full: make room, but keep the last one
+            save_checkpoint(self._folder, content, keep_every)
+
+    def _last_good(self) -> str:
+        try:
+            existing = checkpoints(self._folder)
+        except OSError:
+            return "the last good one cannot be read now"
+        return f"the last good one is {existing[-1].name}" if existing else "there is none yet"

@@ -1,204 +1,237 @@
-"""Files of weights: what is in them, flat and by name, and the arguments beside the weights."""
+"""Files of weights from anywhere, read without running anything that they contain.
 
-import logging
+torch's files are read by its restricted loader (`weights_only=True`), plain pickles (detectron2's)
+by an unpickler with the same rules: tensors and arrays are built, every other class becomes a
+passive `Record` of its name and contents, and functions that could do harm are refused.
+"""
+
+import builtins
+import codecs
+import pickle
+import re
+import warnings
+from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
 from croc.errors import UserError
-from croc.weights.pickles import read_pickled
-from croc.weights.records import HostileFile, Record, StoredArray, StoredTensor
+from croc.tables import one_line
 
-WRAPPERS = ("state_dict", "model", "teacher")
 ARGUMENTS = ("args", "opt", "hyper_parameters", "cfg", "config", "meta")
-UNREAD = ("optimizer", "optimizer_states", "optimizers", "scheduler", "lr_schedulers", "amp")
-DEEPEST = 6
-MOST_LETTERS = 5_000_000
-"""Of all names in a file together; containers that hold one another would have no end."""
-MOST_VALUES = 100_000
-REPEATED = "tensors larger than what the file holds for them"
-LONGEST_TEXT = 1_000
-LARGEST_BITS = 4_096  # Python prints no integers that are much longer
+NOT_WEIGHTS = {"optimizer", "optimizer_states", "optimizers", "scheduler", "lr_schedulers", "amp"}
+MAX_DEPTH = 6
+LEGACY = pickle.dumps(torch.serialization.MAGIC_NUMBER, protocol=2)
+"""The first bytes of torch's files from before version 1.6."""
+# Nothing is called, but a file that names one of these is refused, so that its user knows.
+HARMFUL = {
+    *("os", "posix", "nt", "subprocess", "sys", "shutil", "socket", "importlib", "runpy"),
+    *("ctypes", "pty", "webbrowser", "multiprocessing", "asyncio", "urllib", "http", "requests"),
+}
 
 
-def read_content(path: Path) -> Any:
-    """All of a file, `.safetensors`, torch's or a pickle; nothing in it is run."""
+class HarmfulFile(pickle.UnpicklingError):
+    """A file that names a function to run."""
+
+
+class Record:
+    """An object that a file describes and that is never built."""
+
+    kind = ""
+    args: tuple[Any, ...]
+    state: Any = None
+
+    def __new__(cls, *args: Any, **_: Any) -> "Record":
+        self = super().__new__(cls)
+        self.args = args
+        return self
+
+    def __setstate__(self, state: Any) -> None:
+        self.state = state
+
+
+class NumpyType:
+    """Stands in for numpy.dtype, of which only numbers are accepted."""
+
+    def __init__(self, code: Any, *_: Any) -> None:
+        self.code, self.order = str(code), "="
+
+    def __setstate__(self, state: Any) -> None:
+        self.order = str(state[1]).replace("|", "=")
+
+    def read(self, raw: Any, shape: Any = (), order: Any = "C") -> Tensor:
+        if not re.fullmatch(r"[<>=][biufc]\d+", self.order + self.code):
+            raise pickle.UnpicklingError(f"numpy's {self.code} are not numbers")
+        raw = raw.encode("latin1") if isinstance(raw, str) else raw
+        array = np.frombuffer(raw, self.order + self.code).reshape(shape, order=order)
+        return torch.from_numpy(array.astype(array.dtype.newbyteorder("=")))
+
+
+class NumpyArray:
+    """Stands in for an array, which gets its numbers after it was made."""
+
+    values: Tensor
+
+    def __init__(self, *_: Any) -> None:
+        pass
+
+    def __setstate__(self, state: Any) -> None:
+        _, shape, kind, fortran, raw = state
+        self.values = kind.read(raw, shape, "F" if fortran else "C")
+
+
+STAND_INS: dict[str, Any] = {
+    "collections.OrderedDict": OrderedDict,
+    "_codecs.encode": codecs.encode,
+    "numpy.dtype": NumpyType,
+    **{
+        f"numpy.{core}.{name}": stand_in
+        for core in ("core", "_core")
+        for name, stand_in in (
+            ("multiarray._reconstruct", NumpyArray),
+            ("multiarray.scalar", lambda kind, raw: kind.read(raw).item()),
+            ("numeric._frombuffer", lambda raw, kind, *form: kind.read(raw, *form)),
+        )
+    },
+}
+
+
+def _stand_in(name: str) -> Any:
+    """What a file gets instead of the class or function that it names."""
+    module, _, global_name = name.partition(".")
+    is_type = isinstance(getattr(builtins, global_name, None), type)
+    if module in HARMFUL or (module == "builtins" and not is_type):
+        raise HarmfulFile(name)
+    return STAND_INS.get(name) or type("Record", (Record,), {"kind": name})
+
+
+class PlainUnpickler(pickle.Unpickler):
+    """For pickles that torch did not write."""
+
+    def find_class(self, module_name: str, global_name: str, /) -> Any:
+        return _stand_in(f"{module_name}.{global_name}")
+
+
+@contextmanager
+def opening(path: Path) -> Iterator[None]:
+    """Turn whatever a broken or foreign file raises into one line."""
     try:
-        return load_file(path) if path.suffix == ".safetensors" else read_pickled(path)
+        yield
     except FileNotFoundError:
         raise UserError(f"there is no file {path}") from None
     except IsADirectoryError:
         raise UserError(f"{path} is a folder, name a file in it") from None
-    except HostileFile as error:
+    except HarmfulFile as error:
         raise UserError(
-            f"{path} cannot be read as weights: on opening it wants to run {printable(error)}, "
+            f"{path} cannot be read as weights: on opening it wants to run {one_line(str(error))}, "
             "which was not done; do not use this file"
         ) from None
-    except Exception as error:  # broken files make an unpickler raise whatever there is
-        raise _unreadable(path, error) from None
+    except Exception as error:
+        reason = first_line(error)
+        raise UserError(f"{path} cannot be read as weights ({reason}): get it again") from error
+
+
+def first_line(error: Exception) -> str:
+    return one_line((str(error).strip().splitlines() or ["empty"])[0][:120])
+
+
+def read_content(path: Path) -> Any:
+    """All of a file, be it `.safetensors`, torch's or a pickle."""
+    with opening(path):
+        if path.suffix == ".safetensors":
+            return load_file(path)
+        with path.open("rb") as file:
+            if not file.read(len(LEGACY)).startswith((b"PK", LEGACY)):
+                file.seek(0)
+                return PlainUnpickler(file, encoding="latin1").load()
+        known = dict(STAND_INS)
+        while True:  # torch stops at the first class that it does not know: give it a stand-in
+            pairs: list[Any] = [(stand_in, name) for name, stand_in in known.items()]
+            try:
+                with (
+                    torch.serialization.safe_globals(pairs),
+                    warnings.catch_warnings(action="ignore"),
+                ):
+                    return torch.load(path, map_location="cpu", weights_only=True)
+            except pickle.UnpicklingError as error:
+                unknown = re.search(r"GLOBAL (\S+) (?:was not an allowed|whose module)", str(error))
+                name = unknown[1] if unknown else ""
+                name = name if "." in name else f"builtins.{name}"
+                if name in known or not unknown:
+                    raise
+                known[name] = _stand_in(name)
 
 
 def read_metadata(path: Path) -> dict[str, str]:
-    """The texts in a `.safetensors` file's head; other files have none."""
+    """The texts in the header of a `.safetensors` file; other files have none."""
     if path.suffix != ".safetensors":
         return {}
-    with _refusing(path), safe_open(path, framework="pt") as file:
+    with opening(path), safe_open(path, framework="pt") as file:
         return file.metadata() or {}
 
 
 def read_named_tensors(path: Path) -> dict[str, Tensor]:
-    """Every tensor of a file under its dotted way in; the optimizer's state is left out."""
-    content = _mapping(path, read_content(path))
-    with _refusing(path):
-        return _load_all(flatten(content))
-
-
-def read_weights(path: Path) -> dict[str, Tensor]:
-    """The tensors of a file that is in timm's layout, perhaps in a wrapper."""
-    found = read_content(path)
-    for _ in range(DEEPEST):
-        inner = [key for key in WRAPPERS if key in found] if isinstance(found, dict) else []
-        found = found[inner[0]] if inner else found
-    named = dict.items(found) if isinstance(found, dict) else ()
-    with _refusing(path):
-        tensors = _load_all({printable(name): value for name, value in named})
-        if any(repeats(value) for value in tensors.values()):
-            raise ValueError(REPEATED)
-    if not tensors:
-        raise UserError(f"{path} holds no named tensors: give a state dict in timm's layout")
-    return tensors
-
-
-def read_arguments(path: Path) -> dict[str, Any]:
-    """The arguments that a project kept beside its weights, as plain values; {} where none are."""
+    """Every tensor of a file under its dotted path, as in {"teacher": {"a.b": t}} teacher.a.b; the
+    optimizer's are left out."""
     content = read_content(path)
-    if not isinstance(content, dict):
-        return {}
-    with _refusing(path):  # arrays that are none, objects that hold themselves
-        held = [plain(content[key]) for key in ARGUMENTS if key in content]
-    found = next((each for each in held if isinstance(each, dict) and each), {})
-    return {printable(name): value for name, value in found.items()}
-
-
-def flatten(content: dict[Any, Any]) -> dict[str, Any]:
-    """{"teacher": {"a.b": t}} is {"teacher.a.b": t}."""
-    flat: dict[str, Any] = {}
-    letters = 0
-    for name, value in _walk(content):
-        letters += 1 + len(name)
-        if letters > MOST_LETTERS:
-            raise ValueError("its parts hold one another")
-        if isinstance(value, Tensor | StoredTensor | StoredArray):
-            flat[name] = value
-    return flat
-
-
-def _walk(content: dict[Any, Any], before: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:
-    for key, value in dict.items(content):
-        name = before + printable(key)
-        yield name, value
-        if isinstance(value, dict) and depth < DEEPEST and key not in UNREAD:
-            yield from _walk(value, f"{name}.", depth + 1)
-
-
-def printable(text: object) -> str:
-    """What a file says may stand in a message, but not move a terminal's cursor."""
-    try:
-        said = str(text)
-    except (ValueError, RecursionError):
-        said = f"a {type(text).__name__} too long to print"
-    return "".join(letter if letter.isprintable() else "?" for letter in said)
-
-
-def plain(value: Any, left: Iterator[int] | None = None) -> Any:
-    """Numbers, texts, lists and dicts as they are; anything else as a text that names it.
-
-    `left` counts the values down, since few objects that share one another can be many.
-    """
-    left = iter(range(MOST_VALUES)) if left is None else left
-    if next(left, None) is None:
-        raise ValueError("its arguments hold one another")
-    if isinstance(value, Record):
-        if isinstance(value.state, dict):
-            return plain(value.state, left)
-        if value.entries:
-            return plain(value.entries, left)
-        parts = [str(plain(part, left))[:LONGEST_TEXT] for part in value.args]
-        is_path = value.kind.startswith("pathlib.")
-        said = str(PurePosixPath(*parts)) if is_path else f"{value.kind}({', '.join(parts)})"
-        return said[:LONGEST_TEXT]
-    if isinstance(value, StoredArray):
-        return value.array().tolist()
-    if isinstance(value, StoredTensor):
-        return f"a tensor of {'×'.join(map(str, value.size))}"
-    if isinstance(value, dict):
-        return {key: plain(inner, left) for key, inner in dict.items(value)}
-    if isinstance(value, list | tuple):
-        return [plain(inner, left) for inner in value]
-    if isinstance(value, int) and value.bit_length() > LARGEST_BITS:
-        return f"a number of {value.bit_length():,} bits"
-    if isinstance(value, int | float | bool | None):
-        return value
-    return str(value)[:LONGEST_TEXT]
-
-
-def _mapping(path: Path, content: Any) -> dict[Any, Any]:
     if isinstance(content, Record):
-        kind = printable(content.kind)
         raise UserError(
-            f"{path} holds an object ({kind}), not named tensors: keep its state_dict()"
+            f"{path} holds an object ({one_line(content.kind)}), not named tensors: save its "
+            "state_dict()"
         )
     if not isinstance(content, dict):
         raise UserError(f"{path} holds no named tensors but a {type(content).__name__}")
-    return content
+    seen = set()  # dicts may contain one another
+
+    def walk(inner: dict[Any, Any], prefix: str) -> Iterator[tuple[str, Tensor]]:
+        seen.add(id(inner))
+        for key, value in inner.items():
+            name = prefix + one_line(str(key))
+            value = value.values if isinstance(value, NumpyArray) else value
+            if isinstance(value, Tensor):
+                yield name, value.detach()
+            elif isinstance(value, dict) and key not in NOT_WEIGHTS and id(value) not in seen:
+                yield from walk(value, f"{name}.")
+
+    with opening(path):
+        return dict(walk(content, ""))
 
 
-def _load_all(stored: dict[str, Any]) -> dict[str, Tensor]:
-    found = {name: _load(value) for name, value in stored.items()}
-    return {name: value for name, value in found.items() if value is not None}
+def read_arguments(path: Path) -> dict[str, Any]:
+    """The arguments that a project saved beside its weights, as plain values; {} if there are
+    none."""
+    content = read_content(path)
+    with opening(path):
+        for key in ARGUMENTS:
+            arguments = _plain(content.get(key)) if isinstance(content, dict) else None
+            if isinstance(arguments, dict) and arguments:
+                return {one_line(str(name)): value for name, value in arguments.items()}
+    return {}
 
 
-def _load(value: Any) -> Tensor | None:
-    if isinstance(value, StoredTensor):
-        return value.tensor()
-    if isinstance(value, StoredArray):
-        return torch.from_numpy(value.array())
-    return value if isinstance(value, Tensor) else None
-
-
-def repeats(value: Tensor) -> bool:
-    """Whether a tensor is larger than its storage: a few bytes, expanded to any size."""
-    return value.numel() * value.element_size() > value.untyped_storage().nbytes()
-
-
-def check_room(weights: dict[str, Tensor]) -> None:
-    """A network takes no more room than its file, or a small file would fill the memory."""
-    storages = {value.untyped_storage().data_ptr(): value for value in weights.values()}
-    room = sum(value.untyped_storage().nbytes() for value in storages.values())
-    if sum(value.numel() * value.element_size() for value in weights.values()) > room:
-        raise ValueError(REPEATED)
-
-
-@contextmanager
-def _refusing(path: Path) -> Iterator[None]:
-    """As `read_content` does: sizes, types, ends and containers that do not fit are said so."""
-    try:
-        yield
-    except Exception as error:
-        raise _unreadable(path, error) from None
-
-
-def _unreadable(path: Path, error: Exception) -> UserError:
-    logging.getLogger(__name__).debug("%s", path, exc_info=error)
-    return UserError(f"{path} cannot be read as weights ({first_line(error)}): get it again")
-
-
-def first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines() or ["empty"]
-    return printable(lines[0][:120])
+def _plain(value: Any, depth: int = 0) -> Any:
+    """Numbers, texts, lists and dicts as they are, anything else as a text that names it."""
+    if isinstance(value, Record) and isinstance(value.state, dict):
+        value = value.state
+    if isinstance(value, Record | dict | list | tuple) and depth == MAX_DEPTH:
+        return "…"
+    if isinstance(value, Record):
+        parts = [str(_plain(part, depth + 1)) for part in value.args]
+        is_path = value.kind.startswith("pathlib.")
+        return str(PurePosixPath(*parts)) if is_path else f"{value.kind}({', '.join(parts)})"
+    if isinstance(value, dict):
+        return {key: _plain(inner, depth + 1) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(inner, depth + 1) for inner in value]
+    if isinstance(value, NumpyArray):
+        return value.values.tolist()
+    if isinstance(value, Tensor):
+        return f"a tensor of {'×'.join(map(str, value.shape))}"
+    return value if isinstance(value, int | float | bool | None) else str(value)

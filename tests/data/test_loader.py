@@ -3,6 +3,8 @@ import os
 import signal
 import subprocess
 import sys
+import time
+from contextlib import closing
 
 import numpy as np
 import pytest
@@ -10,10 +12,11 @@ import torch
 
 from croc.data.loader import (
     FailedFiles,
+    Ring,
     batch_indices,
     epoch_order,
     make_loader,
-    steps_per_epoch,
+    one_ahead,
 )
 from croc.errors import UserError
 from croc.method.randomness import sample_key
@@ -21,163 +24,136 @@ from croc.method.types import Canvases
 
 from .pictures import MemorySource
 
-COUNT, BATCH, SEED = 11, 4, 5
+COUNT, BATCH, SEED = 23, 5, 5
 
 
-def load(first_step: int, last_step: int, source=None, **options) -> list[Canvases]:
+def loader(source=None, first_step: int = 0, last_step: int = 12, **options):
     settings = {"canvas_px": 8, "batch": BATCH, "seed": SEED} | options
-    return list(
-        make_loader(
-            source or MemorySource(COUNT), first_step=first_step, last_step=last_step, **settings
-        )
-    )
+    source = source or MemorySource(COUNT)
+    return make_loader(source, first_step=first_step, last_step=last_step, **settings)
 
 
-def assert_same(left: list[Canvases], right: list[Canvases]) -> None:
-    assert len(left) == len(right)
-    for one, other in zip(left, right, strict=True):
-        assert torch.equal(one.pixels, other.pixels)
-        assert torch.equal(one.sizes, other.sizes)
-        assert torch.equal(one.keys, other.keys)
-        assert one.failed == other.failed
+def same(left: Canvases, right: Canvases) -> bool:
+    tensors = ((x.pixels.cpu(), x.sizes.cpu(), x.keys.cpu()) for x in (left, right))
+    return left.failed == right.failed and all(torch.equal(*pair) for pair in zip(*tensors))
 
 
-FAILING_RUN = """
-from croc.data.loader import make_loader
-from tests.data.pictures import MemorySource
-options = dict(canvas_px=8, batch=4, seed=0, first_step=0, last_step=10**6)
-loader = make_loader(MemorySource(11), **options, workers=1)
-next(loader)
-raise ValueError("the loss is not finite")
-"""
+def assert_same(left, right) -> None:
+    assert all(same(one, other) for one, other in zip(left, right, strict=True))
 
 
-class TestOrder:
-    @pytest.mark.parametrize("count", [1, 2, 1000, 4097])
-    def test_is_a_permutation(self, count):
+def test_order_is_a_permutation_by_seed_and_epoch():
+    for count in (1, 2, 4097):
         assert sorted(epoch_order(count, 1, 2).tolist()) == list(range(count))
-
-    def test_depends_on_seed_and_epoch_only(self):
-        order = epoch_order(1000, 1, 2).tolist()
-        epoch_order.cache_clear()
-        torch.manual_seed(7)
-        assert epoch_order(1000, 1, 2).tolist() == order
-        assert epoch_order(1000, 1, 3).tolist() != order
-        assert epoch_order(1000, 2, 2).tolist() != order
-        assert epoch_order(1000, 2, 1).tolist() != order
-
-    def test_never_changes(self):
-        """A run begun with one version must be resumable with the next."""
-        assert epoch_order(8, 0, 0).tolist() == [4, 3, 2, 1, 0, 5, 7, 6]
-
-    def test_is_well_mixed(self):
-        positions = np.stack([np.argsort(epoch_order(64, 0, epoch)) for epoch in range(400)])
-        assert np.abs(positions.mean(0) - 31.5).max() < 4.5 * 18.5 / 20
-        neighbours = np.corrcoef(positions[:, :-1].ravel(), positions[:, 1:].ravel())[0, 1]
-        assert abs(neighbours) < 0.05
-
-    def test_cannot_be_changed_in_the_cache(self):
-        with pytest.raises(ValueError, match="read-only"):
-            epoch_order(5, 0, 0)[0] = 1
+    order = epoch_order(1000, 1, 2).tolist()
+    epoch_order.cache_clear()
+    torch.manual_seed(7)
+    assert epoch_order(1000, 1, 2).tolist() == order
+    for seed, epoch in ((1, 3), (2, 2), (2, 1)):
+        assert epoch_order(1000, seed, epoch).tolist() != order
 
 
-class TestIndices:
-    def test_an_epoch_shows_each_image_at_most_once(self):
-        assert steps_per_epoch(COUNT, BATCH) == 2
-        steps = [batch_indices(step, COUNT, BATCH, SEED) for step in range(6)]
-        assert [epoch for epoch, _ in steps] == [0, 0, 1, 1, 2, 2]
-        for epoch in range(3):
-            shown = np.concatenate([steps[2 * epoch][1], steps[2 * epoch + 1][1]])
-            np.testing.assert_array_equal(shown, epoch_order(COUNT, SEED, epoch)[:8])
+def test_order_never_changes():
+    """A run begun with one version must be resumable with the next."""
+    assert epoch_order(8, 0, 0).tolist() == [4, 3, 2, 1, 0, 5, 7, 6]
 
-    @pytest.mark.parametrize("processes", [1, 2, 4])
-    def test_ranks_share_the_batch(self, processes):
-        for step in range(5):
-            parts = [
-                batch_indices(step, COUNT, BATCH, SEED, rank, processes)
-                for rank in range(processes)
-            ]
-            epoch, whole = batch_indices(step, COUNT, BATCH, SEED)
-            assert {part[0] for part in parts} == {epoch}
-            np.testing.assert_array_equal(np.concatenate([part[1] for part in parts]), whole)
 
-    @pytest.mark.parametrize(
-        ("count", "batch", "processes", "advice"),
-        [(100, 10, 4, 8), (100, 3, 4, 4), (7, 8, 1, 7), (7, 8, 2, 6)],
+def test_order_is_well_mixed():
+    positions = np.stack([np.argsort(epoch_order(64, 0, epoch)) for epoch in range(400)])
+    assert np.abs(positions.mean(0) - 31.5).max() < 4.5 * 18.5 / 20
+    neighbors = np.corrcoef(positions[:, :-1].ravel(), positions[:, 1:].ravel())[0, 1]
+    assert abs(neighbors) < 0.05
+
+
+def test_an_epoch_shows_each_image_at_most_once_and_ranks_share_the_batch():
+    for step in range(6):
+        epoch, indices = batch_indices(step, 11, 4, SEED)
+        start = 4 * (step % 2)
+        assert epoch == step // 2
+        np.testing.assert_array_equal(indices, epoch_order(11, SEED, epoch)[start : start + 4])
+        parts = [batch_indices(step, 11, 4, SEED, rank, 2) for rank in range(2)]
+        assert [part[0] for part in parts] == [epoch, epoch]
+        np.testing.assert_array_equal(np.concatenate([part[1] for part in parts]), indices)
+
+
+@pytest.mark.parametrize(
+    ("count", "batch", "processes", "fitting"),
+    [(100, 10, 4, 8), (100, 3, 4, 4), (7, 8, 1, 7), (7, 8, 2, 6)],
+)
+def test_bad_batch_is_reported_at_once_with_one_that_works(count, batch, processes, fitting):
+    options = {"source": MemorySource(count), "processes": processes}
+    with pytest.raises(UserError, match=rf"--optim\.batch {fitting}$"):
+        loader(**options, batch=batch)
+    next(loader(**options, batch=fitting))
+
+
+@pytest.mark.parametrize("broken", [(), (2, 3, 22)])
+def test_a_batch_has_the_images_of_its_indices_or_the_next_readable(broken):
+    source = MemorySource(COUNT, broken)
+    shown = {2: 4, 3: 4, 22: 0} if broken else {}
+    failed = {2: {"image 2", "image 3"}, 3: {"image 3"}, 22: {"image 22"}} if broken else {}
+    for step, canvases in enumerate(loader(source)):
+        epoch, indices = batch_indices(step, COUNT, BATCH, SEED)
+        assert canvases.pixels.shape == (BATCH, 3, 8, 8)
+        for row, index in enumerate(indices.tolist()):
+            number = shown.get(index, index)
+            height, width = canvases.sizes[row].tolist()
+            assert (height, width) == source.read(number).shape[:2]
+            assert (canvases.pixels[row, :, :height, :width] == number).all()
+            assert canvases.pixels[row].sum() == 3 * height * width * number
+            assert canvases.keys[row] == sample_key(SEED, epoch, index)
+        names = set().union(*(failed.get(index, set()) for index in indices.tolist()))
+        assert sorted(canvases.failed) == sorted(names)
+
+
+def test_resumes_at_any_step():
+    whole = list(loader(last_step=7))
+    for step in range(8):
+        assert_same(loader(first_step=step, last_step=7), whole[step:])
+
+
+def test_two_ranks_together_are_one_process():
+    ranks = [loader(batch=4, rank=rank, processes=2) for rank in range(2)]
+    for whole, first, second in zip(loader(batch=4), *ranks, strict=True):
+        assert torch.equal(whole.pixels, torch.cat([first.pixels, second.pixels]))
+        assert torch.equal(whole.keys, torch.cat([first.keys, second.keys]))
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+@pytest.mark.parametrize("workers", [1, 2, 7])
+def test_any_number_of_workers_makes_the_same_batches(workers):
+    """The parts of a batch of five are not all of one size, nor are there seven."""
+    source = MemorySource(COUNT, broken=(4, 9))
+    assert_same(loader(source, workers=workers), loader(source))
+
+
+def test_reduces_what_is_larger_than_the_canvas():
+    assert next(loader(canvas_px=4)).sizes.max() == 4
+
+
+def test_abandoning_it_ends_the_workers():
+    before = set(multiprocessing.active_children())
+    batches = loader(last_step=10**6, workers=1)
+    next(batches)
+    assert len(set(multiprocessing.active_children()) - before) == 1
+    del batches
+    assert set(multiprocessing.active_children()) <= before
+
+
+def test_an_error_with_live_workers_does_not_hang_the_exit():
+    failing_run = (
+        "from tests.data.test_loader import loader\n"
+        "batches = loader(last_step=10**6, workers=1)\n"
+        "next(batches)\n"
+        "raise ValueError('the loss is not finite')\n"
     )
-    def test_says_what_to_pass(self, count, batch, processes, advice):
-        with pytest.raises(UserError, match=rf"--optim\.batch {advice}$"):
-            batch_indices(0, count, batch, 0, 0, processes)
-        batch_indices(0, count, advice, 0, 0, processes)
-
-    def test_too_few_images_for_the_processes(self):
-        with pytest.raises(UserError, match="give more images"):
-            batch_indices(0, 3, 8, 0, 0, 4)
-
-
-class TestLoader:
-    def test_a_batch_is_what_its_indices_say(self):
-        source = MemorySource(COUNT)
-        for step, canvases in enumerate(load(0, 5)):
-            epoch, indices = batch_indices(step, COUNT, BATCH, SEED)
-            assert canvases.pixels.shape == (BATCH, 3, 8, 8)
-            for row, index in enumerate(indices.tolist()):
-                height, width = canvases.sizes[row].tolist()
-                assert (height, width) == source.read(index).shape[:2]
-                assert (canvases.pixels[row, :, :height, :width] == index).all()
-                assert canvases.pixels[row].sum() == 3 * height * width * index
-                assert canvases.keys[row] == sample_key(SEED, epoch, index)
-            assert canvases.failed == ()
-
-    def test_resumes_at_any_step(self):
-        whole = load(0, 7)
-        for step in range(8):
-            assert_same(load(step, 7), whole[step:])
-
-    def test_two_ranks_together_are_one_process(self):
-        ranks = [load(0, 5, rank=rank, processes=2) for rank in range(2)]
-        for whole, first, second in zip(load(0, 5), *ranks, strict=True):
-            assert torch.equal(whole.pixels, torch.cat([first.pixels, second.pixels]))
-            assert torch.equal(whole.sizes, torch.cat([first.sizes, second.sizes]))
-            assert torch.equal(whole.keys, torch.cat([first.keys, second.keys]))
-
-    def test_workers_change_nothing(self):
-        source = MemorySource(COUNT, broken=(3,))
-        assert_same(load(1, 9, source, workers=2), load(1, 9, source))
-
-    def test_reduces_what_is_larger_than_the_canvas(self):
-        (canvases,) = load(0, 1, canvas_px=4)
-        assert canvases.sizes.max() == 4
-
-    def test_abandoning_it_ends_the_workers(self):
-        before = set(multiprocessing.active_children())
-        loader = make_loader(
-            MemorySource(COUNT),
-            canvas_px=8,
-            batch=BATCH,
-            seed=0,
-            first_step=0,
-            last_step=10**6,
-            workers=1,
-        )
-        next(loader)
-        assert len(set(multiprocessing.active_children()) - before) == 1
-        del loader
-        assert set(multiprocessing.active_children()) <= before
-
-    def test_an_error_with_workers_alive_does_not_hang_the_exit(self):
-        ended = subprocess.run(
-            [sys.executable, "-c", FAILING_RUN], capture_output=True, text=True, timeout=25
-        )
-        assert ended.stderr.endswith("ValueError: the loss is not finite\n")
-
-    def test_bad_batch_is_told_before_the_first_step(self):
-        with pytest.raises(UserError, match=r"--optim\.batch"):
-            make_loader(MemorySource(3), canvas_px=8, batch=4, seed=0, first_step=0, last_step=1)
+    command = [sys.executable, "-c", failing_run]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert ended.stderr.endswith("ValueError: the loss is not finite\n")
 
 
 class Signalling(MemorySource):
-    """Its worker is told to stop while it reads."""
+    """Its worker gets signals to stop while it reads."""
 
     def read(self, index: int) -> np.ndarray:
         if torch.utils.data.get_worker_info() is not None:
@@ -188,86 +164,140 @@ class Signalling(MemorySource):
 
 
 def test_workers_leave_signals_to_the_main_process():
-    assert_same(load(0, 3, Signalling(COUNT), workers=1), load(0, 3))
+    assert_same(loader(Signalling(COUNT), workers=1), loader())
 
 
-class TestBroken:
-    def test_replaced_by_the_next_readable(self):
-        source = MemorySource(COUNT, broken=(2, 3, 10))
-        stands_in = {2: 4, 3: 4, 10: 0}
-        named = {2: {"image 2", "image 3"}, 3: {"image 3"}, 10: {"image 10"}}
-        for step, canvases in enumerate(load(0, 8, source)):
-            epoch, indices = batch_indices(step, COUNT, BATCH, SEED)
-            expected = [stands_in.get(index, index) for index in indices.tolist()]
-            assert canvases.pixels[:, 0, 0, 0].tolist() == expected
-            keys = [sample_key(SEED, epoch, index) for index in indices.tolist()]
-            assert canvases.keys.tolist() == keys
-            assert set(canvases.failed) == set().union(
-                *(named.get(index, set()) for index in indices.tolist())
-            )
-            assert len(set(canvases.failed)) == len(canvases.failed)
-
-    @pytest.mark.parametrize("workers", [0, 1])
-    def test_nothing_readable(self, workers):
-        source = MemorySource(COUNT, broken=tuple(range(COUNT)))
-        with pytest.raises(UserError, match="11 images in a row") as caught:
-            load(0, 1, source, workers=workers)
-        assert "\n" not in str(caught.value)
-
-    def test_a_hundred_in_a_row(self):
-        start = epoch_order(250, SEED, 0)[0]
-        gone = [(start + offset) % 250 for offset in range(100)]
-        with pytest.raises(UserError, match="100 images in a row"):
-            load(0, 1, MemorySource(250, broken=tuple(gone)), batch=1)
-        load(0, 1, MemorySource(250, broken=tuple(gone[:99])), batch=1)
+@pytest.mark.parametrize("ahead", [1, 5])
+def test_a_batch_stays_until_the_next_but_one(ahead, monkeypatch):
+    """Workers that run ahead do not write into what is still being copied."""
+    owned = list(loader())
+    monkeypatch.setattr(Canvases, "copied", lambda self: self)
+    monkeypatch.setattr("croc.data.loader._PARTS_AHEAD", ahead)
+    before = None
+    for step, borrowed in enumerate(loader(workers=2)):
+        time.sleep(0.03)  # let the workers run ahead
+        assert same(borrowed, owned[step])
+        assert before is None or same(before, owned[step - 1])
+        before = borrowed
 
 
-class TestFailedFiles:
-    def test_counts_distinct_names(self):
-        tracker = FailedFiles()
-        assert tracker.add(
-            (
-                "a",
-                "b",
-            )
-        ) == ("a", "b")
-        assert tracker.add(
-            (
-                "b",
-                "c",
-            )
-        ) == ("c",)
-        assert tracker.names == ("a", "b", "c")
+def test_too_little_shared_memory_is_reported(monkeypatch):
+    def fail(self):
+        raise RuntimeError("unable to allocate shared memory(shm): No space left on device")
 
-    def test_share_is_of_the_images_seen(self):
-        tracker = FailedFiles()
-        tracker.add(
-            (
-                "a",
-                "b",
-            )
-        )
-        tracker.check(seen=200, count=1000, max_share=0.01)
-        with pytest.raises(UserError, match=r"2 of 199 images .* a, b$"):
-            tracker.check(seen=199, count=1000, max_share=0.01)
-        with pytest.raises(UserError, match="2 of 150 images"):
-            tracker.check(seen=10_000, count=150, max_share=0.01)
+    monkeypatch.setattr(torch.Tensor, "share_memory_", fail)
+    with pytest.raises(UserError, match="--shm-size"):
+        loader(workers=1)
+    next(loader(workers=0))
 
-    def test_waits_until_enough_were_seen(self):
-        tracker = FailedFiles()
-        tracker.add(("a",))
-        tracker.check(seen=99, count=1000, max_share=0.0)
-        with pytest.raises(UserError):
-            tracker.check(seen=100, count=1000, max_share=0.0)
-        tracker.check(seen=9, count=10, max_share=0.0)
-        with pytest.raises(UserError):
-            tracker.check(seen=10, count=10, max_share=0.0)
 
-    def test_none_failed(self):
-        FailedFiles().check(seen=10**6, count=10, max_share=0.0)
+def test_one_ahead_yields_what_came_before_a_failure():
+    made: list[int] = []
 
-    def test_lists_twenty_at_most(self):
-        tracker = FailedFiles()
-        tracker.add(f"<{number}>" for number in range(25))
-        with pytest.raises(UserError, match=r"<19> and 5 more$"):
-            tracker.check(seen=100, count=100, max_share=0.1)
+    def items():
+        for item in range(3):
+            made.append(item)
+            yield item
+        raise UserError("the disk is gone")
+
+    yielded: list[tuple[int, int]] = []
+    with pytest.raises(UserError, match="the disk is gone"):
+        yielded.extend((item, len(made)) for item in one_ahead(items()))
+    assert yielded == [(0, 2), (1, 3), (2, 3)]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_hundred_broken_in_a_row(workers):
+    start = epoch_order(250, SEED, 0)[0]
+    gone = tuple((start + offset) % 250 for offset in range(100))
+    with pytest.raises(UserError, match="100 images in a row") as caught:
+        next(loader(MemorySource(250, gone), batch=1, workers=workers))
+    assert "\n" not in str(caught.value)
+    next(loader(MemorySource(250, gone[:99]), batch=1))
+
+
+def test_failed_files():
+    failed = FailedFiles(("a",))
+    assert failed.add(("a", "b", "b")) == ("b",)
+    assert failed.names == ("a", "b")
+    for seen, count, share in ((200, 1000, 0.01), (99, 1000, 0.0), (9, 10, 0.0)):
+        failed.check(seen, count, share)
+    for seen, count, share, message in (
+        (199, 1000, 0.01, r"2 of 199 images .* a, b$"),
+        (10_000, 150, 0.01, "2 of 150 images"),
+        (10, 10, 0.0, "2 of 10 images"),
+    ):
+        with pytest.raises(UserError, match=message):
+            failed.check(seen, count, share)
+    many = FailedFiles(f"<{number}>" for number in range(25))
+    with pytest.raises(UserError, match=r"<19> and 5 more$"):
+        many.check(seen=100, count=100, max_share=0.1)
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+class TestOnTheGpu:
+    device = torch.device("cuda", 0)
+
+    @pytest.mark.parametrize("workers", [0, 2])
+    def test_same_batches_while_the_device_is_busy(self, workers):
+        source = MemorySource(COUNT, broken=(4,))
+        product = torch.randn(2048, 2048, device=self.device)
+        kept: list[Canvases] = []
+        for canvases in loader(source, last_step=40, workers=workers, device=self.device):
+            assert canvases.pixels.is_cuda
+            for _ in range(20):
+                product @ product
+            # Read after the products: by then a batch that is not kept safe is overwritten.
+            tensors = (canvases.pixels, canvases.sizes, canvases.keys)
+            kept.append(Canvases(*(tensor + 0 for tensor in tensors), canvases.failed))
+        assert_same(kept, loader(source, last_step=40))
+
+    def test_large_batches_arrive_whole(self):
+        options = {"last_step": 6, "canvas_px": 384, "batch": 64}
+        arrived = loader(MemorySource(64), workers=2, device=self.device, **options)
+        assert_same(arrived, loader(MemorySource(64), **options))
+
+    def test_a_failure_comes_after_the_batches_before_it(self):
+        class Failing(MemorySource):
+            def read(self, index: int):
+                if index == 7:
+                    raise UserError("the disk is gone")
+                return super().read(index)
+
+        def count_until_error(**options) -> int:
+            delivered: list[Canvases] = []
+            with pytest.raises(UserError, match="the disk is gone"):
+                delivered.extend(loader(Failing(COUNT), batch=1, last_step=COUNT, **options))
+            return len(delivered)
+
+        assert count_until_error(workers=1, device=self.device) == count_until_error() > 1
+
+    def test_an_early_end_unpins_the_memory_and_ends_the_workers(self, monkeypatch):
+        rings: list[Ring] = []
+
+        def make_ring(*sizes: int, shared: bool) -> Ring:
+            rings.append(Ring(*sizes, shared=shared))
+            return rings[0]
+
+        monkeypatch.setattr("croc.data.loader.Ring", make_ring)
+        before = set(multiprocessing.active_children())
+        with closing(loader(last_step=10**6, workers=1, device=self.device)) as batches:
+            next(batches)
+            assert rings[0].memory.is_pinned()
+        assert not rings[0].memory.is_pinned()
+        assert set(multiprocessing.active_children()) <= before
+
+    def test_nothing_waits_for_the_device(self):
+        """Two batches are delivered while a long computation is still running."""
+        product = torch.randn(8192, 8192, device=self.device)
+        with closing(loader(workers=1, device=self.device)) as batches:
+            next(batches)
+            torch.cuda.synchronize()
+            for _ in range(100):
+                product @ product
+            done = torch.cuda.Event()
+            done.record()
+            next(batches)
+            next(batches)
+            assert not done.query()

@@ -18,9 +18,9 @@ from typing import Any
 
 import croc
 from croc.config import LossConfig, PretrainConfig
+from croc.io import read_metrics
 from croc.photographs import own_photographs
 from croc.recipes import RECIPES, without_clusters
-from croc.train.log import read_metrics
 from croc.train.loop import pretrain
 from tests.tiny import tiny_config, tiny_mae
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import croc
-from croc.train.run_folder import read_config
+from croc.config import read_config
 from tests.golden.make import (
     CONFIGS,
     HERE,

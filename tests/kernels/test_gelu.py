@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from croc import kernels
 from croc.method import layers
 from croc.method.layers import LinearGelu, take_over
 from tests.kernels.interpreter import gpu, interpreted, knowing_bfloat16
@@ -116,7 +117,7 @@ def gradients(layer: nn.Module, x: Tensor, grad: Tensor, autocast: bool = False)
 @interpreted
 @pytest.mark.parametrize("compiled", [False, True])
 def test_layer_by_the_kernels(monkeypatch: pytest.MonkeyPatch, compiled: bool) -> None:
-    monkeypatch.setattr(layers, "serve", lambda x: True)
+    monkeypatch.setattr(kernels, "serve", lambda x: True)
     monkeypatch.setattr(layers, "autocast_dtype", lambda *_: torch.bfloat16)
     pair, fused = make_pair(8, 24)
     if compiled:

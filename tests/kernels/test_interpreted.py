@@ -1,5 +1,5 @@
 """The kernels' tests in Triton's interpreter, which must be on before Triton is imported: in
-processes of their own."""
+a process of its own."""
 
 import os
 import subprocess
@@ -13,25 +13,16 @@ from tests.kernels.interpreter import INTERPRETED
 HERE = Path(__file__).parent
 FILES = [
     *(HERE / f"test_{name}.py" for name in ("attention", "distil", "gelu", "views")),
-    HERE.parent / "clustering" / "test_kernel.py",
+    HERE.parent / "method" / "clustering" / "test_kernel.py",
 ]
 
 
 @pytest.mark.skipif(INTERPRETED, reason="this is that process")
 @pytest.mark.skipif(sys.platform != "linux", reason="Triton comes with torch on Linux")
-@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
-def test_in_the_interpreter(file: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        str(file),
-        "-p",
-        "no:cacheprovider",
-        "-p",
-        "no:xdist",
-    ]
+def test_in_the_interpreter() -> None:
+    options = ["-p", "no:cacheprovider", "-p", "no:xdist"]
+    command = [sys.executable, "-m", "pytest", *map(str, FILES), *options]
     environment = os.environ | {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
-    run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
     assert run.returncode == 0, run.stdout + run.stderr
     assert " passed" in run.stdout

@@ -24,8 +24,8 @@ from croc.method.photometric import (
 from croc.method.types import Canvases
 from croc.method.views import Crops, crop, draw_crops, make_views
 from tests.kernels.interpreter import gpu, interpreted
-from tests.test_photometric import identity, uniform_between
-from tests.test_views import random_canvases
+from tests.method.test_photometric import identity, uniform_between
+from tests.method.test_views import random_canvases
 
 # What float16 costs: the weights, the rows and the result of the crop are rounded to 2048ths.
 CROP_BOUND = 0.4

@@ -1,4 +1,4 @@
-"""The weights that ship: that they are the exported ones, and that they learned."""
+"""The shipped weights: they are the exported ones, and they learned."""
 
 import re
 from pathlib import Path
@@ -13,57 +13,48 @@ from PIL import Image, ImageOps
 from safetensors.torch import load_file
 
 import croc
-from croc.config import ClusterConfig, ViewsConfig
-from croc.eval.features import fingerprint
+from croc.config import ClusterConfig, ViewsConfig, parse_config
 from croc.lab.show.look import look_at_weights
-from croc.method.clustering.softness import softness
+from croc.method.clustering.centroids import softness
 from croc.method.croc import locate
 from croc.method.types import Canvases
 from croc.method.views import make_views
 from croc.photographs import own_photographs
 from croc.recipes import RECIPES
-from croc.train.run_folder import parse_config
-from croc.weights.page import read_page, without_paths
-from croc.weights.shipped import shipped
+from croc.weights.card import read_record, without_paths
+from croc.weights.open import fingerprint, shipped
 
 NAME = "coco-20min"
 SIDE = 20
 
 
-def test_they_are_the_exported_file():
-    """The card's scores are of the same run in float32, before it was rounded to this file."""
+def test_the_file_is_the_exported_one():
+    """Its card's scores are of the same run in float32, before it was rounded to this file."""
+    path = shipped()[NAME]
     backbone = croc.load_backbone(NAME)
     assert fingerprint(backbone) == "f6434377e162559b"
-    assert sum(value.numel() for value in backbone.state_dict().values()) == 19_871_232
-    assert shipped()[NAME].stat().st_size < 40_000_000
-
-
-def test_the_card_has_scores_and_says_of_nobodys_machine():
-    card = shipped()[NAME].with_suffix(".md").read_text(encoding="utf-8")
+    assert path.stat().st_size < 40_000_000
+    card = path.with_suffix(".md").read_text(encoding="utf-8")
     assert re.findall(r"^\| (\w+) \| [^|]+ \| \S+ \d", card, re.M) == [
         *2 * ("linear", "kmeans", "within", "incontext", "kmeans"),
         "video",
     ]
     assert "/tmp" not in card
+    vit: Any = timm.create_model("vit_small_patch16_224", depth=11, img_size=192, num_classes=0)
+    vit.load_state_dict(load_file(path), strict=True)
+    for name, parameter in vit.blocks.named_parameters():
+        # Only a block that was set by hand has matrices with rows of zeros.
+        assert parameter.ndim == 1 or parameter.any(dim=1).all(), name
 
 
-def test_they_are_of_the_recipe_as_it_stands():
-    page = read_page(shipped()[NAME])
-    assert page is not None
-    config, recipe = parse_config(page.config, NAME)
-    wanted = RECIPES[recipe]()
+def test_the_recipe_is_still_that_of_the_weights():
+    record = read_record(shipped()[NAME])
+    assert record is not None
+    config, recipe = parse_config(record.config, NAME)
+    expected = RECIPES[recipe]()
     assert recipe == NAME
     for part in ("views", "model", "head", "cluster", "loss", "optim"):
-        assert getattr(config, part) == getattr(without_paths(wanted), part), part
-
-
-def test_timm_loads_the_file_and_every_block_is_trained():
-    """Only a block that was set by hand has matrices with rows of zeros."""
-    weights = load_file(shipped()[NAME])
-    vit: Any = timm.create_model("vit_small_patch16_224", depth=11, img_size=192, num_classes=0)
-    vit.load_state_dict(weights, strict=True)
-    for name, parameter in vit.blocks.named_parameters():
-        assert parameter.ndim == 1 or parameter.any(dim=1).all(), name
+        assert getattr(config, part) == getattr(without_paths(expected), part), part
 
 
 @pytest.mark.parametrize(("tokens", "weight"), [("values", 4.0), ("keys", 3.0)])
@@ -88,7 +79,7 @@ def test_clusters_are_as_sharp_as_the_papers_text(tokens: str, weight: float):
 def test_a_token_finds_its_place_in_the_mirrored_photograph(photograph: str):
     """By its nearest token there; random weights know the place of every seventh."""
     image = Image.open(photograph).convert("RGB").resize((16 * SIDE, 16 * SIDE))
-    found = {}
+    shares = {}
     for weights in (NAME, "random:vit_small_patch16_224"):
         one, other = croc.features([image, ImageOps.mirror(image)], weights, size_px=16 * SIDE)
         here, there = (
@@ -96,6 +87,6 @@ def test_a_token_finds_its_place_in_the_mirrored_photograph(photograph: str):
             for x in (one.patches.flatten(0, 1), other.patches.flip(1).flatten(0, 1))
         )
         nearest = (here @ there.T).argmax(dim=1)
-        found[weights] = (nearest == torch.arange(SIDE**2)).float().mean().item()
-    assert found[NAME] > 0.9
-    assert found["random:vit_small_patch16_224"] < 0.3
+        shares[weights] = (nearest == torch.arange(SIDE**2)).float().mean().item()
+    assert shares[NAME] > 0.9
+    assert shares["random:vit_small_patch16_224"] < 0.3

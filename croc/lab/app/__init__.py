@@ -1,1 +1,1 @@
-"""The explorer: a page that shows the clusters of two crops while one moves them."""
+"""`croc app`: a page that shows the clusters of two crops while the user moves them."""

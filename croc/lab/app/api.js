@@ -1,79 +1,53 @@
 // Requests to the server, and the one place where a message appears.
 
-const note = () => document.getElementById("message");
+const note = document.getElementById("message");
+let fromLane = false; // whether the shown message is about a query
 
-let said = null; // by whom
-
-export function say(message, by = null) {
-  note().textContent = message;
-  note().hidden = !message;
-  said = by;
+export function showMessage(message, lane = false) {
+  note.textContent = message;
+  note.hidden = !message;
+  fromLane = lane;
 }
 
-async function fetchJson(path, options) {
-  let answer;
-  try {
-    answer = await fetch(path, options);
-  } catch {
+export async function fetchJson(path, options) {
+  const answer = await fetch(path, options).catch(() => {
     throw new Error("The server does not answer: is `croc app` still running?");
-  }
-  const page = await answer.json().catch(() => ({ error: `The server answered ${answer.status}.` }));
-  if (!answer.ok) throw new Error(page.error ?? `The server answered ${answer.status}.`);
-  return page;
+  });
+  const content = await answer.json().catch(() => ({}));
+  if (!answer.ok) throw new Error(content.error ?? `The server answered ${answer.status}.`);
+  return content;
 }
 
-export const get = (path) => fetchJson(path);
+let pending = 0;
 
-export function upload(file) {
-  const form = new FormData();
-  form.append("photograph", file, file.name || "pasted");
-  return fetchJson("/api/pictures", { method: "POST", body: form });
-}
-
-let asking = 0;
-
-// For those who hear the page, and for those who test it: answers are still to come.
+// For screen readers and tests: whether answers are pending.
 function count(change) {
-  asking += change;
-  document.getElementById("panels").setAttribute("aria-busy", String(asking > 0));
+  pending += change;
+  document.getElementById("panels").setAttribute("aria-busy", String(pending > 0));
 }
 
-// One question at a time; of those that come meanwhile only the last is asked.
-export class Lane {
-  constructor(path, take) {
-    this.path = path;
-    this.take = take;
-    this.waiting = null;
-    this.busy = false;
-  }
-
-  ask(question) {
-    this.waiting = question;
-    if (!this.busy) this.work();
-  }
-
-  async work() {
-    this.busy = true;
+// Sends one query at a time; of those made meanwhile only the last.
+export function makeLane(path, take) {
+  let waiting = null;
+  let busy = false;
+  return async (query) => {
+    waiting = query;
+    if (busy) return;
+    busy = true;
     count(1);
-    while (this.waiting) {
-      const question = this.waiting;
-      this.waiting = null;
+    while (waiting) {
+      const sent = waiting;
+      waiting = null;
       try {
         const started = performance.now();
-        const answer = await post(this.path, question);
-        if (said === Lane) say(""); // what was wrong is over
-        if (!answer.stale) await this.take(answer, question, performance.now() - started);
+        const answer = await fetchJson(path, { method: "POST", body: JSON.stringify(sent) });
+        if (fromLane) showMessage(""); // the problem is over
+        if (!answer.stale) await take(answer, sent, performance.now() - started);
       } catch (error) {
-        say(error.message, Lane);
+        showMessage(error.message, true);
       }
     }
-    this.busy = false;
+    busy = false;
     count(-1);
-  }
+  };
 }
-
-const post = (path, page) => fetchJson(path, {
-  method: "POST",
-  headers: { "Content-Type": "application/json" },
-  body: JSON.stringify(page),
-});

@@ -1,13 +1,12 @@
-// The merging as a film, and the curve of its cost.
+// The merging as an animation, and the curve of its cost.
 
-import { change, listen, state } from "./state.js";
+import { change, clamp, listen, state } from "./state.js";
 
 const FRAME_MS = 700;
 const HEIGHT = 160;
 const EDGE = { left: 54, right: 12, top: 12, bottom: 30 };
-const SVG = "http://www.w3.org/2000/svg";
 
-const say = (cost, digits) => cost.toFixed(digits).replace("-", "−");
+const format = (cost, digits) => cost.toFixed(digits).replace("-", "−");
 const part = (id) => document.getElementById(id);
 let timer = null;
 
@@ -19,36 +18,31 @@ export function makeMerging() {
   part("forward").addEventListener("click", () => goTo(shownStep() + 1));
   part("step").addEventListener("input", (event) => goTo(Number(event.target.value)));
   part("stop").addEventListener("click", () => change("mode", { mode: "clusters", patch: null }));
-  listen("trace mode head picture", show);
   listen("mode", () => { if (state.mode !== "merging") pause(); });
+  listen("trace mode head picture", show);
 }
 
-const longest = () => Math.max(0, ...state.traces.map((trace) => trace?.steps.length ?? 0));
+const lastStep = () => Math.max(0, ...state.traces.map((trace) => (trace?.steps.length ?? 1) - 1));
 
-// Outside of the film, the step that was chosen.
+// Outside the animation, the chosen step.
 function shownStep() {
-  if (state.mode === "merging") return Math.min(state.step, longest() - 1);
+  if (state.mode === "merging") return Math.min(state.step, lastStep());
   const trace = state.traces.find(Boolean);
   return trace ? trace.steps.findIndex((step) => step.k === trace.chosen) : 0;
 }
 
-function goTo(step, going = false) {
-  if (!longest()) return;
-  if (!going) pause();
-  const within = Math.min(Math.max(step, 0), longest() - 1);
-  change("mode", { mode: "merging", patch: null, step: within });
+function goTo(step, playing = false) {
+  if (!playing) pause();
+  change("mode", { mode: "merging", patch: null, step: clamp(step, 0, lastStep()) });
 }
 
 function play() {
-  if (!longest()) return;
-  const ended = state.mode !== "merging" || state.step >= longest() - 1;
-  timer = setInterval(next, FRAME_MS);
+  const ended = state.mode !== "merging" || state.step >= lastStep();
+  timer = setInterval(() => {
+    if (state.step >= lastStep()) pause();
+    else goTo(state.step + 1, true);
+  }, FRAME_MS);
   goTo(ended ? 0 : state.step, true);
-}
-
-function next() {
-  if (state.step >= longest() - 1) pause();
-  else goTo(state.step + 1, true);
 }
 
 function pause() {
@@ -58,82 +52,52 @@ function pause() {
 }
 
 function show() {
-  const traces = state.traces;
+  const traces = state.traces.filter(Boolean);
   part("play").textContent = timer ? "Pause" : "Play";
   part("stop").disabled = state.mode !== "merging";
-  part("step").max = Math.max(longest() - 1, 1);
+  part("step").max = Math.max(lastStep(), 1);
   part("step").value = shownStep();
-  const trace = traces.find(Boolean);
-  for (const id of ["play", "back", "forward", "step"]) part(id).disabled = !trace;
-  if (!trace) {
+  for (const id of ["play", "back", "forward", "step"]) part(id).disabled = !traces.length;
+  if (!traces.length) {
     part("curve").replaceChildren();
-    part("merging-says").textContent = "";
+    part("merging-state").textContent = "";
     return;
   }
-  const k = trace.steps[Math.min(shownStep(), trace.steps.length - 1)].k;
+  const { steps } = traces[0];
+  const { k } = steps[Math.min(shownStep(), steps.length - 1)];
+  const chosen = traces.map((trace) => trace.chosen).join(" and ");
   part("step").setAttribute("aria-valuetext", `K ${k}`);
-  part("merging-says").textContent = describe(traces, k);
-  drawCurve(traces, k);
+  part("merging-state").textContent =
+    state.mode === "merging" ? `at K ${k}, chosen ${chosen}` : `chosen K ${chosen}`;
+  part("curve").setAttribute("aria-label",
+    `Transport cost from K ${steps[0].k} to K 2; the lowest, at K ${chosen}, is chosen`);
+  drawCurve(traces, steps[0].k, k);
 }
 
-function describe(traces, k) {
-  const chosen = traces.filter(Boolean).map((trace) => trace.chosen).join(" and ");
-  return state.mode === "merging" ? `at K ${k}, chosen ${chosen}` : `chosen K ${chosen}`;
-}
-
-function drawCurve(traces, k) {
-  const all = traces.filter(Boolean);
-  const costs = all.flatMap((trace) => trace.steps.map((step) => step.cost));
+function drawCurve(traces, most, now) {
+  const costs = traces.flatMap((trace) => trace.steps.map((step) => step.cost));
   const [low, high] = [Math.min(...costs), Math.max(...costs)];
-  const most = all[0].steps[0].k;
   const width = part("curve").clientWidth; // drawn for it, so that letters keep their size
-  const x = (at) => EDGE.left +
-    ((most - at) / Math.max(most - 2, 1)) * (width - EDGE.left - EDGE.right);
-  const y = (cost) => HEIGHT - EDGE.bottom -
-    ((cost - low) / (high - low || 1)) * (HEIGHT - EDGE.top - EDGE.bottom);
-  const now = make("line", { x1: x(k), x2: x(k), y1: EDGE.top - 6, y2: HEIGHT - EDGE.bottom + 4,
-    class: "now" });
-  const lines = traces.flatMap((trace, model) => (trace ? drawLine(trace, model, x, y) : []));
-  part("curve").replaceChildren(...axes(low, high, most, x, y, width), now, ...lines);
-  part("curve").setAttribute("aria-label", all.map((trace) => `Transport cost from K ${most} to ` +
-    `K 2; the lowest, at K ${trace.chosen}, is chosen`).join(". "));
-}
-
-function drawLine(trace, model, x, y) {
-  const places = trace.steps.map((step) => [x(step.k), y(step.cost)]);
-  const line = make("polyline", { points: places.join(" "), class: `cost cost-${model}` });
-  const dots = places.map(([cx, cy], number) => {
-    const chosen = trace.steps[number].k === trace.chosen;
-    const dot = make("circle", { cx, cy, r: chosen ? 6 : 2.5,
-      class: `dot dot-${model}${chosen ? " chosen" : ""}` });
-    dot.append(make("title", {},
-      `K ${trace.steps[number].k}: cost ${say(trace.steps[number].cost, 4)}`));
-    return dot;
-  });
-  return [line, ...dots];
-}
-
-function axes(low, high, most, x, y, width) {
-  const bottom = HEIGHT - EDGE.bottom;
-  const marks = [];
-  const every = most > 14 ? 2 : 1;
-  for (let k = most; k >= 2; k -= 1) {
-    if (k % every === 0 || k === 2) {
-      marks.push(make("text", { x: x(k), y: bottom + 20, class: "mark", "text-anchor": "middle" }, k));
-    }
+  const [right, bottom] = [width - EDGE.right, HEIGHT - EDGE.bottom];
+  const x = (k) => EDGE.left + ((most - k) / Math.max(most - 2, 1)) * (right - EDGE.left);
+  const y = (cost) => bottom - ((cost - low) / (high - low || 1)) * (bottom - EDGE.top);
+  const text = (content, at, down, anchor) =>
+    makeSvg("text", { x: at, y: down, class: "mark", "text-anchor": anchor }, String(content));
+  const marks = [text("K", 4, bottom + 20, "start"),
+    ...[low, high].map((cost) => text(format(cost, 3), EDGE.left - 8, y(cost) + 4, "end"))];
+  for (let k = 2; k <= most; k += most > 14 ? 2 : 1) {
+    marks.push(text(k, x(k), bottom + 20, "middle"));
   }
-  for (const cost of [low, high]) {
-    marks.push(make("text", { x: EDGE.left - 8, y: y(cost) + 4, class: "mark",
-      "text-anchor": "end" }, say(cost, 3)));
-  }
-  marks.push(make("text", { x: 4, y: bottom + 20, class: "mark" }, "K"));
-  return [make("line", { x1: EDGE.left, x2: width - EDGE.right, y1: bottom + 2, y2: bottom + 2,
-    class: "axis" }), ...marks];
-}
-
-function make(kind, attributes, text) {
-  const element = document.createElementNS(SVG, kind);
-  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
-  if (text !== undefined) element.textContent = text;
-  return element;
+  const lines = state.traces.flatMap((trace, model) => (trace ? [
+    makeSvg("polyline", { class: `cost cost-${model}`,
+      points: trace.steps.map(({ k, cost }) => [x(k), y(cost)]).join(" ") }),
+    ...trace.steps.map(({ k, cost }) => makeSvg("circle", { cx: x(k), cy: y(cost),
+      r: k === trace.chosen ? 6 : 2.5,
+      class: `dot dot-${model}${k === trace.chosen ? " chosen" : ""}` },
+    makeSvg("title", {}, `K ${k}: cost ${format(cost, 4)}`))),
+  ] : []));
+  part("curve").replaceChildren(
+    makeSvg("line", { x1: EDGE.left, x2: right, y1: bottom + 2, y2: bottom + 2, class: "axis" }),
+    makeSvg("line", { x1: x(now), x2: x(now), y1: EDGE.top - 6, y2: bottom + 4, class: "now" }),
+    ...marks, ...lines);
 }

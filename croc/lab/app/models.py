@@ -1,4 +1,4 @@
-"""From the command line's runs and weights to the networks that the explorer shows."""
+"""The networks that the explorer shows."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,20 +8,17 @@ import torch
 
 from croc.config import ClusterConfig, CrocConfig, ModelConfig, PretrainConfig, ViewsConfig
 from croc.errors import UserError
-from croc.lab.show.look import look_at_export
+from croc.lab.show.look import look_at_weights
 from croc.method.backbone import Backbone
-from croc.train.checkpoint import checkpoint_path, checkpoints, step_of
-from croc.weights.files import printable
-from croc.weights.runs import find_checkpoint, open_run
+from croc.tables import one_line
+from croc.weights.checkpoint import checkpoint_path, checkpoints, find_checkpoint, open_run, step_of
 
-MOST = 2
-LARGEST_VIEW_PX = 512
-RANDOM = "random:"
+MAX_VIEW_PX = 512
 
 
 @dataclass(frozen=True)
 class Model:
-    """A network, and what it was trained with."""
+    """A frozen network and the settings it was trained with."""
 
     name: str
     backbone: Backbone
@@ -44,64 +41,46 @@ def open_models(
     """One or two; `steps` are checkpoints of the one run."""
     count = max(len(runs), len(steps) + (len(steps) == 1)) + len(weights)
     if count == 0:
-        raise UserError("say what to explore: croc app RUN, or --weights NAME")
-    if count > MOST:
-        raise UserError("two can be compared, not more: name two runs, weights or checkpoints")
+        raise UserError("name what to explore: croc app RUN, or --weights NAME")
+    if count > 2:
+        raise UserError("at most two can be compared: name two runs, weights or checkpoints")
     if steps and len(runs) != 1:
-        raise UserError("--checkpoint is for one RUN, whose checkpoints it compares")
-    paths = _checkpoints(Path(runs[0]), steps) if steps else [Path(run) for run in runs]
+        raise UserError("--checkpoint needs exactly one RUN, whose checkpoints it compares")
+    paths = [Path(run) for run in runs]
+    if steps:
+        existing = checkpoints(paths[0])
+        chosen = [checkpoint_path(paths[0], step) for step in steps]
+        if missing := [step_of(path) for path in chosen if path not in existing]:
+            there = ", ".join(str(step_of(path)) for path in existing) or "none"
+            raise UserError(f"{runs[0]} has no checkpoint of step {missing[0]}; it has {there}")
+        paths = chosen if len(chosen) > 1 else [*chosen, existing[-1]]
     return [*map(_open_run, paths), *map(_open_weights, weights)]
 
 
-def _checkpoints(run: Path, steps: tuple[int, ...]) -> list[Path]:
-    """Those of the steps; one alone is shown beside the run's last."""
-    found = checkpoints(run)
-    if not found:
-        raise UserError(f"{run} holds no run with a checkpoint: give a folder of croc pretrain")
-    asked = [checkpoint_path(run, step) for step in steps]
-    for step, path in zip(steps, asked):
-        if path not in found:
-            there = ", ".join(str(step_of(old)) for old in found)
-            raise UserError(f"{run} has no checkpoint of step {step}; it has {there}")
-    return asked if len(asked) > 1 else [*asked, found[-1]]
-
-
 def _open_run(path: Path) -> Model:
-    if not path.exists():
-        raise UserError(f"{path} holds no run: give the folder that croc pretrain wrote")
-    found = find_checkpoint(path)
-    if found is None:
-        raise UserError(f"{path} is no run of croc pretrain: other files are for --weights")
-    opened = open_run(*found)
-    return _model(opened.name, opened.backbone, opened.config)
+    checkpoint = find_checkpoint(path)
+    if checkpoint is None:
+        raise UserError(f"{path} is not a run of croc pretrain: give other files to --weights")
+    run = open_run(*checkpoint)
+    return _to_model(run.name, run.backbone, run.config)
 
 
 def _open_weights(spec: str) -> Model:
-    if spec.startswith(RANDOM):
-        return _open_random(spec.removeprefix(RANDOM))
-    found = look_at_export(spec, "or random:NAME; a run's folder is named without --weights")
-    return _model(found.title, found.backbone, found.config)
-
-
-def _open_random(name: str) -> Model:
-    """A network before any training, to see what the architecture alone does."""
+    name = spec.removeprefix("random:")
+    if name == spec:
+        look = look_at_weights(spec, "or random:NAME; a run's folder is named without --weights")
+        return _to_model(look.title, look.backbone, look.config)
     size_px = ViewsConfig().size_px
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        backbone = Backbone(ModelConfig(name), size_px)
-    return Model(f"{name}, untrained", _frozen(backbone), size_px, ClusterConfig())
+        backbone = Backbone(ModelConfig(name), size_px).eval().requires_grad_(False)
+    return Model(f"{name}, untrained", backbone, size_px, ClusterConfig())
 
 
-def _model(name: str, backbone: Backbone, config: PretrainConfig) -> Model:
-    """Methods without clusters are shown with the paper's setting of them."""
-    if config.views.size_px > LARGEST_VIEW_PX:
-        raise UserError(
-            f"{name} has views of {config.views.size_px} px; the explorer shows up to "
-            f"{LARGEST_VIEW_PX}"
-        )
+def _to_model(name: str, backbone: Backbone, config: PretrainConfig) -> Model:
+    """Methods without clusters get the paper's clustering."""
+    size_px = config.views.size_px
+    if size_px > MAX_VIEW_PX:
+        raise UserError(f"{name} has views of {size_px} px; the explorer shows up to {MAX_VIEW_PX}")
     cluster = config.cluster if isinstance(config, CrocConfig) else ClusterConfig()
-    return Model(printable(name), _frozen(backbone), config.views.size_px, cluster)
-
-
-def _frozen(backbone: Backbone) -> Backbone:
-    return backbone.eval().requires_grad_(False)
+    return Model(one_line(name), backbone.eval().requires_grad_(False), size_px, cluster)

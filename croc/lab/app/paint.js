@@ -1,6 +1,6 @@
 // Clusters and similarities as transparent layers over a crop, and the crop itself in gray.
 
-import { lineOf, widen } from "./tiles.js";
+import { enlarge } from "./tiles.js";
 
 const TINT = 0.62 * 255;
 const FAINT = 0.12 * 255; // of clusters that are not pointed at
@@ -23,86 +23,56 @@ export function drawCrop(context, photo, box, gray) {
   context.globalCompositeOperation = "source-over";
 }
 
-// Shares upsampled cluster by cluster; a pixel's colour is the mixture, its hatching its strongest.
-export function clusterLayer(tiles, row, clusters, size, pointed = -1) {
-  const grid = tiles.grid;
-  const wide = clusters.map((_, k) => widen(tiles, row * grid, k * grid, grid, grid, size));
-  const layer = new ImageData(size, size);
-  const line = new Float32Array(size);
-  const sums = Array.from({ length: 4 }, () => new Float32Array(size));
-  const best = new Float32Array(size);
-  const strongest = new Uint8Array(size);
-  for (let y = 0; y < size; y++) {
-    [...sums, best].forEach((sum) => sum.fill(0));
-    strongest.fill(0);
-    for (let k = 0; k < clusters.length; k++) {
-      lineOf(wide[k], grid, size, y, size, line);
-      mix(line, clusters[k].colour, k, sums, best, strongest);
+// Shares enlarged cluster by cluster; a pixel's colour is the mixture, its hatching its strongest.
+export function clusterLayer({ image, grid }, row, clusters, size, pointed = -1) {
+  const sums = new Float32Array(4 * size * size); // red, green, blue and share
+  const best = new Uint8Array(size * size);
+  const strongest = new Uint8Array(size * size);
+  clusters.forEach(({ colour: [red, green, blue] }, k) => {
+    const shares = enlarge(image, row * grid, k * grid, grid, grid, size, size);
+    for (let i = 0; i < shares.length; i += 4) {
+      const share = shares[i];
+      if (!share) continue;
+      sums[i] += share * red;
+      sums[i + 1] += share * green;
+      sums[i + 2] += share * blue;
+      sums[i + 3] += share;
+      if (share > best[i / 4]) {
+        best[i / 4] = share;
+        strongest[i / 4] = k;
+      }
     }
-    writeLine(layer, y, sums, strongest, clusters, pointed);
+  });
+  const layer = new ImageData(size, size);
+  const period = size / STRIPES;
+  for (let i = 0; i < sums.length; i += 4) {
+    const k = strongest[i / 4];
+    const faint = pointed >= 0 && k !== pointed;
+    const diagonal = ((i / 4) % size) + Math.floor(i / 4 / size);
+    const hatched = !clusters[k].valid && !faint && diagonal % period < period / 4;
+    for (let c = 0; c < 3; c++) layer.data[i + c] = hatched ? 20 : sums[i + c] / (sums[i + 3] || 1);
+    layer.data[i + 3] = hatched ? HATCH : faint ? FAINT : TINT;
   }
   return layer;
-}
-
-function mix(line, [red, green, blue], k, [reds, greens, blues, shares], best, strongest) {
-  for (let x = 0; x < line.length; x++) {
-    const share = line[x];
-    if (!share) continue;
-    reds[x] += share * red;
-    greens[x] += share * green;
-    blues[x] += share * blue;
-    shares[x] += share;
-    if (share > best[x]) {
-      best[x] = share;
-      strongest[x] = k;
-    }
-  }
-}
-
-function writeLine(layer, y, [reds, greens, blues, shares], strongest, clusters, pointed) {
-  const size = layer.width;
-  const period = size / STRIPES;
-  for (let x = 0, i = 4 * y * size; x < size; x++, i += 4) {
-    const k = strongest[x];
-    const faint = pointed >= 0 && k !== pointed;
-    if (!clusters[k].valid && !faint && (x + y) % period < period / 4) {
-      layer.data[i] = layer.data[i + 1] = layer.data[i + 2] = 20;
-      layer.data[i + 3] = HATCH;
-      continue;
-    }
-    const share = shares[x] || 1e-9;
-    layer.data[i] = reds[x] / share;
-    layer.data[i + 1] = greens[x] / share;
-    layer.data[i + 2] = blues[x] / share;
-    layer.data[i + 3] = faint ? FAINT : TINT;
-  }
 }
 
 // One map of rows × columns patches, in the colours of heat.
-export function heatLayer(tiles, top, rows, columns, width, height) {
-  const wide = widen(tiles, top, 0, rows, columns, width);
+export function heatLayer({ image }, top, rows, columns, width, height) {
+  const values = enlarge(image, top, 0, rows, columns, width, height);
   const layer = new ImageData(width, height);
-  const line = new Float32Array(width);
-  for (let y = 0; y < height; y++) {
-    lineOf(wide, rows, width, y, height, line);
-    for (let x = 0, i = 4 * y * width; x < width; x++, i += 4) {
-      heat(Math.min(line[x] / 255, 1), layer.data, i);
+  for (let i = 0; i < values.length; i += 4) {
+    const place = (values[i] / 255) * (HEAT.length - 1);
+    const below = Math.min(Math.floor(place), HEAT.length - 2);
+    for (let c = 0; c < 3; c++) {
+      const low = HEAT[below][c];
+      layer.data[i + c] = low + (place - below) * (HEAT[below + 1][c] - low);
     }
+    layer.data[i + 3] = 0.72 * 255;
   }
   return layer;
 }
 
-function heat(value, data, at) {
-  const place = value * (HEAT.length - 1);
-  const below = Math.min(Math.floor(place), HEAT.length - 2);
-  for (let channel = 0; channel < 3; channel++) {
-    const low = HEAT[below][channel];
-    data[at + channel] = low + (place - below) * (HEAT[below + 1][channel] - low);
-  }
-  data[at + 3] = 0.72 * 255;
-}
-
-const scratch = document.createElement("canvas");
+const scratch = make("canvas");
 
 // putImageData would replace what is there; this lays it over.
 export function lay(context, layer) {

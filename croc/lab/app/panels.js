@@ -1,42 +1,36 @@
 // A panel for each model: both crops under their clusters (or similarities), and the heads.
 
-import { makeHeads } from "./heads.js";
 import { clusterLayer, drawCrop, drawPatch, heatLayer, lay } from "./paint.js";
 import { photo } from "./photograph.js";
-import { shownClusters } from "./shown.js";
-import { change, listen, modelCount, state } from "./state.js";
-import { clusterAt, valueAt } from "./tiles.js";
+import { ARROWS, change, clamp, listen, NAMES, state } from "./state.js";
+import { clusterAt, firstFree, valueAt } from "./tiles.js";
 
 const CROP_PX = 320;
-const NAMES = ["A", "B"];
-const ARROWS = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
+const SMALL_PX = 72;
 
 export function makePanels() {
-  const panels = Array.from({ length: modelCount() }, (_, model) => makePanel(model));
-  document.getElementById("panels").append(...panels);
+  document.getElementById("panels").append(...state.start.models.map(makePanel));
 }
 
-function makePanel(model) {
-  const panel = document.createElement("section");
-  panel.className = "card panel";
-  panel.innerHTML = `<div class="title"><h2></h2><span class="soft small says"></span>
-    <span class="soft small scale" hidden><span class="low"></span><i aria-hidden="true"></i>1</span>
-    <button type="button" class="leave" hidden>Clusters</button></div>
-    <div class="crops"></div>
-    <p class="caption small soft" aria-live="polite"></p>
-    <div class="heads" role="group" aria-label="Attention heads"></div>`;
-  panel.querySelector("h2").textContent = state.start.models[model].name;
-  panel.setAttribute("aria-label", `Clusters of ${state.start.models[model].name}`);
-  panel.querySelector(".leave").addEventListener("click", leave);
+function makePanel({ name }, model) {
+  const leaving = make("button", { type: "button", class: "leave", hidden: "" }, "Clusters");
+  leaving.addEventListener("click", leave);
   const crops = NAMES.map((_, view) => makeCrop(model, view));
-  panel.querySelector(".crops").append(...crops.map((crop) => crop.parentElement));
-  makeHeads(panel.querySelector(".heads"), model);
-  let asked = false;
+  const panel = make("section", { class: "card panel", "aria-label": `Clusters of ${name}` },
+    make("div", { class: "title" }, make("h2", {}, name), make("span", { class: "soft small summary" }),
+      make("span", { class: "soft small scale", hidden: "" }, make("span", { class: "low" }),
+        make("i", { "aria-hidden": "true" }), "1"), leaving),
+    make("div", { class: "crops" }, ...crops.map((canvas, view) =>
+      make("figure", { class: `crop crop-${view}` }, canvas,
+        make("span", { class: "label" }, NAMES[view])))),
+    make("p", { class: "caption small soft", "aria-live": "polite" }),
+    makeHeads(model));
+  let scheduled = false;
   listen("picture boxes head mode pointed answer trace", () => {
-    if (asked) return;
-    asked = true; // several changes, one drawing
+    if (scheduled) return;
+    scheduled = true; // several changes, one drawing
     requestAnimationFrame(() => {
-      asked = false;
+      scheduled = false;
       draw(panel, crops, model);
     });
   });
@@ -44,61 +38,43 @@ function makePanel(model) {
 }
 
 function makeCrop(model, view) {
-  const figure = document.createElement("figure");
-  figure.className = `crop crop-${view}`;
-  const canvas = document.createElement("canvas");
-  canvas.width = canvas.height = CROP_PX;
-  canvas.tabIndex = 0;
-  canvas.setAttribute("role", "application");
-  canvas.setAttribute("aria-roledescription", "crop");
-  canvas.setAttribute("aria-label", `Crop ${NAMES[view]} and its clusters. Arrows move over its ` +
-    "patches, Enter shows what is similar to one, Escape goes back.");
-  const label = document.createElement("span");
-  label.className = "label";
-  label.textContent = NAMES[view];
-  figure.append(canvas, label);
-  const point = (index) => {
-    const { pointed } = state;
-    const same = pointed && index !== null && pointed.model === model &&
-      pointed.view === view && pointed.index === index;
-    if (!same) change("pointed", { pointed: index === null ? null : { model, view, index } });
+  const canvas = make("canvas", { width: CROP_PX, height: CROP_PX, tabindex: 0,
+    role: "application", "aria-roledescription": "crop",
+    "aria-label": `Crop ${NAMES[view]} and its clusters. Arrows move over its patches, ` +
+      "Enter shows what is similar to one, Escape goes back." });
+  const { grid } = state.start.models[model];
+  const patchUnder = (event) => {
+    const box = canvas.getBoundingClientRect();
+    const along = (share) => clamp(Math.floor(share * grid), 0, grid - 1);
+    return along((event.clientY - box.top) / box.height) * grid +
+      along((event.clientX - box.left) / box.width);
   };
+  const current = () =>
+    (state.pointed?.model === model && state.pointed.view === view ? state.pointed.index : null);
+  const point = (index) => {
+    if (index !== null && index === current()) return;
+    change("pointed", { pointed: index === null ? null : { model, view, index } });
+  };
+  const pick = (index) =>
+    change("mode", { mode: "similarity", patch: { model, view, index }, similarity: [] });
   canvas.addEventListener("pointermove", (event) => {
-    if (event.pointerType === "mouse") point(patchUnder(event, canvas, model));
+    if (event.pointerType === "mouse") point(patchUnder(event));
   });
   canvas.addEventListener("pointerleave", () => point(null));
   canvas.addEventListener("blur", () => point(null));
-  canvas.addEventListener("click", (event) => pick(model, view, patchUnder(event, canvas, model)));
-  canvas.addEventListener("keydown", (event) => press(event, model, view, point));
+  canvas.addEventListener("click", (event) => pick(patchUnder(event)));
+  canvas.addEventListener("keydown", (event) => {
+    const here = current() ?? Math.floor(grid / 2) * (grid + 1);
+    if (event.key in ARROWS) {
+      const [dx, dy] = ARROWS[event.key];
+      const x = clamp((here % grid) + dx, 0, grid - 1);
+      point(clamp(Math.floor(here / grid) + dy, 0, grid - 1) * grid + x);
+    } else if (event.key === "Enter" || event.key === " ") pick(here);
+    else if (event.key === "Escape") leave();
+    else return;
+    event.preventDefault();
+  });
   return canvas;
-}
-
-function patchUnder(event, canvas, model) {
-  const { grid } = state.start.models[model];
-  const box = canvas.getBoundingClientRect();
-  const along = (at, from, length) =>
-    Math.min(Math.max(Math.floor(((at - from) / length) * grid), 0), grid - 1);
-  return along(event.clientY, box.top, box.height) * grid +
-    along(event.clientX, box.left, box.width);
-}
-
-function press(event, model, view, point) {
-  const { grid } = state.start.models[model];
-  const here = state.pointed?.model === model && state.pointed.view === view
-    ? state.pointed.index : Math.floor(grid / 2) * (grid + 1);
-  const arrow = ARROWS[event.key];
-  if (arrow) {
-    const within = (value) => Math.min(Math.max(value, 0), grid - 1);
-    const [x, y] = [within((here % grid) + arrow[0]), within(Math.floor(here / grid) + arrow[1])];
-    point(y * grid + x);
-  } else if (event.key === "Enter" || event.key === " ") pick(model, view, here);
-  else if (event.key === "Escape") leave();
-  else return;
-  event.preventDefault();
-}
-
-function pick(model, view, index) {
-  change("mode", { mode: "similarity", patch: { model, view, index }, similarity: [] });
 }
 
 function leave() {
@@ -108,51 +84,41 @@ function leave() {
 function draw(panel, crops, model) {
   const shown = shownClusters(model);
   const similar = state.mode === "similarity" ? state.similarity[model] : null;
-  const ready = similar ?? shown;
+  const { grid } = state.start.models[model];
+  const { patch, pointed, mode } = state;
   crops.forEach((canvas, view) => {
     const context = canvas.getContext("2d");
-    drawCrop(context, photo, state.boxes[view], Boolean(ready));
-    if (similar) drawSimilar(context, similar, view);
-    else if (shown) drawClusters(context, shown, model, view);
-    drawMarks(context, model, view);
+    drawCrop(context, photo, state.boxes[view], Boolean(similar ?? shown));
+    if (similar) {
+      lay(context, heatLayer(similar.crops, view * grid, grid, grid, CROP_PX, CROP_PX));
+    } else if (shown) {
+      const { tiles, row, clusters } = shown;
+      const one = pointed?.model === model
+        ? clusterAt(tiles, row + pointed.view, clusters.length, pointed.index) : -1;
+      lay(context, clusterLayer(tiles, row + view, clusters, CROP_PX, one));
+    }
+    if (mode === "similarity" && patch.view === view) {
+      drawPatch(context, samePatch(patch, grid), grid, true);
+    }
+    if (pointed?.model === model && pointed.view === view) {
+      drawPatch(context, pointed.index, grid, false);
+    }
   });
-  panel.querySelector(".leave").hidden = state.mode === "clusters";
-  panel.querySelector(".says").textContent = summarise(shown, similar);
+  panel.querySelector(".leave").hidden = mode === "clusters";
+  panel.querySelector(".summary").textContent = summarise(shown, similar);
   panel.querySelector(".scale").hidden = !similar;
-  if (similar) panel.querySelector(".low").textContent = say(similar.low);
+  if (similar) panel.querySelector(".low").textContent = format(similar.low);
   panel.querySelector(".caption").textContent = caption(model, shown, similar);
 }
 
-function drawClusters(context, { tiles, row, clusters }, model, view) {
-  const { pointed } = state;
-  const one = pointed?.model === model
-    ? clusterAt(tiles, row + pointed.view, clusters.length, pointed.index) : -1;
-  lay(context, clusterLayer(tiles, row + view, clusters, CROP_PX, one));
-}
-
-function drawSimilar(context, { crops, grid }, view) {
-  lay(context, heatLayer(crops, view * grid, grid, grid, CROP_PX, CROP_PX));
-}
-
-function drawMarks(context, model, view) {
-  const { grid } = state.start.models[model];
-  const { patch, pointed, mode } = state;
-  if (mode === "similarity" && patch.view === view) {
-    drawPatch(context, samePatch(patch, grid), grid, true);
-  }
-  if (pointed?.model === model && pointed.view === view) {
-    drawPatch(context, pointed.index, grid, false);
-  }
-}
-
-// The picked patch's place in another model's grid, which may be finer or coarser.
+// The chosen patch's position in another model's grid, which may be finer or coarser.
 export function samePatch(patch, grid) {
   const own = state.start.models[patch.model].grid;
   const move = (at) => Math.min(Math.floor(((at + 0.5) / own) * grid), grid - 1);
   return move(Math.floor(patch.index / own)) * grid + move(patch.index % own);
 }
 
-const say = (value) => value.toFixed(2).replace("-", "−");
+const format = (value) => value.toFixed(2).replace("-", "−");
 
 function summarise(shown, similar) {
   if (similar || !shown) return similar ? "cosine" : "";
@@ -169,20 +135,87 @@ function caption(model, shown, similar) {
   }
   if (similar) {
     const value = valueAt(similar.crops, pointed.view, 0, pointed.index) / 255;
-    return `Cosine ${say(similar.low + value * (1 - similar.low))}`;
+    return `Cosine ${format(similar.low + value * (1 - similar.low))}`;
   }
   const { tiles, row, clusters } = shown;
   const one = clusterAt(tiles, row + pointed.view, clusters.length, pointed.index);
-  const count = [0, 1].map((view) => patchesOf(tiles, row + view, clusters.length, one));
+  const [inA, inB] = [row, row + 1].map((at) => Array.from({ length: tiles.grid ** 2 }, (_, index) =>
+    clusterAt(tiles, at, clusters.length, index)).filter((cluster) => cluster === one).length);
   const where = clusters[one].valid ? "shared" : "in one crop only, left out";
-  return `Cluster ${one + 1} of ${clusters.length}, ${where}: ` +
-    `${count[0]} patches of A, ${count[1]} of B`;
+  return `Cluster ${one + 1} of ${clusters.length}, ${where}: ${inA} patches of A, ${inB} of B`;
 }
 
-function patchesOf(tiles, row, count, one) {
-  let found = 0;
-  for (let index = 0; index < tiles.grid ** 2; index++) {
-    if (clusterAt(tiles, row, count, index) === one) found++;
-  }
-  return found;
+// The row of heads: each with its own small picture of both crops, its K, its shared clusters and
+// its mean largest share.
+function makeHeads(model) {
+  const row = make("div", { class: "heads", role: "group", "aria-label": "Attention heads" });
+  const mark = () => [...row.children].forEach((button, n) => button.setAttribute("aria-pressed",
+    String(n === Math.min(state.heads[model], row.children.length - 1))));
+  listen("answer", () => {
+    const answer = state.clusters[model];
+    if (!answer) return;
+    if (row.children.length !== answer.heads.length) {
+      row.replaceChildren(...answer.heads.map((_, number) => makeButton(model, number)));
+      row.hidden = answer.heads.length === 1; // the last tokens have no heads
+    }
+    [...row.children].forEach((button, number) => drawButton(button, answer, number));
+    mark();
+  });
+  listen("head", mark);
+  return row;
 }
+
+function makeButton(model, number) {
+  const canvas = () => make("canvas", { width: SMALL_PX, height: SMALL_PX });
+  const button = make("button", { type: "button", class: "one-head" },
+    make("span", { class: "pair" }, canvas(), canvas()),
+    // Counted from 0, as `croc show --heads` does.
+    make("span", { class: "small text" }, make("strong", {}, `Head ${number}`), " ",
+      make("span", { class: "counts" }, "", make("span"))));
+  button.addEventListener("click", () =>
+    change("head", { heads: state.heads.map((old, n) => (n === model ? number : old)) }));
+  return button;
+}
+
+function drawButton(button, answer, number) {
+  const head = answer.heads[number];
+  button.querySelectorAll("canvas").forEach((canvas, view) => {
+    const context = canvas.getContext("2d");
+    drawCrop(context, photo, state.boxes[view], true);
+    lay(context, clusterLayer(answer.tiles, 2 * number + view, clustersOf(head), SMALL_PX));
+  });
+  const [counts, share] = button.querySelector(".counts").childNodes;
+  counts.textContent = `K ${head.k}, ${head.shared} shared, `;
+  share.textContent = `largest share ${head.share.toFixed(2)}`;
+}
+
+// The palette, then darker versions of it.
+function colourOf(number) {
+  const { palette } = state.start;
+  const colour = palette[number % palette.length];
+  return number < palette.length ? colour : colour.map((part) => 0.55 * part);
+}
+
+// What the panel of a model shows now: tiles, the row of a crop in them, the clusters (each with its
+// colour and whether both crops have it), and the mean largest share of a patch.
+function shownClusters(model) {
+  const answer = state.clusters[model];
+  const number = Math.min(state.heads[model], (answer?.heads.length ?? 1) - 1);
+  const head = answer?.heads[number];
+  const trace = state.mode === "merging" ? state.traces[model] : null;
+  if (!trace) {
+    return head && { tiles: answer.tiles, row: 2 * number, clusters: clustersOf(head), share: head.share };
+  }
+  const at = Math.min(state.step, trace.steps.length - 1);
+  const step = trace.steps[at];
+  // As outside the merging; clusters that the chosen step does not have get the next free colours.
+  const colours = [...(head?.painted.colours ?? [])];
+  while (colours.length < trace.columns) colours.push(firstFree(colours));
+  const clusters = paintWith(step.valid, step.colours.map((colour) => colours[colour]));
+  return { tiles: trace.tiles, row: 2 * at, clusters, share: step.share };
+}
+
+const clustersOf = (head) => paintWith(head.valid, head.painted.colours);
+
+const paintWith = (valid, colours) =>
+  valid.map((kept, k) => ({ valid: kept, colour: colourOf(colours[k]) }));

@@ -1,8 +1,7 @@
-"""The photographs that the explorer holds: some scenes of its own, and the last few uploads."""
+"""The photographs that the explorer can show: some scenes of its own, and the last uploads."""
 
 import io
 import secrets
-import threading
 import warnings
 from dataclasses import dataclass
 
@@ -10,31 +9,28 @@ import numpy as np
 import torch
 from jaxtyping import UInt8
 from PIL import Image
+from starlette.exceptions import HTTPException
 from torch import Tensor
 
-from croc.data import UndecodableImage, decode_image, place_on_canvas
+from croc.data import decode_image, place_on_canvas
 from croc.data.scenes import make_scene
-from croc.lab.app.recent import Recent
-from croc.lab.app.refusal import Refusal
 
-MOST_UPLOADS = 8
-MOST_BYTES = 32 << 20
-MOST_MEGAPIXELS = 50
+MAX_UPLOADS = 8
+MAX_BYTES = 32 << 20
+MAX_MEGAPIXELS = 50
 LONGER_PX = 768
-"""A photograph is reduced to this: enough for small crops of it, and quick to crop."""
-LEAST_PX = 32
-LONGEST_NAME = 80
-
-SCENES = ((7, 10), (7, 17), (7, 14), (7, 4), (7, 1), (7, 8))
-"""(seed, index) of scenes with objects and stuff that are easy to tell apart."""
-SCENE_PX = 384
-# As in croc.data.decode: formats that start other programs are left out.
-_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF", "PPM")
+"""Uploads are reduced to this: enough for small crops, and quick to crop."""
+MIN_PX = 32
+MAX_NAME_LETTERS = 80
+SCENES = (10, 17, 14, 4, 1, 8)
+"""Indices (of seed 7) of scenes whose objects are easy to tell apart."""
+# As in croc.data.decode: no formats for which Pillow starts other programs.
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF", "PPM")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Picture:
-    """A photograph in the corner of its canvas, and as the browser gets it."""
+    """A photograph in the corner of a square canvas, and as the browser gets it."""
 
     id: str
     name: str
@@ -47,77 +43,45 @@ class Picture:
         return {"id": self.id, "name": self.name, "width": self.width, "height": self.height}
 
 
-class Pictures:
-    """Asked by the server's thread and the worker's."""
-
-    def __init__(self) -> None:
-        self.scenes = [_scene(number, *which) for number, which in enumerate(SCENES)]
-        self._by_id = {scene.id: scene for scene in self.scenes}
-        self._uploads: Recent[str, Picture] = Recent(MOST_UPLOADS)
-        self._lock = threading.Lock()
-
-    def get(self, picture: str) -> Picture:
-        with self._lock:
-            found = self._by_id.get(picture) or self._uploads.get(picture)
-        if found is None:
-            raise Refusal("That photograph is no longer held: choose it again.", 404)
-        return found
-
-    def add(self, data: bytes, name: str) -> Picture:
-        """An upload, decoded; whatever its bytes are, a picture or a refusal."""
-        picture = _picture(secrets.token_hex(8), shown_name(name), decode_upload(data))
-        with self._lock:
-            return self._uploads.put(picture.id, picture)
-
-
-def shown_name(name: str) -> str:
-    """For the page alone, never for a path; signs that turn or hide text are left out."""
-    kept = "".join(letter for letter in name if letter.isprintable()).strip()
-    return kept[:LONGEST_NAME] or "photograph"
-
-
-def decode_upload(data: bytes) -> UInt8[np.ndarray, "h w 3"]:
-    """Refused by what its header claims before any pixel is decoded."""
-    if not data:
-        raise Refusal("That file is empty.", 400)
-    if len(data) > MOST_BYTES:
-        raise Refusal(f"That file is larger than {MOST_BYTES >> 20} MB.", 413)
-    width, height = _claimed_size(data)
-    if width * height > MOST_MEGAPIXELS * 1_000_000:
-        raise Refusal(f"That picture has more than {MOST_MEGAPIXELS} megapixels.", 413)
-    try:
-        image = decode_image(data, LONGER_PX)
-    except UndecodableImage:
-        raise Refusal("That picture is broken: it cannot be decoded.", 422) from None
-    if min(image.shape[:2]) < LEAST_PX:
-        raise Refusal(f"That picture is too small or narrow: {LEAST_PX} px at least.", 422)
-    return image
-
-
-def _claimed_size(data: bytes) -> tuple[int, int]:
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            with Image.open(io.BytesIO(data), formats=_FORMATS) as image:
-                return image.size
-    except Image.DecompressionBombError:
-        raise Refusal(f"That picture has more than {MOST_MEGAPIXELS} megapixels.", 413) from None
-    except Exception:  # on broken files Pillow raises nearly every type there is
-        raise Refusal("That file is no picture that can be read.", 415) from None
-
-
-def _scene(number: int, seed: int, index: int) -> Picture:
-    name = f"scene {number + 1}"
-    return _picture(f"scene-{number}", name, make_scene(seed, index, SCENE_PX).image)
-
-
-def _picture(identity: str, name: str, image: UInt8[np.ndarray, "h w 3"]) -> Picture:
+def to_picture(identity: str, name: str, image: UInt8[np.ndarray, "h w 3"]) -> Picture:
     height, width, _ = image.shape
     canvas = torch.from_numpy(place_on_canvas(image, max(height, width)))
-    return Picture(identity, name, canvas, height, width, _to_jpeg(image))
-
-
-def _to_jpeg(image: UInt8[np.ndarray, "h w 3"]) -> bytes:
     file = io.BytesIO()
     Image.fromarray(image).save(file, "JPEG", quality=93, subsampling=0)
-    return file.getvalue()
+    return Picture(identity, name, canvas, height, width, file.getvalue())
+
+
+def make_scenes() -> dict[str, Picture]:
+    images = {f"scene-{n}": make_scene(7, index, 384).image for n, index in enumerate(SCENES)}
+    return {
+        identity: to_picture(identity, f"scene {n}", image)
+        for n, (identity, image) in enumerate(images.items(), start=1)
+    }
+
+
+def find_picture(pictures: dict[str, Picture], identity: str) -> Picture:
+    if identity not in pictures:
+        raise HTTPException(404, "That photograph is no longer available: upload it again.")
+    return pictures[identity]
+
+
+def read_upload(data: bytes, name: str) -> Picture:
+    """A picture or an HTTPException, whatever the bytes are; the size in the header is checked
+    before any pixel is decoded. The name is only shown, without letters that hide text."""
+    too_large = HTTPException(413, f"That picture has more than {MAX_MEGAPIXELS} megapixels.")
+    try:
+        with (
+            warnings.catch_warnings(action="ignore"),
+            Image.open(io.BytesIO(data), formats=FORMATS) as image,
+        ):
+            if image.width * image.height > MAX_MEGAPIXELS * 1_000_000:
+                raise too_large
+        pixels = decode_image(data, LONGER_PX)
+    except (HTTPException, Image.DecompressionBombError):
+        raise too_large from None
+    except Exception:  # on broken files Pillow raises nearly every type there is
+        raise HTTPException(415, "That file cannot be read as a picture.") from None
+    if min(pixels.shape[:2]) < MIN_PX:
+        raise HTTPException(422, f"That picture is too small or narrow: {MIN_PX} px at least.")
+    shown = "".join(letter for letter in name if letter.isprintable()).strip()
+    return to_picture(secrets.token_hex(8), shown[:MAX_NAME_LETTERS] or "photograph", pixels)

@@ -1,7 +1,7 @@
-// What the page shows, in one place. Parts read it, change it by `change`, and are told by topic.
+// What the page shows, in one place. Parts read it, change it with `change` and listen to topics.
 
 export const state = {
-  start: null, // what the server said of models, limits and scenes
+  start: null, // models, limits and scenes, from the server
   picture: null, // { id, name, width, height }
   boxes: [], // two of [x, y, width, height], whole pixels of the photograph
   values: {}, // position_weight, k_start, sharpness, tokens
@@ -16,28 +16,28 @@ export const state = {
   traces: [],
 };
 
+export const NAMES = ["A", "B"]; // of the crops
+export const ARROWS = {
+  ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1],
+};
+export const clamp = (value, least, most) => Math.min(Math.max(value, least), most);
+
 const listeners = [];
 
-export function listen(topics, tell) {
-  listeners.push([topics.split(" "), tell]);
+export function listen(topics, listener) {
+  listeners.push([topics.split(" "), listener]);
 }
 
 // Topics: picture, boxes, values, head, mode, pointed, answer, trace.
 export function change(topic, values = {}) {
   Object.assign(state, values);
-  for (const [topics, tell] of listeners) {
-    if (topics.includes(topic)) tell(topic);
-  }
+  for (const [topics, listener] of listeners) if (topics.includes(topic)) listener();
 }
 
-export const modelCount = () => state.start.models.length;
-
-// The setting that a model is asked about; `inf` stands for an infinite weight, as JSON has none.
-export function question(model) {
-  return {
-    page: PAGE, model, picture: state.picture.id, boxes: state.boxes, seed: state.seed,
-    ...state.values,
-  };
-}
+// What is sent for a model; newer queries of the same page replace older ones.
+export const query = (model) => ({
+  page: PAGE, model, picture: state.picture.id, boxes: state.boxes, seed: state.seed,
+  ...state.values,
+});
 
 const PAGE = Array.from(crypto.getRandomValues(new Uint8Array(8)), (n) => n.toString(16)).join("");

@@ -1,19 +1,23 @@
 // Maps arrive as tiles of gray in one PNG: a row for each head (or step) and crop, a column for
-// each cluster. Here they become numbers, and smooth maps of any size.
+// each cluster. Here they become numbers, and colours that follow the clusters.
 
 export async function readTiles(url, grid) {
   const image = new Image();
   image.src = url;
   await image.decode();
-  const canvas = document.createElement("canvas");
-  canvas.width = image.width;
-  canvas.height = image.height;
-  const context = canvas.getContext("2d", { willReadFrequently: true });
-  context.drawImage(image, 0, 0);
-  const pixels = context.getImageData(0, 0, image.width, image.height).data;
-  const gray = new Uint8Array(image.width * image.height);
-  for (let i = 0; i < gray.length; i++) gray[i] = pixels[4 * i];
-  return { gray, width: image.width, height: image.height, grid };
+  const { width, height } = image;
+  const gray = enlarge(image, 0, 0, height, width, width, height).filter((_, i) => i % 4 === 0);
+  return { image, gray, width, height, grid };
+}
+
+const scratch = make("canvas").getContext("2d", { willReadFrequently: true });
+
+// RGBA of a part of an image, smoothly enlarged by the browser.
+export function enlarge(image, top, left, rows, columns, width, height) {
+  Object.assign(scratch.canvas, { width, height }); // which also clears it
+  scratch.imageSmoothingQuality = "high";
+  scratch.drawImage(image, left, top, columns, rows, 0, 0, width, height);
+  return scratch.getImageData(0, 0, width, height).data;
 }
 
 // The value, 0 … 255, of a patch in the tile at (row, column).
@@ -32,58 +36,59 @@ export function clusterAt(tiles, row, count, index) {
   return best;
 }
 
-const kept = new Map();
+// A cluster keeps its colour while the boxes move: the colours of a new answer are those of the
+// clusters at the same positions of the photograph in the previous answer.
+const PLACES = 32; // along each side of the photograph
+const NONE = 255;
 
-// For each of `size` pixels over `count` patches: four patches and their weights (Keys' cubic).
-export function cubicTaps(count, size) {
-  const key = `${count} ${size}`;
-  if (!kept.has(key)) kept.set(key, makeTaps(count, size));
-  return kept.get(key);
+// For each of `count` clusters the number of its colour; `before` is the previous result.
+export function followColours(tiles, row, count, boxes, picture, before) {
+  const sizes = new Array(count).fill(0);
+  const map = [0, 1].map((view) => {
+    const labels = Uint8Array.from({ length: tiles.grid ** 2 }, (_, index) =>
+      clusterAt(tiles, row + view, count, index));
+    for (const label of labels) sizes[label]++;
+    return lookUp(labels, tiles.grid, boxes[view], picture);
+  });
+  const colours = new Array(count).fill(-1);
+  for (const [cluster, colour] of before ? overlaps(map, before) : []) {
+    if (colours[cluster] < 0 && !colours.includes(colour)) colours[cluster] = colour;
+  }
+  const bySize = [...colours.keys()].sort((a, b) => sizes[b] - sizes[a]);
+  for (const cluster of bySize) {
+    if (colours[cluster] < 0) colours[cluster] = firstFree(colours);
+  }
+  return { colours, map };
 }
 
-function makeTaps(count, size) {
-  const index = new Int32Array(4 * size);
-  const weight = new Float32Array(4 * size);
-  for (let x = 0; x < size; x++) {
-    const centre = ((x + 0.5) * count) / size - 0.5;
-    const first = Math.floor(centre) - 1;
-    for (let tap = 0; tap < 4; tap++) {
-      index[4 * x + tap] = Math.min(Math.max(first + tap, 0), count - 1);
-      weight[4 * x + tap] = cubic(Math.abs(centre - first - tap));
+export function firstFree(colours) {
+  let colour = 0;
+  while (colours.includes(colour)) colour++;
+  return colour;
+}
+
+// The cluster at each place of the photograph, where the box covers it.
+function lookUp(labels, grid, [x, y, width, height], picture) {
+  const map = new Uint8Array(PLACES ** 2).fill(NONE);
+  for (let row = 0; row < PLACES; row++) {
+    const v = Math.floor(((((row + 0.5) / PLACES) * picture.height - y) / height) * grid);
+    if (v < 0 || v >= grid) continue;
+    for (let column = 0; column < PLACES; column++) {
+      const u = Math.floor(((((column + 0.5) / PLACES) * picture.width - x) / width) * grid);
+      if (u >= 0 && u < grid) map[row * PLACES + column] = labels[v * grid + u];
     }
   }
-  return { index, weight };
+  return map;
 }
 
-function cubic(x) {
-  if (x >= 2) return 0;
-  return x < 1 ? (1.5 * x - 2.5) * x * x + 1 : ((-0.5 * x + 2.5) * x - 4) * x + 2;
-}
-
-// A tile of rows × columns patches, starting at (top, left), with its lines widened to `size`.
-export function widen(tiles, top, left, rows, columns, size) {
-  const { index, weight } = cubicTaps(columns, size);
-  const wide = new Float32Array(rows * size);
-  for (let row = 0; row < rows; row++) {
-    const start = (top + row) * tiles.width + left;
-    for (let x = 0, i = 0; x < size; x++, i += 4) {
-      wide[row * size + x] =
-        weight[i] * tiles.gray[start + index[i]] +
-        weight[i + 1] * tiles.gray[start + index[i + 1]] +
-        weight[i + 2] * tiles.gray[start + index[i + 2]] +
-        weight[i + 3] * tiles.gray[start + index[i + 3]];
-    }
-  }
-  return wide;
-}
-
-// Line y of a widened tile, made as tall as `height`, added into `line` and kept above 0.
-export function lineOf(wide, rows, size, y, height, line) {
-  const { index, weight } = cubicTaps(rows, height);
-  const [a, b, c, d] = [0, 1, 2, 3].map((tap) => index[4 * y + tap] * size);
-  const [p, q, r, s] = weight.subarray(4 * y, 4 * y + 4);
-  for (let x = 0; x < size; x++) {
-    const value = p * wide[a + x] + q * wide[b + x] + r * wide[c + x] + s * wide[d + x];
-    line[x] = value > 0 ? value : 0;
-  }
+// Pairs of a cluster and an earlier colour, those that share the most places first.
+function overlaps(map, before) {
+  const shared = new Map();
+  map.forEach((own, view) => own.forEach((label, place) => {
+    const old = before.map[view][place];
+    if (label === NONE || old === NONE) return;
+    const key = label * 256 + before.colours[old];
+    shared.set(key, (shared.get(key) ?? 0) + 1);
+  }));
+  return [...shared].sort((a, b) => b[1] - a[1]).map(([key]) => [key >> 8, key % 256]);
 }

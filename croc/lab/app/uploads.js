@@ -1,10 +1,10 @@
-// Photographs from the user: chosen, dropped or pasted; and the row of those at hand.
+// Photographs from the user: chosen, dropped or pasted; and the row of thumbnails.
 
-import { say, upload } from "./api.js";
+import { fetchJson, showMessage } from "./api.js";
 import { choosePicture } from "./photograph.js";
 import { listen, state } from "./state.js";
 
-const MOST_SHOWN = 8; // uploads, as many as the server holds
+const MAX_UPLOADS = 8; // as many as the server keeps
 
 const part = (id) => document.getElementById(id);
 let uploads = [];
@@ -18,14 +18,9 @@ export function makeUploads() {
   document.addEventListener("paste", (event) => {
     if (event.clipboardData?.files.length) take(event.clipboardData.files);
   });
-  makeDrop();
-  listen("picture", showGallery);
-}
-
-function makeDrop() {
-  const holdsFiles = (event) => event.dataTransfer?.types.includes("Files");
+  const hasFiles = (event) => event.dataTransfer?.types.includes("Files");
   document.addEventListener("dragover", (event) => {
-    if (!holdsFiles(event)) return;
+    if (!hasFiles(event)) return;
     event.preventDefault();
     part("drop").hidden = false;
   });
@@ -34,24 +29,27 @@ function makeDrop() {
   });
   document.addEventListener("drop", (event) => {
     part("drop").hidden = true;
-    if (!holdsFiles(event)) return;
+    if (!hasFiles(event)) return;
     event.preventDefault(); // the browser would leave the page for the file
     take(event.dataTransfer.files);
   });
+  listen("picture", showGallery);
 }
 
 async function take(files) {
-  if (files.length !== 1) return say(files.length ? "One photograph at a time, please." : "");
+  if (files.length !== 1) return showMessage(files.length ? "One photograph at a time, please." : "");
   const { bytes } = state.start.limits;
-  if (files[0].size > bytes) return say(`That file is larger than ${bytes >> 20} MB.`);
+  if (files[0].size > bytes) return showMessage(`That file is larger than ${bytes >> 20} MB.`);
   part("stage").classList.add("busy");
   try {
-    const picture = await upload(files[0]);
-    uploads = [picture, ...uploads].slice(0, MOST_SHOWN);
-    say("");
+    const name = encodeURIComponent(files[0].name || "pasted");
+    const sent = { method: "POST", body: files[0] };
+    const picture = await fetchJson(`/api/pictures?name=${name}`, sent);
+    uploads = [picture, ...uploads].slice(0, MAX_UPLOADS);
+    showMessage("");
     await choosePicture(picture);
   } catch (error) {
-    say(error.message);
+    showMessage(error.message);
   } finally {
     part("stage").classList.remove("busy");
   }
@@ -66,25 +64,18 @@ function showGallery() {
 }
 
 function makeButton(picture) {
-  const button = document.createElement("button");
-  button.type = "button";
-  button.className = "thumbnail";
-  button.dataset.picture = picture.id;
-  button.title = picture.name;
-  button.setAttribute("aria-label", picture.name);
-  button.setAttribute("aria-pressed", String(picture.id === state.picture.id));
-  const image = document.createElement("img");
-  image.src = `/api/pictures/${encodeURIComponent(picture.id)}`;
-  image.alt = "";
-  button.append(image);
+  const button = make("button", { type: "button", class: "thumbnail", "data-picture": picture.id,
+    title: picture.name, "aria-label": picture.name,
+    "aria-pressed": String(picture.id === state.picture.id),
+  }, make("img", { src: `/api/pictures/${picture.id}`, alt: "" }));
   button.addEventListener("click", async () => {
-    say("");
+    showMessage("");
     try {
       await choosePicture(picture);
     } catch {
       uploads = uploads.filter((other) => other.id !== picture.id);
       button.remove();
-      say("That photograph is no longer held: choose it again.");
+      showMessage("That photograph is no longer available: upload it again.");
     }
   });
   return button;

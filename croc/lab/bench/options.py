@@ -1,4 +1,4 @@
-"""What `croc bench` takes beside a recipe's own options. Nothing here imports torch."""
+"""The options of `croc bench` beside a recipe's own. Nothing here imports torch."""
 
 import dataclasses
 from dataclasses import dataclass, field
@@ -9,38 +9,37 @@ from croc.config import CrocConfig, require, require_least
 
 @dataclass(frozen=True)
 class BenchConfig:
-    """What is measured, and where it is written."""
+    """What to measure, and where to write the results."""
 
     steps: int = 30
-    """Timed steps."""
+    """Number of timed steps."""
     warmup: int = 5
-    """Steps before them, the compiling ones among them."""
+    """Untimed warm-up steps before them; the first ones compile."""
     to: str | None = None
     """Folder for bench.json and bench.png; by default bench/RECIPE-DATE-TIME."""
     vary: Literal["none", "batch", "tokens", "k-start", "heads", "model"] = "none"
-    """What is varied, all else being the recipe's: tokens by the patches along a side of a view,
-    heads by clustering the last tokens (1) or the projections of every head."""
+    """What to vary, with the rest of the recipe fixed: tokens by the number of patches per side of
+    a view, heads by clustering the output tokens (1) or the projections of every head."""
     values: tuple[str, ...] = ()
-    """Over which values; by default some around the recipe's own."""
+    """Values to measure; by default a few around the recipe's own."""
 
     def __post_init__(self) -> None:
         require_least(self, "bench", 1, "steps", "warmup")
-        require(self.to is None or ("\0" not in self.to and self.to != ""), "--bench.to is no path")
         require(
-            self.vary != "none" or not self.values,
-            "--bench.values needs --bench.vary to say of what they are values",
+            self.to is None or (self.to != "" and "\0" not in self.to), "--bench.to: not a path"
         )
+        require(self.vary != "none" or not self.values, "--bench.values needs --bench.vary")
 
 
 @dataclass(frozen=True)
 class BenchOptions(CrocConfig):
-    """The training step of a recipe, timed part by part."""
+    """Time the training step of a recipe, stage by stage."""
 
     bench: BenchConfig = field(default_factory=BenchConfig)
 
     @property
     def recipe(self) -> CrocConfig:
-        """Without what is the bench's own."""
+        """Without the bench's own options."""
         return CrocConfig(**_sections(self))
 
 

@@ -1,3 +1,3 @@
-"""`croc show report`: runs as one page to look at, with curves, clusters, scores and settings."""
+"""`croc show report`: one HTML page per run or comparison: curves, clusters, scores, settings."""
 
 FILE = "report.html"

@@ -1,24 +1,19 @@
-"""A run's folder, read with care: it may be half written, old, or not ours at all."""
+"""What runs leave in their folders: settings, metrics, gauges and scores."""
 
 import json
-from collections.abc import Iterator
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
+from croc.config import PAGE
 from croc.errors import UserError
-from croc.train.run_folder import PAGE
+from croc.io import read_lines
 
-METRICS, GAUGES = "metrics.jsonl", "gauges.jsonl"
-PLACES = {"step", "epoch"}
-"""Where a line belongs, not what it says."""
-
-LARGEST = 1e100
-"""Far beyond, differences are no longer finite."""
-LARGEST_BYTES = 1 << 28
-"""Of a file of lines: half a million of our own. A larger one is something else."""
+SCORES = ("evaluations/results.jsonl", "evaluation/results.jsonl")
+"""Within a run's folder; the second is the demo's."""
 
 
 @dataclass
@@ -28,167 +23,121 @@ class Series:
     steps: list[int] = field(default_factory=list)
     values: list[float] = field(default_factory=list)
 
-    def arrays(self) -> tuple[np.ndarray, np.ndarray]:
-        """By step: a file put together by hand may hold lines in any order."""
-        steps, values = np.array(self.steps, np.int64), np.array(self.values)
-        order = np.argsort(steps, kind="stable")
-        return steps[order], values[order]
-
 
 @dataclass
 class Run:
-    """What a folder tells of its run."""
-
     folder: Path
     name: str
     recipe: str
     method: str
     options: dict[str, Any]
-    """By their full names: optim.batch."""
-    metrics: dict[str, Series] = field(default_factory=dict)
+    """By full name, such as optim.batch."""
+    metrics: dict[str, Series] = field(default_factory=lambda: defaultdict(Series))
     epochs: list[tuple[int, int]] = field(default_factory=list)
-    """Step and epoch of each line."""
+    """Step, counted from 0, and epoch of each line."""
     step: int = 0
-    """The last one that a line is of."""
+    """The last one that was logged."""
     notes: list[str] = field(default_factory=list)
-    """What was left out, and why."""
-
-    def option(self, name: str) -> float | None:
-        """A positive number among the options, or None."""
-        value = number_in(self.options.get(name))
-        return value if value and value > 0 else None
-
-    def whole_option(self, name: str) -> int | None:
-        value = self.option(name)
-        return int(value) if value and value == int(value) else None
+    """What is missing on the page, and why."""
 
     @property
     def steps_per_epoch(self) -> int | None:
-        """From what the lines say: a step s counted from 0 is of epoch s // n. None before the
-        first epoch's end, when it cannot be known."""
-        least = max((step // (epoch + 1) + 1 for step, epoch in self.epochs), default=1)
-        later = [step // epoch for step, epoch in self.epochs if epoch > 0]
-        return least if later and least <= min(later) else None
+        """From the logged epochs, where step s is in epoch s // n; None during the first epoch."""
+        lower = max((step // (epoch + 1) + 1 for step, epoch in self.epochs), default=1)
+        upper = [step // epoch for step, epoch in self.epochs if epoch > 0]
+        return lower if upper and lower <= min(upper) else None
+
+    @property
+    def progress(self) -> str:
+        """The step, and at which one training ends if that is known yet."""
+        epochs, per_epoch = self.options.get("optim.epochs"), self.steps_per_epoch
+        total = epochs * per_epoch if epochs and per_epoch else None
+        last = min(filter(None, (total, self.options.get("run.stop_after_steps"))), default=0)
+        return f"step {self.step:,}" + (f" of {last:,}" if last and last >= self.step else "")
+
+
+def is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
 
 
 def read_run(folder: Path) -> Run:
-    """A folder without a run's configuration is refused; all else may be missing."""
-    page = _read_config(folder)
-    options = dict(_flat({name: page[name] for name in page if name not in ("recipe", "method")}))
-    name = folder.resolve().name or str(folder)
-    run = Run(folder, name, str(page["recipe"]), str(page.get("method", "croc")), options)
-    for file in (METRICS, GAUGES):
-        try:
-            _read_metrics(folder / file, run)
-        except FileNotFoundError:
-            if file == METRICS:  # older runs have no gauges
-                run.notes.append(f"{file} is not there yet: there are no curves")
-        except OSError as error:
-            run.notes.append(f"{file} {error.strerror}: its curves are missing")
+    """Settings and metrics; only config.json must exist."""
+    path = folder / PAGE
+    if not path.is_file():
+        raise UserError(f"{folder} is not a run: give a folder that croc pretrain wrote")
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        config = {}
+    if "recipe" not in config:
+        raise UserError(f"{path} is not the configuration of a CrOC run")
+    recipe, method = config.pop("recipe"), config.pop("method", "croc")
+    run = Run(folder, folder.resolve().name, recipe, method, dict(_flatten(config)))
+    for path in (folder / "metrics.jsonl", folder / "gauges.jsonl"):
+        skipped = 0
+        # The last line of a live run may be cut off.
+        for line in read_lines(path, pass_over_bad=True) if path.exists() else []:
+            step, epoch = line.pop("step"), line.pop("epoch", None)
+            run.step = max(run.step, step)
+            if epoch is not None and step > 0:
+                run.epochs.append((step - 1, epoch))
+            for name, value in line.items():
+                if is_number(value):
+                    run.metrics[name].steps.append(step)
+                    run.metrics[name].values.append(float(value))
+                else:
+                    skipped += 1
+        if skipped:
+            run.notes.append(f"{skipped} non-finite values in {path.name} are not shown")
+    if not run.step:
+        run.notes.append("metrics.jsonl has no lines yet, so there are no training curves")
     return run
 
 
-def read_json(path: Path) -> Any:
-    """None where there is no such file; ValueError for one that is no JSON."""
-    try:
-        if path.stat().st_size > LARGEST_BYTES:
-            raise ValueError("it is too large")
-        return json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None
-
-
-def read_lines(path: Path) -> Iterator[tuple[int, dict[str, Any] | None]]:
-    """The lines of a file by number; None for one that is no JSON object."""
-    if path.stat().st_size > LARGEST_BYTES:
-        raise OSError(0, "is too large")
-    with path.open(encoding="utf-8", errors="replace", newline="\n") as file:
-        for number, line in enumerate(file, start=1):
-            if line.strip():
-                yield number, _object(line)
-
-
-def number_in(value: Any) -> float | None:
-    """A number that can be drawn, or None for anything else."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    try:
-        value = float(value)
-    except OverflowError:
-        return None
-    return value if abs(value) <= LARGEST else None  # nor is nan
-
-
-def _read_config(folder: Path) -> dict[str, Any]:
-    path = folder / PAGE
-    if not path.is_file():
-        raise UserError(f"{folder} holds no run: give a folder that `croc pretrain` wrote")
-    try:
-        page = read_json(path)
-    except ValueError as error:
-        raise UserError(f"{path} is no configuration of a CrOC run: {error}") from None
-    if not isinstance(page, dict) or "recipe" not in page:
-        raise UserError(f"{path} is no configuration of a CrOC run: it names no recipe")
-    return page
-
-
-def _flat(page: dict[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in page.items():
-        if isinstance(value, dict) and value and before.count(".") < 3:
-            yield from _flat(value, f"{before}{name}.")
+def _flatten(config: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in config.items():
+        if isinstance(value, dict) and value:
+            yield from _flatten(value, f"{prefix}{name}.")
         else:
-            yield f"{before}{name}", value
+            yield f"{prefix}{name}", value
 
 
-def _object(line: str) -> dict[str, Any] | None:
-    try:
-        found = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    return found if isinstance(found, dict) else None
+def find_scores(runs: Sequence[Run], files: Sequence[Path]) -> list[dict[str, Any]]:
+    """Lines of results.jsonl, in the run folders and in `files`, with some keys for the page; of a
+    repeated evaluation, the last line counts."""
+    scores: dict[str, dict[str, Any]] = {}
+    own = [(run.folder / name, index) for index, run in enumerate(runs) for name in SCORES]
+    for path, owner in own + [(path, None) for path in files]:
+        lines = read_lines(path, pass_over_bad=True) if path.is_file() else []
+        if owner is None and not (lines and all("scores" in line for line in lines)):
+            raise UserError(f"--scores {path} is not a results.jsonl of croc evaluate")
+        for line in lines:
+            fields = ("protocol", "data", "weights_hash", "config", "hold_out", "weights")
+            identity = json.dumps([line.get(name) for name in fields], sort_keys=True)
+            weights, held_out = line.get("weights", ""), line.get("hold_out")
+            picture = path.parent / line["picture"] if line.get("picture") else None
+            if picture and not picture.resolve().is_relative_to(path.parent.resolve()):
+                picture = None  # a file from elsewhere must not name others of this machine
+            main = next(iter(line["scores"].values()))
+            scores[identity] = line | {
+                "run": _find_run(weights, line.get("backbone", ""), runs, owner),
+                "data": line["data"] + (f" (held out {100 * held_out:g}%)" if held_out else ""),
+                "label": line.get("backbone") or weights,
+                "untrained": weights.startswith("random:"),
+                "main": main if is_number(main) else 0.0,
+                "classes": line.get("classes") or {},
+                "picture": picture,
+            }
+    return list(scores.values())
 
 
-def _read_metrics(path: Path, run: Run) -> None:
-    bad: list[int] = []
-    odd = last = 0
-    name = path.name
-    for last, line in read_lines(path):
-        step = number_in(line.get("step")) if line else None
-        if line is None or step is None or not 0 <= step < 2**53:
-            bad.append(last)
-            continue
-        odd += _add_line(run, int(step), line)
-    if bad == [last]:
-        run.notes.append(f"the last line of {name} is not whole yet, and left out")
-    elif bad:
-        run.notes.append(f"{len(bad)} lines of {name} are none of ours, line {bad[0]} the first")
-    if odd:
-        run.notes.append(f"{odd} values in {name} are no finite numbers, and left out")
-    if not run.metrics:
-        run.notes.append(f"{name} holds no line yet: there are no curves")
-
-
-def _add_line(run: Run, step: int, line: dict[str, Any]) -> int:
-    """How many values of the line could not be taken."""
-    odd = 0
-    for name, value in line.items():
-        if name in PLACES:
-            continue
-        # Long runs have millions of values, almost all of them plain: no call for those.
-        plain = type(value) is float and -LARGEST <= value <= LARGEST
-        number = value if plain else number_in(value)
-        if number is None:
-            odd += 1
-            continue
-        series = run.metrics.get(name)
-        if series is None:
-            series = run.metrics[name] = Series()
-        series.steps.append(step)
-        series.values.append(number)
-        run.step = max(run.step, step)
-    epoch = line.get("epoch")
-    if type(epoch) is int and 0 <= epoch < 2**53 and step > 0:
-        run.epochs.append((step - 1, epoch))
-    return odd
+def _find_run(weights: str, backbone: str, runs: Sequence[Run], owner: int | None) -> int | None:
+    """By the path that was evaluated, else by the folder of results.jsonl, else by name."""
+    spec = weights.removeprefix("random:")
+    path = Path(spec.partition("=")[2] or spec)
+    if spec and (path.is_absolute() or (":" not in spec and ("/" in spec or path.exists()))):
+        for index, run in enumerate(runs):
+            if path.resolve().is_relative_to(run.folder.resolve()):
+                return index
+    same_name = [i for i, run in enumerate(runs) if run.name == backbone.rpartition("@")[0]]
+    return owner if owner is not None else same_name[0] if len(same_name) == 1 else None

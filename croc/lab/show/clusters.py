@@ -1,80 +1,105 @@
-"""`croc show clusters`: from a run and some photographs to the picture of their clusters."""
+"""`croc show clusters`: the clusters that a network finds in photographs."""
 
-from collections.abc import Iterable
-from pathlib import Path
+from itertools import islice, zip_longest
 
 import numpy as np
 import torch
 from jaxtyping import Int64
+from matplotlib.figure import Figure
 from torch import Tensor
 
 from croc.config import CrocConfig
-from croc.lab.show.figures import Found, choose_heads, cluster_figure
-from croc.lab.show.look import (
-    WHOLE_PX,
-    Look,
-    grid_of,
-    keys_of,
-    look_at_run,
-    read_photographs,
-    to_canvases,
-    whole_to_cluster,
-)
+from croc.data import open_source
+from croc.errors import UserError
+from croc.lab.show import figures
+from croc.lab.show import look as looks
+from croc.lab.show.command import ShowClusters
+from croc.lab.show.look import Look, grid_of
 from croc.method.backbone import Backbone
+from croc.method.clustering.centroids import softness
 from croc.method.croc import locate
 from croc.method.photometric import unnormalise
 from croc.method.types import Canvases, Clusters, Views
 from croc.method.views import make_views
 from croc.photographs import own_photographs
 
-
-def show_clusters(run: Path, images: tuple[str, ...], to: str | None, seed: int) -> Path:
-    """Write the picture of a run's clusters and return where it lies."""
-    return draw_clusters(look_at_run(run), images, to, seed)
+SHOWN = 4  # images of the run's own data
 
 
-def draw_clusters(
-    look: Look,
-    images: tuple[str, ...],
-    to: str | None,
-    seed: int,
-    heads: Iterable[int] | None = None,
-    side_px: int | None = None,
-) -> Path:
-    """Two augmented views of each image; with a side, instead the whole image at that size."""
-    config, path = look.croc, look.picture("clusters", to)
-    if not images and look.folder is None:  # weights have no data of their own
-        images = own_photographs()
-    longest_px = config.data.canvas_px if side_px is None else WHOLE_PX
-    pictures = read_photographs(config, images, longest_px)
+def draw_clusters(look: Look, options: ShowClusters) -> Figure:
+    """Two augmented views of each image, or the whole image, and their clusters by head.
+
+    A cluster has one colour in all views; one that a view lacks is hatched.
+    """
+    config, names = look.croc, options.images
+    if not names and look.folder is None:  # weights have no data of their own
+        names = own_photographs()
+    longest_px = looks.WHOLE_PX if options.whole else config.data.canvas_px
+    pictures = [looks.read_photograph(name, longest_px) for name in names]
+    if not names:
+        source = open_source(config.data, config.run.seed)
+        pictures = list(islice(looks.readable(source), SHOWN))
+        if not pictures:
+            raise UserError("no image in the run's data can be decoded: name some photographs")
+    blocks = []
+    side_px = look.side_px(options.image_px) if options.whole else None
+    for views, keys in views_of(look, pictures, options.seed, side_px):
+        clusters = find_in_views(config, look.backbone, views, keys)
+        pixels, grid = unnormalise(views.pixels)[:, 0], grid_of(views, look.backbone.patch_px)
+        label = "photograph" if options.whole else "augmented views"
+        columns = [(label, [figures.enlarge(view) for view in pixels])]
+        share = softness(clusters.assignments)[1][0]
+        for head in figures.choose_heads(options.heads, clusters.valid.shape[1]):
+            valid = clusters.valid[0, head]
+            shared = "" if options.whole else f", {valid.sum()} shared"
+            label = f"head {head}: K {clusters.count[0, head]}{shared}"
+            painted = figures.paint_views(pixels, clusters.assignments[:, 0, head], valid, grid)
+            columns.append((f"{label}\nlargest share {share[head]:.2f}", painted))
+        blocks.append(to_rows(columns))
+    if len(blocks) > 1 and len(blocks[0][0]) <= 4:  # two narrow images side by side
+        pairs = zip_longest(blocks[::2], blocks[1::2], fillvalue=[])
+        blocks = [
+            [[*row, None, *beside] for row, beside in zip_longest(*pair, fillvalue=[])]
+            for pair in pairs
+        ]
+    below = [
+        space
+        for block in blocks
+        for space in [figures.GAP_IN] * (len(block) - 1) + [figures.LINE_IN / 2]
+    ]
+    title = f"{look.title}: {config.cluster.tokens}, K from {config.cluster.k_start}"
+    return figures.tile_figure([row for block in blocks for row in block], title, below)[0]
+
+
+def to_rows(columns: list[tuple[str, list[Tensor]]]) -> list[list]:
+    """One row per view; the first has the labels."""
+    count = len(columns[0][1])
+    return [
+        [("" if view else label, tiles[view]) for label, tiles in columns] for view in range(count)
+    ]
+
+
+def views_of(
+    look: Look, pictures: list[np.ndarray], seed: int, side_px: int | None
+) -> list[tuple[Views, Int64[Tensor, "1"]]]:
+    """For each image its views, and the key that the starting centroids are drawn by."""
+    config, patch_px, keys = look.croc, look.backbone.patch_px, looks.keys_of(seed, len(pictures))
     if side_px is None:
-        found = _in_views(look, pictures, seed)
-    else:
-        keys = keys_of(seed, len(pictures)).split(1)
-        found = [_in_whole(look, *each, side_px) for each in zip(pictures, keys)]
-    chosen = choose_heads(heads, found[0].clusters.valid.shape[1])
-    tokens, k = config.cluster.tokens, config.cluster.k_start
-    cluster_figure(found, chosen, path, f"{look.title}: {tokens}, K from {k}")
-    return path
-
-
-def _in_views(look: Look, pictures: list[np.ndarray], seed: int) -> list[Found]:
-    canvases = to_canvases(pictures, look.config.data.canvas_px, seed)
-    views, clusters = find_clusters(look.croc, look.backbone, canvases)
-    return separate(views, clusters, look.backbone.patch_px)
-
-
-def _in_whole(look: Look, picture: np.ndarray, key: Int64[Tensor, "1"], side_px: int) -> Found:
-    """One by one: their sizes differ."""
-    views = whole_to_cluster(look, picture, side_px)
-    clusters = find_in_views(look.croc, look.backbone, views, key)
-    return separate(views, clusters, look.backbone.patch_px)[0]
+        canvases = looks.to_canvases(pictures, config.data.canvas_px, seed)
+        views = make_views(canvases, config.views, patch_px)
+        parts = zip(views.pixels.split(1, dim=1), views.positions.split(1, dim=1))
+        return [(Views(*part), key) for part, key in zip(parts, keys.split(1))]
+    wholes = [looks.whole_view(picture, side_px, patch_px) for picture in pictures]
+    patches, k = min(each.positions.shape[2] for each in wholes), config.cluster.k_start
+    if patches < k:
+        raise UserError(f"--image-px {side_px} gives {patches} patches for {k} clusters")
+    return list(zip(wholes, keys.split(1)))
 
 
 def find_clusters(
     config: CrocConfig, backbone: Backbone, canvases: Canvases
 ) -> tuple[Views, Clusters]:
-    """What the training step sees: two augmented views and their joint clusters."""
+    """Two augmented views and their joint clusters, as in a training step."""
     views = make_views(canvases, config.views, backbone.patch_px)
     return views, find_in_views(config, backbone, views, canvases.keys)
 
@@ -85,21 +110,3 @@ def find_in_views(
 ) -> Clusters:
     tokens = backbone.describe(views.pixels, config.cluster.tokens)
     return locate(tokens, views, keys, config.cluster)
-
-
-def separate(views: Views, clusters: Clusters, patch_px: int) -> list[Found]:
-    """Image by image, in colours again."""
-    pixels, grid = unnormalise(views.pixels.cpu()), grid_of(views, patch_px)
-    return [
-        Found(
-            pixels[:, b],
-            grid,
-            Clusters(
-                clusters.assignments[:, b : b + 1].cpu(),
-                clusters.valid[b : b + 1].cpu(),
-                clusters.cost[b : b + 1].cpu(),
-                clusters.count[b : b + 1].cpu(),
-            ),
-        )
-        for b in range(pixels.shape[1])
-    ]

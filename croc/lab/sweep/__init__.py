@@ -1,1 +1,1 @@
-"""`croc sweep`: an ablation by one command, every run trained and scored once, and its plot."""
+"""`croc sweep`: an ablation by one command; every run is trained and scored once, then plotted."""

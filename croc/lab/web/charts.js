@@ -1,11 +1,11 @@
-// Line charts by hand: SVG, drawn again whenever what they share changes.
+// Line charts as SVG, redrawn whenever their shared state changes.
 
 const EDGE = { top: 8, right: 12, bottom: 24, left: 50 };
 const HEIGHT = 190;
 
 class Chart {
-  constructor(spec, shared) {
-    this.spec = spec;
+  constructor(metric, title, about, shared) {
+    this.metric = metric;
     this.shared = shared;
     this.width = 0;
     this.stale = true;
@@ -13,21 +13,21 @@ class Chart {
     this.readout = make("div", { class: "readout", "aria-hidden": "true" });
     this.svg = makeSvg("svg", { "aria-hidden": "true", focusable: "false", height: HEIGHT });
     this.plot = make("div", {
-      class: "plot", tabindex: "0", role: "slider", "aria-label": `${spec.title}: cursor`,
+      class: "plot", tabindex: "0", role: "slider", "aria-label": `${title}: cursor`,
       "aria-orientation": "horizontal", "aria-keyshortcuts": "ArrowLeft ArrowRight + - 0",
     }, this.svg);
-    const about = make("span", { class: "soft small" }, spec.about);
-    const title = make("figcaption", {}, make("h4", {}, spec.title), about);
-    this.node = make("figure", { class: "card chart" }, title, this.readout, this.plot);
-    this.node.dataset.metric = spec.metric;
+    const caption = make("figcaption", {}, make("h4", {}, title),
+      make("span", { class: "soft small" }, about));
+    this.node = make("figure", { class: "card chart", "data-metric": metric },
+      caption, this.readout, this.plot);
     shared.listeners.push((whole) => this.refresh(whole));
   }
 
   // Curves of the runs that are shown and have this metric, in the unit of the axis.
   get lines() {
-    const { shared, spec } = this;
-    return shared.shown.filter((run) => Object.hasOwn(run.curves, spec.metric)).map((run) => {
-      const curve = run.curves[spec.metric];
+    const { shared, metric } = this;
+    return shared.shown.filter((run) => Object.hasOwn(run.curves, metric)).map((run) => {
+      const curve = run.curves[metric];
       const each = perStep(run, shared.unit);
       const xs = each === 1 ? curve.x : curve.x.map((step) => step * each);
       return { run, xs, ys: curve.y, lo: curve.lo ?? curve.y, hi: curve.hi ?? curve.y,
@@ -36,12 +36,12 @@ class Chart {
   }
 
   get references() {
-    const found = new Map();
+    const lines = new Map();
     for (const { run } of this.drawn) {
-      const line = Object.hasOwn(run.references, this.spec.metric) && run.references[this.spec.metric];
-      if (line) found.set(`${line.label} ${line.value}`, line);
+      const line = Object.hasOwn(run.references, this.metric) && run.references[this.metric];
+      if (line) lines.set(`${line.label} ${line.value}`, line);
     }
-    return [...found.values()];
+    return [...lines.values()];
   }
 
   refresh(whole) {
@@ -79,12 +79,12 @@ class Chart {
   atY(y) { return (1 - (y - this.y[0]) / (this.y[1] - this.y[0])) * this.down; }
   toX(px) { return this.x[0] + ((px - EDGE.left) / this.across) * (this.x[1] - this.x[0]); }
 
-  // The places of a curve within the window, and one more on each side.
+  // The visible points of a curve, and one more on each side.
   within(xs) {
     return [Math.max(0, placeOf(xs, this.x[0]) - 1), Math.min(xs.length, placeOf(xs, this.x[1]) + 2)];
   }
 
-  // From the least to the greatest value in sight, with a little air.
+  // From the smallest to the largest visible value, with a margin.
   fitted() {
     let [low, high] = [Infinity, -Infinity];
     for (const { xs, lo, hi } of this.drawn) {
@@ -96,7 +96,7 @@ class Chart {
     }
     if (low > high) return [0, 1];
     for (const line of this.references.filter((each) => each.fits)) {
-      low = Math.min(low, line.value, line.floor ?? line.value);
+      low = Math.min(low, line.label === "log P" ? 0 : line.value);
       high = Math.max(high, line.value);
     }
     const air = (high - low) * 0.06 || Math.abs(high) * 0.1 || 1;
@@ -141,7 +141,7 @@ class Chart {
 
   drawCurves() {
     const draw = (run, kind, d) => this.inside.append(
-      makeSvg("path", { class: `${kind} ${colourOf(run)}`, d }));
+      makeSvg("path", { class: `${kind} ${run.colour}`, d }));
     for (const line of this.drawn) {
       if (line.thinned) {
         const back = this.path([...line.xs], line.lo).slice(1).split("L").reverse().join("L");
@@ -152,7 +152,7 @@ class Chart {
     for (const line of this.drawn) draw(line.run, "line", this.path(line.xs, line.smooth));
   }
 
-  // Runs may have lines of their own: those too close for a text each share one, with the range.
+  // Each run may have its own line: those too close for one text each share it, with the range.
   drawReferences() {
     const [low, high] = this.y;
     const texts = [];
@@ -171,7 +171,7 @@ class Chart {
     }
   }
 
-  // Value of each run at the cursor, or at its end; null where a run does not reach.
+  // Value of each run at the cursor or its end; null where the run has none.
   values(cursor) {
     return this.drawn.map((line) => {
       const { xs } = line;
@@ -192,26 +192,26 @@ class Chart {
       this.overlay.append(makeSvg("line", { class: "cursor", x1: x, x2: x, y1: EDGE.top,
         y2: EDGE.top + this.down }));
       for (const { line, at } of values.filter((each) => each.at !== null)) {
-        this.overlay.append(makeSvg("circle", { class: colourOf(line.run), r: 4,
+        this.overlay.append(makeSvg("circle", { class: line.run.colour, r: 4,
           cx: EDGE.left + this.atX(line.xs[at]), cy: EDGE.top + this.atY(line.smooth[at]) }));
       }
     }
-    this.say(cursor, values);
+    this.showReadout(cursor, values);
   }
 
-  say(cursor, values) {
+  showReadout(cursor, values) {
     const at = cursor ?? Math.max(...this.drawn.map(({ xs }) => xs[xs.length - 1]), this.x[0]);
     const ends = new Set(this.drawn.map(({ xs }) => xs[xs.length - 1]));
     const place = cursor === null && ends.size > 1 ? "at the end" : placeText(at, this.shared.unit);
     const parts = values.map(({ line, at: index }) => [line, valueText(line, index)]);
     const many = this.shared.runs.length > 1;
-    this.readout.replaceChildren(make("span", { class: "soft" }, place), ...parts.map(([line, said]) =>
+    this.readout.replaceChildren(make("span", { class: "soft" }, place), ...parts.map(([line, text]) =>
       make("span", { class: "value" }, swatchOf(line.run),
-        many ? make("span", { class: "whose" }, line.run.name) : null, make("b", {}, said))));
+        many ? make("span", { class: "run" }, line.run.name) : null, make("b", {}, text))));
     const [low, high] = this.shared.full;
     fill(this.plot, { "aria-valuemin": low, "aria-valuemax": high, "aria-valuenow": at,
-      "aria-valuetext": [place, ...parts.map(([line, said]) =>
-        many ? `${line.run.name} ${said}` : said)].join(", ") }, []);
+      "aria-valuetext": [place, ...parts.map(([line, text]) =>
+        many ? `${line.run.name} ${text}` : text)].join(", ") }, []);
   }
 }
 
@@ -220,10 +220,10 @@ function placeText(x, unit) {
   return unit === "images" ? `${numberText(x)} ${one}` : `${one} ${numberText(x)}`;
 }
 
-// A thinned curve has no single values left: its mean there, from the least to the greatest.
+// Of a thinned curve, the mean and the range.
 function valueText(line, at) {
   if (at === null) return "–";
-  const said = numberText(line.smooth[at]);
-  if (!line.thinned || line.smooth !== line.ys) return said;
-  return `${said} (${numberText(line.lo[at], 3)} to ${numberText(line.hi[at], 3)})`;
+  const text = numberText(line.smooth[at]);
+  if (!line.thinned || line.smooth !== line.ys) return text;
+  return `${text} (${numberText(line.lo[at], 3)} to ${numberText(line.hi[at], 3)})`;
 }

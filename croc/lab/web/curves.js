@@ -1,6 +1,6 @@
-// Numbers, before anything is drawn: searching, smoothing, ticks, and how a number is written.
+// Numbers: searching, smoothing, ticks and formatting.
 
-// The first place in sorted numbers whose value is not below x.
+// The first index in sorted numbers whose value is not below x.
 function placeOf(xs, x) {
   let low = 0;
   let high = xs.length;
@@ -19,8 +19,7 @@ function nearestPlace(xs, x) {
   return x - xs[after - 1] <= xs[after] - x ? after - 1 : after;
 }
 
-// A moving mean that forgets: weight 0 is the curve itself, near 1 almost its whole past. What
-// the first values would weigh too much is divided out. Uneven distances count as such.
+// Exponential moving average with bias correction; uneven distances are taken into account.
 function smoothed(xs, ys, weight) {
   if (weight <= 0 || ys.length < 2) return ys;
   const usual = (xs[xs.length - 1] - xs[0]) / (xs.length - 1) || 1;
@@ -35,7 +34,7 @@ function smoothed(xs, ys, weight) {
   });
 }
 
-// Round numbers in a range, about as many as asked for; whole ones if told so.
+// About `count` round numbers in a range; only integers if `whole`.
 function ticksIn(low, high, count, whole = false) {
   const span = high - low;
   if (!(span > 0) || !Number.isFinite(span)) return [low];
@@ -57,7 +56,7 @@ function ticksIn(low, high, count, whole = false) {
 const GROUPED = new Intl.NumberFormat("en-GB", { maximumFractionDigits: 0 });
 const COMPACT = new Intl.NumberFormat("en-GB", { notation: "compact", maximumFractionDigits: 2 });
 
-// As many digits as one can read: 1,234 and 0.001234, and powers of ten only far away.
+// 1,234 and 0.001234; powers of ten only for very large and small numbers.
 function numberText(value, digits = 4) {
   const size = Math.abs(value);
   if (size === 0) return "0";
@@ -76,7 +75,7 @@ function tickTexts(ticks) {
   return ticks.map((tick) => tick.toFixed(decimals).replace("-", "−"));
 }
 
-// How many of a unit one step of a run is; null where the run does not say.
+// How many of a unit one step of a run is; null if the run has no such number.
 function perStep(run, unit) {
   if (unit === "images") return run.batch;
   if (unit === "epochs") return run.perEpoch ? 1 / run.perEpoch : null;

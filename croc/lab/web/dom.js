@@ -1,14 +1,11 @@
 // Building nodes. Text from the data only ever becomes textContent or an attribute's value.
 
-const SVG = "http://www.w3.org/2000/svg";
-
 function make(name, attributes = {}, ...children) {
-  const node = document.createElement(name);
-  return fill(node, attributes, children);
+  return fill(document.createElement(name), attributes, children);
 }
 
 function makeSvg(name, attributes = {}, ...children) {
-  return fill(document.createElementNS(SVG, name), attributes, children);
+  return fill(document.createElementNS("http://www.w3.org/2000/svg", name), attributes, children);
 }
 
 function fill(node, attributes, children) {
@@ -19,5 +16,4 @@ function fill(node, attributes, children) {
   return node;
 }
 
-const colourOf = (run) => `run-${run.colour}${run.dashed ? " dashed" : ""}`;
-const swatchOf = (run) => make("span", { class: `swatch ${colourOf(run)}`, "aria-hidden": "true" });
+const swatchOf = (run) => make("span", { class: `swatch ${run.colour}`, "aria-hidden": "true" });

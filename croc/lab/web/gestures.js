@@ -11,7 +11,7 @@ function addGestures(chart) {
   const inPlot = (px) => Math.min(Math.max(px, EDGE.left), chart.width - EDGE.right);
 
   const select = (from, to) => {
-    chart.overlay.querySelector(".selection")?.remove();
+    chart.overlay?.querySelector(".selection")?.remove();
     if (Math.abs(to - from) < DRAG_PX) return;
     chart.overlay.append(makeSvg("rect", { class: "selection", x: Math.min(from, to), y: EDGE.top,
       width: Math.abs(to - from), height: chart.down }));
@@ -27,7 +27,7 @@ function addGestures(chart) {
     plot.setPointerCapture(event.pointerId);
     if (pointers.size === 2) {
       drag = null;
-      pinch = { ...gap(), range: shared.seen, centre: chart.toX(gap().middle) };
+      pinch = { apart: gap().apart, range: shared.seen, center: chart.toX(gap().middle) };
     } else if (event.pointerType === "mouse" || event.pointerType === "pen") {
       drag = inPlot(local(event));
     } else {
@@ -38,9 +38,7 @@ function addGestures(chart) {
   plot.addEventListener("pointermove", (event) => {
     if (pointers.has(event.pointerId)) pointers.set(event.pointerId, local(event));
     if (pinch && pointers.size === 2) {
-      const factor = pinch.apart / gap().apart;
-      const [low, high] = pinch.range;
-      shared.show(pinch.centre - (pinch.centre - low) * factor, pinch.centre + (high - pinch.centre) * factor);
+      shared.zoom(pinch.apart / gap().apart, pinch.center, pinch.range);
       return;
     }
     moveCursorTo(chart, chart.toX(inPlot(local(event))));
@@ -52,7 +50,7 @@ function addGestures(chart) {
     if (pointers.size < 2) pinch = null;
     const from = drag;
     drag = null;
-    chart.overlay?.querySelector(".selection")?.remove();
+    select(0, 0);
     if (from === null || event.type === "pointercancel") return;
     const to = inPlot(local(event));
     if (Math.abs(to - from) < DRAG_PX) return;
@@ -79,17 +77,17 @@ function addGestures(chart) {
   plot.addEventListener("blur", () => shared.set({ cursor: null }));
 }
 
-// The cursor stands on steps that were logged, of whichever run has the nearest.
+// The cursor snaps to the nearest logged step of any run.
 function moveCursorTo(chart, x) {
   let best = null;
   for (const { xs } of chart.drawn ?? []) {
-    const found = xs[nearestPlace(xs, x)];
-    if (best === null || Math.abs(found - x) < Math.abs(best - x)) best = found;
+    const step = xs[nearestPlace(xs, x)];
+    if (best === null || Math.abs(step - x) < Math.abs(best - x)) best = step;
   }
   chart.shared.set({ cursor: best });
 }
 
-// By whole places of the longest curve; a cursor that leaves the window takes it along.
+// By points of the longest curve; the window follows the cursor.
 function stepCursor(chart, places) {
   const { shared } = chart;
   const longest = (chart.drawn ?? []).reduce((a, b) => (a && a.xs.length >= b.xs.length ? a : b), null);
@@ -107,8 +105,9 @@ function onKey(chart, event) {
   if (event.ctrlKey || event.metaKey || event.altKey) return;
   const { shared } = chart;
   const [low, high] = shared.seen;
-  const centre = shared.cursor ?? (low + high) / 2;
+  const center = shared.cursor ?? (low + high) / 2;
   const pan = (share) => shared.show(low + share * (high - low), high + share * (high - low));
+  const [zoomIn, zoomOut] = [() => shared.zoom(0.6, center), () => shared.zoom(1 / 0.6, center)];
   const actions = {
     ArrowLeft: () => (event.shiftKey ? pan(-0.2) : stepCursor(chart, -1)),
     ArrowRight: () => (event.shiftKey ? pan(0.2) : stepCursor(chart, 1)),
@@ -116,10 +115,7 @@ function onKey(chart, event) {
     PageUp: () => stepCursor(chart, 10),
     Home: () => stepCursor(chart, -Infinity),
     End: () => stepCursor(chart, Infinity),
-    "+": () => shared.zoom(0.6, centre),
-    "=": () => shared.zoom(0.6, centre),
-    "-": () => shared.zoom(1 / 0.6, centre),
-    "−": () => shared.zoom(1 / 0.6, centre),
+    "+": zoomIn, "=": zoomIn, "-": zoomOut, "−": zoomOut,
     0: () => shared.set({ range: null }),
     Escape: () => shared.set({ range: null, cursor: null }),
   };

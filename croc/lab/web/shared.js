@@ -1,53 +1,44 @@
-// What all charts show in common: part of the axis, cursor, smoothing, and which runs.
+// What all charts share: visible range, cursor, smoothing and runs.
 class Shared {
   constructor(runs) {
-    this.runs = runs;
-    this.unit = "steps";
-    this.range = null;
-    this.cursor = null;
-    this.smoothing = 0;
+    Object.assign(this, { runs, unit: "steps", range: null, cursor: null, smoothing: 0 });
     this.hidden = new Set();
     this.listeners = [];
-    this.asked = null;
+    this.scheduled = false;
+    this.whole = false; // whether more than the cursor has changed
   }
 
   get shown() {
     return this.runs.filter((run) => !this.hidden.has(run) && perStep(run, this.unit));
   }
 
-  // Drawn once a frame, however often the pointer moves.
+  // Drawn at most once per frame.
   set(change) {
     Object.assign(this, change);
-    const whole = Object.keys(change).some((name) => name !== "cursor");
-    if (this.asked !== null) {
-      this.asked.whole ||= whole;
-      return;
-    }
-    this.asked = { whole };
-    requestAnimationFrame(() => this.tell());
+    this.whole ||= Object.keys(change).some((name) => name !== "cursor");
+    if (this.scheduled) return;
+    this.scheduled = true;
+    requestAnimationFrame(() => {
+      const { whole } = this;
+      this.scheduled = this.whole = false;
+      for (const listener of this.listeners) listener(whole);
+    });
   }
 
-  tell() {
-    const { whole } = this.asked;
-    this.asked = null;
-    for (const listener of this.listeners) listener(whole);
-  }
-
-  // Another unit: the same part of the curves, as far as runs agree on it.
+  // Keeps the visible part of the curves, as far as the runs agree.
   setUnit(unit) {
     const first = this.shown.find((run) => perStep(run, unit));
     const ratio = first ? perStep(first, unit) / perStep(first, this.unit) : 1;
-    const range = this.range && this.range.map((edge) => edge * ratio);
-    this.set({ unit, range, cursor: null });
+    this.set({ unit, range: this.range?.map((edge) => edge * ratio) ?? null, cursor: null });
   }
 
-  // From the first to the last of anything that is shown, in any chart.
+  // From the first to the last point of all charts.
   get full() {
     let [low, high] = [Infinity, -Infinity];
     for (const run of this.shown) {
       for (const { x } of Object.values(run.curves)) {
         low = Math.min(low, x[0] * perStep(run, this.unit));
-        high = Math.max(high, x[x.length - 1] * perStep(run, this.unit));
+        high = Math.max(high, x.at(-1) * perStep(run, this.unit));
       }
     }
     if (low > high) return [0, 1];
@@ -58,9 +49,8 @@ class Shared {
     return this.range ?? this.full;
   }
 
-  zoom(factor, centre) {
-    const [low, high] = this.seen;
-    this.show(centre - (centre - low) * factor, centre + (high - centre) * factor);
+  zoom(factor, center, [low, high] = this.seen) {
+    this.show(center - (center - low) * factor, center + (high - center) * factor);
   }
 
   show(low, high) {

@@ -1,4 +1,4 @@
-// Light or dark: as the system has it, until the reader chooses; the choice is remembered.
+// Light or dark: the system's theme until the reader chooses one, which is remembered.
 (() => {
   "use strict";
   const KEY = "croc-theme";
@@ -6,11 +6,11 @@
   const root = document.documentElement;
 
   const remembered = () => {
-    // Some browsers keep nothing for pages opened as files, and say so by throwing.
+    // Some browsers throw for pages opened as files.
     try { return localStorage.getItem(KEY); } catch { return null; }
   };
   const remember = (choice) => {
-    try { localStorage.setItem(KEY, choice); } catch { /* then it lasts as long as the page */ }
+    try { localStorage.setItem(KEY, choice); } catch { /* then it lasts until the page is closed */ }
   };
   const apply = (choice) => {
     if (choice === "auto") root.removeAttribute("data-theme");

@@ -8,9 +8,9 @@ from einops import rearrange
 from jaxtyping import Float, Int, Int64
 from torch import Tensor
 
+from croc import kernels
 from croc.config import ClusterConfig
 from croc.errors import UserError
-from croc.kernels import serve
 from croc.method.clustering.paper import paper_steps
 from croc.method.clustering.released import SALIENCY_TEMPERATURE, released_steps
 from croc.method.clustering.steps import Step
@@ -48,18 +48,16 @@ def cluster_views(
     seeds: Int[Tensor, "B H K"] | None = None,
     keys: Int64[Tensor, "B"] | None = None,
 ) -> Clusters:
-    """`cluster` of tokens that are still apart: the kernel joins them without a copy."""
+    """`cluster` for tokens with an axis of views: the kernel joins them without a copy."""
     views = len(tokens)
     check_k_start(config.k_start, views * tokens.shape[3])
     with torch.autocast(tokens.device.type, enabled=False):
         positions, saliency = at_least_float32(positions), at_least_float32(saliency)
         if seeds is None:
             seeds = draw_for(saliency, keys, config)
-        if serve(tokens):
-            from croc.kernels import clustering as kernel
-
-            if kernel.fits(tokens, config):
-                return kernel.cluster_views(tokens, positions, saliency, seeds, config)
+        kernel = kernels.find("clustering", tokens)
+        if kernel is not None and kernel.fits(tokens, config):
+            return kernel.cluster_views(tokens, positions, saliency, seeds, config)
         steps = join(at_least_float32(tokens), positions, saliency, seeds, config)
         return split(*choose(steps, config), config, views)
 
@@ -70,7 +68,7 @@ def split_views(
     saliency: Float[Tensor, "B H T"],
     views: int,
 ) -> tuple[Float[Tensor, "M B H N d"], Float[Tensor, "M B N 2"], Float[Tensor, "M B H N"]]:
-    """The views apart again, without a copy."""
+    """With an axis of views, without a copy."""
     return (
         rearrange(tokens, "b h (m n) d -> m b h n d", m=views),
         rearrange(positions, "b (m n) c -> m b n c", m=views),
@@ -93,7 +91,7 @@ def at_least_float32(values: Tensor) -> Tensor:
 def draw_for(
     saliency: Float[Tensor, "M B H N"], keys: Int64[Tensor, "B"] | None, config: ClusterConfig
 ) -> Int64[Tensor, "B H K"]:
-    """The starting tokens, drawn by what the variant makes of the saliency."""
+    """The starting tokens, drawn by the variant's function of the saliency."""
     if keys is None:
         raise UserError("cluster() needs seeds, or the keys to draw them from")
     saliency = rearrange(saliency, "m b h n -> b h (m n)")
@@ -105,7 +103,7 @@ def draw_for(
 def draw_seeds(
     probability: Float[Tensor, "B H T"], k: int, keys: Int64[Tensor, "B"]
 ) -> Int64[Tensor, "B H {k}"]:
-    """k distinct tokens, drawn one after the other by probability (Gumbel's top k)."""
+    """k distinct tokens, drawn without replacement by probability (Gumbel top-k)."""
     u = uniform(keys, "cluster seeds", *probability.shape[1:])
     gumbel = -(-u.log()).log()
     return (probability.log() + gumbel).topk(k, dim=-1).indices

@@ -1,7 +1,7 @@
 """Locate, as the paper's text describes it, computed in the log domain.
 
-Every step runs all images and heads at once: each loses exactly one centroid a step, so the
-tensors simply get one column narrower. Nothing depends on which images share a batch.
+Every step runs all images and heads at once: each loses exactly one centroid per step, so the
+tensors get one column narrower. Nothing depends on which images share a batch.
 """
 
 import math
@@ -13,10 +13,9 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from croc.config import ClusterConfig
-from croc.method.clustering.sinkhorn import sinkhorn
-from croc.method.clustering.steps import Step, closest_pair, distances, take
+from croc.method.clustering.steps import Step, closest_pair, distances, sinkhorn, take
 
-# Instead of 0, so that a token without saliency is assigned too, and images without any.
+# Instead of 0, so that tokens without saliency are assigned too, and images without any.
 LEAST_SALIENCY = 1e-20
 
 
@@ -29,7 +28,7 @@ def paper_steps(
 ) -> Iterator[Step]:
     """Cluster with K_start centroids, merge two, cluster again, down to two; unit tokens."""
     rows = saliency.clamp_min(LEAST_SALIENCY)
-    # From a corner of their own, so that no rounding is blown up where they all coincide.
+    # Relative to their own corner, so that rounding is not amplified where they all coincide.
     positions = positions - positions.amin(dim=1, keepdim=True)
     span = diagonal(positions)
     centroids = take(tokens, seeds)
@@ -79,7 +78,7 @@ def transport_cost(
 def merge(
     values: Float[Tensor, "B H K *c"], i: Int64[Tensor, "B H 1"], j: Int64[Tensor, "B H 1"]
 ) -> Float[Tensor, "B H k *c"]:
-    """The mean of i and j takes the place of i; j < K goes, the rest close up."""
+    """The mean of i and j replaces i; j is removed."""
     slots = torch.arange(values.shape[2] - 1, device=values.device)
     kept = take(values, slots + (slots >= j))
     mean = (take(values, i) + take(values, j)) / 2

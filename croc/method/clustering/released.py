@@ -1,7 +1,7 @@
-"""Locate, as the authors' released code does it, point for point (docs/differences.md).
+"""Locate, as the authors' released code does it, point for point (docs/method.md).
 
-That code made the paper's figures; this is for continuing and comparing with them. Its costs
-are scaled over the whole batch, so here an image's clusters do depend on its neighbours.
+That code produced the paper's results; this is for comparing with them. Its costs are scaled over
+the whole batch, so an image's clusters depend on the rest of the batch.
 """
 
 import math
@@ -93,7 +93,7 @@ def share_of_view(plan: Float[Tensor, "B H T K"], views: int) -> Float[Tensor, "
 def add_columns(
     plan: Float[Tensor, "B H T K"], i: Int64[Tensor, "B H 1"], j: Int64[Tensor, "B H 1"]
 ) -> Float[Tensor, "B H T k"]:
-    """Columns i < j leave, their sum comes last."""
+    """Columns i < j are removed, their sum is appended."""
     columns = plan.mT
     slots = torch.arange(columns.shape[2] - 2, device=plan.device)
     others = slots + (slots >= i)

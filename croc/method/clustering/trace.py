@@ -1,6 +1,6 @@
-"""The whole merging, step by step, for pictures of it: what `cluster_views` keeps only one step of.
+"""Every step of the merging, for pictures of it; `cluster_views` keeps only one of them.
 
-From the functions of the definition, in its order; never by the kernel, which writes no steps.
+Computed by the definition; the kernel does not write its steps.
 """
 
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ from croc.method.clustering.steps import Step
 
 @dataclass(frozen=True)
 class TraceStep:
-    """The clusters at k centroids, with what `Clusters` says of the chosen ones."""
+    """The clusters at k centroids, as `Clusters` has them for the chosen K."""
 
     assignments: Float[Tensor, "M B H N k"]
     valid: Bool[Tensor, "B H k"]
@@ -33,7 +33,7 @@ class TraceStep:
     merged: Int64[Tensor, "B H 2"] | None
     """The two columns of the step before that became one; None at K_start."""
     into: Int64[Tensor, "B H before"] | None
-    """For every column of the step before, the column here that it went into; None at K_start."""
+    """For every column of the step before, its column here; None at K_start."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def trace_views(
     seeds: Int[Tensor, "B H K"] | None = None,
     keys: Int64[Tensor, "B"] | None = None,
 ) -> Trace:
-    """Every step of `cluster_views`, given the same."""
+    """Every step of `cluster_views` with the same arguments."""
     views = len(tokens)
     check_k_start(config.k_start, views * tokens.shape[3])
     with torch.autocast(tokens.device.type, enabled=False):
@@ -76,16 +76,16 @@ def trace_views(
 def _split(step: Step, config: ClusterConfig, views: int) -> TraceStep:
     k = step.assignments.shape[-1]
     count = torch.full_like(step.cost, k, dtype=torch.long)
-    found = split(step.assignments, step.cost, count, config, views)
+    clusters = split(step.assignments, step.cost, count, config, views)
     merged = None if step.merged is None else torch.cat(step.merged, dim=-1)
     into = None if step.merged is None else _follow(*step.merged, k + 1, config)
-    return TraceStep(found.assignments, found.valid, step.cost, merged, into)
+    return TraceStep(clusters.assignments, clusters.valid, step.cost, merged, into)
 
 
 def _follow(
     i: Int64[Tensor, "B H 1"], j: Int64[Tensor, "B H 1"], before: int, config: ClusterConfig
 ) -> Int64[Tensor, "B H before"]:
-    """Where each column went: the variant's own merging, done to columns that only name one."""
+    """Where each column went: the variant's own merge, applied to the columns' one-hot codes."""
     names = torch.eye(before, device=i.device).expand(*i.shape[:2], -1, -1)
     moved = add_columns(names, i, j) if config.variant == "released" else merge(names, i, j).mT
     return moved.argmax(dim=-1)

@@ -1,0 +1,528 @@
+"""Configurations: frozen dataclasses with a docstring per field, validated when they are made.
+
+The defaults are the paper's for COCO (its implementation section and appendix); recipes.py
+names whole configurations. config.json is such a configuration on disk.
+"""
+
+import dataclasses
+import json
+import math
+import typing
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple
+
+import typeguard
+import tyro
+
+from croc.errors import UserError
+from croc.io import replacing
+
+PAGE = "config.json"
+
+
+class Limit(NamedTuple):
+    """The values that an option may have, as metadata of its field; None and words pass."""
+
+    text: str
+    low: float | int
+    high: float | int = math.inf
+    rising: bool = False
+    """For pairs: the second is not below the first."""
+
+
+_TINY, _BELOW_ONE = math.ulp(0.0), math.nextafter(1.0, 0.0)
+SHARE = Limit("must be in 0 … 1", 0, 1)
+SHARE_BELOW_ONE = Limit("must be in 0 … 1, 1 excluded", 0, _BELOW_ONE)
+BETWEEN = Limit("must be between 0 and 1", _TINY, _BELOW_ONE)
+POSITIVE = Limit("must be positive", _TINY)
+RISING = Limit("must rise and be positive", _TINY, rising=True)
+RISING_SHARE = Limit("must rise within 0 … 1", _TINY, 1, rising=True)
+
+
+def at_least(low: float | int) -> Limit:
+    return Limit(f"must be at least {low}", low)
+
+
+def require(condition: bool, message: str) -> None:
+    if not condition:
+        raise UserError(message)
+
+
+def require_least(config: Any, section: str, least: float | int, *names: str) -> None:
+    """Numbers, or tuples of them, of at least so much; None and words pass."""
+    for name in names:
+        require(getattr(config, name) != (), f"{_flag(section, name)} is empty")
+        _require_limit(config, section, name, at_least(least))
+
+
+def require_finite(section: str, config: Any) -> None:
+    for each in dataclasses.fields(config):
+        value = getattr(config, each.name)
+        numbers = [x for x in _as_tuple(value) if isinstance(x, float)]
+        # An infinite λ_pos is clustering by position alone.
+        may_be_infinite = (section, each.name, value) == ("cluster", "position_weight", math.inf)
+        finite = may_be_infinite or all(map(math.isfinite, numbers))
+        require(finite, f"{_flag(section, each.name)} must be finite: {value}")
+
+
+def _require_limit(config: Any, section: str, name: str, limit: Limit) -> None:
+    value = getattr(config, name)
+    numbers = [x for x in _as_tuple(value) if isinstance(x, int | float)]
+    fits = all(limit.low <= x <= limit.high for x in numbers)
+    rises = not limit.rising or numbers == sorted(numbers)
+    require(fits and rises, f"{_flag(section, name)} {limit.text}: {value}")
+
+
+def _as_tuple(value: Any) -> tuple[Any, ...]:
+    return value if isinstance(value, tuple) else (value,)
+
+
+def _flag(section: str, name: str) -> str:
+    return f"--{section}.{name}".replace("_", "-")
+
+
+@cache
+def _limits(section: type) -> dict[str, Limit]:
+    hints = typing.get_type_hints(section, include_extras=True)
+    annotations = {name: getattr(hint, "__metadata__", ()) for name, hint in hints.items()}
+    return {name: x for name, data in annotations.items() for x in data if isinstance(x, Limit)}
+
+
+class Section:
+    """A part of a configuration. Its options are checked by the limits in their annotations."""
+
+    section = ""
+
+    def __post_init__(self) -> None:
+        for name, limit in _limits(type(self)).items():
+            _require_limit(self, self.section, name, limit)
+        require_finite(self.section, self)
+
+
+@dataclass(frozen=True)
+class DataConfig(Section):
+    """The training images."""
+
+    section = "data"
+    root: tuple[str, ...] = ()
+    """Image folder(s), searched recursively; tar shard(s) such as 'coco-{000..009}.tar' or
+    'pipe:COMMAND'; a folder made by `croc data pack`; or `scenes` for synthetic scenes."""
+    subfolders: tuple[str, ...] = ()
+    """If the root contains these folders, only they are read (COCO: train2017)."""
+    canvas_px: Annotated[int, at_least(16)] = 640
+    """Images are downscaled to at most this longer side when decoded. At 640, no crop of a
+    640 × 480 image is upscaled to 224 px: the smallest crop has a shorter side of 240 px."""
+    workers: Annotated[int | None, at_least(0)] = None
+    """Data loading workers per training process; by default the CPU cores divided by the number of
+    training processes, at most 16."""
+    scenes: Annotated[int, at_least(1)] = 1024
+    """Number of synthetic scenes, if the root is `scenes`."""
+    max_failed_share: Annotated[float, SHARE] = 0.01
+    """Stop the run if more than this fraction of the files cannot be decoded."""
+
+
+@dataclass(frozen=True)
+class ViewsConfig(Section):
+    """The two augmented crops of an image."""
+
+    section = "views"
+    size_px: Annotated[int, at_least(1)] = 224
+    """Side length of a view."""
+    early_px: Annotated[int | None, at_least(1)] = None
+    """Side length of a view in the first epochs, if different: smaller views train faster. Their
+    blur is scaled down proportionally."""
+    early_epochs: Annotated[int, at_least(0)] = 0
+    """Number of epochs with views of size early_px."""
+    scale: Annotated[tuple[float, float], RISING_SHARE] = (0.25, 1.0)
+    """Minimum and maximum area of a crop, as a fraction of the image area."""
+    ratio: Annotated[tuple[float, float], RISING] = (3 / 4, 4 / 3)
+    """Minimum and maximum aspect ratio of a crop, width / height."""
+    flip: Annotated[float, SHARE] = 0.5
+    """Probability of a horizontal flip."""
+    jitter: Annotated[float, SHARE] = 0.8
+    """Probability of color jitter."""
+    brightness: Annotated[float, SHARE] = 0.4
+    """Color jitter: the brightness factor is drawn from 1 ± this."""
+    contrast: Annotated[float, SHARE] = 0.4
+    """Color jitter: the contrast factor is drawn from 1 ± this."""
+    saturation: Annotated[float, SHARE] = 0.2
+    """Color jitter: the saturation factor is drawn from 1 ± this."""
+    hue: Annotated[float, Limit("must be in 0 … 0.5", 0, 0.5)] = 0.1
+    """Color jitter: the hue shift is drawn from ± this, where 1 is the full color circle."""
+    grayscale: Annotated[float, SHARE] = 0.2
+    """Probability of grayscale."""
+    blur: Annotated[tuple[float, float], SHARE] = (1.0, 0.1)
+    """Probability of Gaussian blur, one per view."""
+    blur_sigma: Annotated[tuple[float, float], RISING] = (0.1, 2.0)
+    """Minimum and maximum sigma of the blur, in pixels."""
+    solarise: Annotated[tuple[float, float], SHARE] = (0.0, 0.2)
+    """Probability of solarization, one per view."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(
+            (self.early_px is None) == (self.early_epochs == 0),
+            "--views.early-px and --views.early-epochs belong together: give both or neither",
+        )
+
+
+@dataclass(frozen=True)
+class ModelConfig(Section):
+    """The backbone: any plain timm ViT with a CLS token."""
+
+    section = "model"
+    name: str = "vit_small_patch16_224"
+    """Name of a timm architecture; no weights are downloaded."""
+    patch_px: Annotated[int | None, at_least(1)] = None
+    """Patch size, if different from the named model's."""
+    depth: Annotated[int | None, at_least(1)] = None
+    """Number of blocks, if different from the named model's."""
+    drop_path: Annotated[float, SHARE_BELOW_ONE] = 0.1
+    """Stochastic depth rate of the student, increasing linearly to this in the last block."""
+    position_window: Annotated[tuple[float, float], RISING_SHARE] = (1.0, 1.0)
+    """During training, each view gets the position embeddings of a random window of the grid, so
+    that tokens cannot tell where in the view they are. Minimum and maximum side of the window as a
+    fraction of the grid's; 1 1 is the whole grid, as in the paper."""
+    init: Annotated[str | None, tyro.conf.arg(prefix_name=False)] = None
+    """Weights to initialize the backbone from: a run, timm:NAME or a file; random by default."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.init != "", "--init is empty: name weights, or leave it out")
+
+
+@dataclass(frozen=True)
+class ImageHeadConfig(Section):
+    """The projection head: a trunk and an output layer for images."""
+
+    section = "head"
+    layers: Annotated[int, at_least(1)] = 3
+    """Number of linear layers in the trunk, including the bottleneck."""
+    hidden: Annotated[int, at_least(1)] = 2048
+    """Hidden dimension of the trunk."""
+    bottleneck: Annotated[int, at_least(1)] = 256
+    """Bottleneck dimension, before the prototypes."""
+    image_prototypes: Annotated[int, at_least(2)] = 65_536
+    """Number of prototypes for images."""
+    unit_prototypes: bool = False
+    """Normalize the prototypes to unit length (DINO's norm_last_layer)."""
+
+
+@dataclass(frozen=True)
+class HeadConfig(ImageHeadConfig):
+    """The projection head: a shared trunk, an output layer for images and one for clusters."""
+
+    cluster_prototypes: Annotated[int, at_least(2)] = 8_192
+    """Number of prototypes for clusters."""
+
+
+@dataclass(frozen=True)
+class DecoderConfig(Section):
+    """MAE's masks, and the decoder that reconstructs them."""
+
+    section = "decoder"
+    mask: Annotated[float, BETWEEN] = 0.75
+    """Share of the patches that the encoder does not see."""
+    width: Annotated[int, at_least(1)] = 512
+    """Width of the decoder."""
+    depth: Annotated[int, at_least(1)] = 8
+    """Blocks of the decoder."""
+    heads: Annotated[int, at_least(1)] = 16
+    """Attention heads of the decoder."""
+    normalise_patches: bool = True
+    """Whether each patch to be reconstructed is first normalised to mean 0 and deviation 1."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(
+            self.width % (4 * self.heads) == 0,
+            f"--decoder.width {self.width} must be a multiple of 4 × --decoder.heads {self.heads}",
+        )
+
+
+@dataclass(frozen=True)
+class ClusterConfig(Section):
+    """The online clustering of the joined tokens."""
+
+    section = "cluster"
+    variant: Literal["paper", "released"] = "paper"
+    """Follow the paper's text, or exactly reproduce the authors' code (docs/method.md)."""
+    k_start: Annotated[int, at_least(2)] = 12
+    """Initial number of centroids; they are merged until two are left."""
+    tokens: Literal["values", "keys", "queries", "last"] = "values"
+    """What is clustered: values, keys or queries of the last block, per head, or its output."""
+    position_weight: Annotated[float, at_least(0)] = 4.0
+    """λ_pos, the weight of the positional cost; inf for position alone."""
+    sharpness: Annotated[float, POSITIVE] = 20.0
+    """λ, the inverse of the entropic regularization."""
+    sinkhorn_iterations: Annotated[int, at_least(1)] = 5
+    """Number of Sinkhorn iterations; each normalizes rows, then columns."""
+    k_max: int | None = None
+    """The largest K that may be chosen; by default K_start."""
+    k_select: Literal["cost", "fixed"] = "cost"
+    """Choose K by the lowest transport cost, or fix it to k_max (for ablations)."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(
+            self.k_max is None or 2 <= self.k_max <= self.k_start,
+            f"--cluster.k-max must be in 2 … k-start ({self.k_start}): {self.k_max}",
+        )
+        require(
+            self.k_select == "cost" or self.k_max is not None,
+            "--cluster.k-select fixed needs --cluster.k-max for the K",
+        )
+        require(
+            self.variant == "paper" or self.sharpness <= 80,
+            f"--cluster.sharpness {self.sharpness:g} needs --cluster.variant paper: the released "
+            "code's exp() overflows float32 above 80",
+        )
+
+
+@dataclass(frozen=True)
+class DistillationConfig(Section):
+    """Self-distillation."""
+
+    section = "loss"
+    student_temperature: Annotated[float, POSITIVE] = 0.1
+    """τ_s."""
+    teacher_temperature: Annotated[float, POSITIVE] = 0.07
+    """τ_t, after its warm-up."""
+    teacher_temperature_start: Annotated[float, POSITIVE] = 0.04
+    """τ_t in the first epoch."""
+    temperature_warmup_epochs: Annotated[int, at_least(0)] = 30
+    """Epochs over which τ_t is warmed up; it changes once per epoch."""
+    centring: Literal["mean", "sinkhorn"] = "mean"
+    """How the teacher's outputs are centered: by their moving average (the paper, DINO), or by
+    Sinkhorn, so that the batch uses all prototypes equally (SwAV, DINOv2)."""
+    center_momentum: Annotated[float, SHARE] = 0.9
+    """Momentum of the moving average used for centering."""
+    teacher_momentum: Annotated[float, SHARE] = 0.996
+    """EMA momentum of the teacher at the start; it increases to 1 at the end."""
+    frozen_prototype_epochs: Annotated[int, at_least(0)] = 1
+    """Epochs at the start during which the prototypes are frozen."""
+
+
+@dataclass(frozen=True)
+class LossConfig(DistillationConfig):
+    """Self-distillation at image and cluster level, with shared temperatures."""
+
+    alpha: Annotated[float, at_least(0)] = 1.0
+    """Weight of the cluster loss relative to the image loss."""
+
+
+@dataclass(frozen=True)
+class OptimConfig(Section):
+    """The optimizer and its schedules."""
+
+    section = "optim"
+    batch: Annotated[int, at_least(1)] = 256
+    """Global batch size: images per step, over all processes."""
+    epochs: Annotated[int, at_least(1)] = 300
+    """Passes over the data."""
+    rate: Annotated[float, at_least(0)] = 5e-4
+    """Learning rate at batch size 256; scaled linearly with the batch size."""
+    rate_end: Annotated[float, at_least(0)] = 1e-5
+    """Learning rate at the end, not scaled."""
+    warmup_epochs: Annotated[int, at_least(0)] = 10
+    """Epochs of linear learning rate warm-up."""
+    weight_decay: Annotated[float, at_least(0)] = 0.04
+    """Weight decay at the start."""
+    weight_decay_end: Annotated[float, at_least(0)] = 0.4
+    """Weight decay at the end."""
+    clip_gradient: Annotated[float, at_least(0)] = 0.0
+    """Maximum gradient norm; 0 disables clipping."""
+    betas: Annotated[tuple[float, float], SHARE_BELOW_ONE] = (0.9, 0.999)
+    """AdamW's β₁ and β₂."""
+    matrices: Literal["adamw", "muon"] = "adamw"
+    """Optimizer for the weight matrices of the ViT blocks: AdamW as in the paper, or Muon, which
+    needed a third of the images (dev/LOG.md). AdamW optimizes all other parameters."""
+    muon_rate_factor: Annotated[float, at_least(0)] = 1.0
+    """Muon's learning rate as a multiple of --optim.rate."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(
+            self.warmup_epochs < self.epochs,
+            f"--optim.warmup-epochs ({self.warmup_epochs}) must be below --optim.epochs "
+            f"({self.epochs}); lower the one or raise the other",
+        )
+
+
+@dataclass(frozen=True)
+class RunConfig(Section):
+    """How the run is executed; apart from seed and precision, results change only by rounding."""
+
+    section = "run"
+    folder: str | None = None
+    """Output folder; by default runs/RECIPE. An existing run in it is resumed."""
+    resume: Annotated[Literal["auto", "never", "must"], tyro.conf.arg(prefix_name=False)] = "auto"
+    """Resume an existing run in the folder: auto resumes if there is one, never fails if there is
+    one, must fails if there is none."""
+    seed: Annotated[int, Limit("must be in 0 … 2³¹", 0, 2**31 - 1)] = 0
+    """Seed for weight initialization, sample order and augmentation."""
+    stop_after_steps: Annotated[int | None, at_least(1)] = None
+    """Stop, with a checkpoint, after this many steps of the schedule."""
+    log_every_steps: Annotated[int, at_least(1)] = 10
+    """Steps between lines of metrics.jsonl."""
+    checkpoint_every_steps: Annotated[int, at_least(1)] = 500
+    """Steps between checkpoints; the last two are kept."""
+    keep_every_steps: Annotated[int | None, at_least(1)] = None
+    """Checkpoints at multiples of this many steps are never deleted."""
+    report: bool = True
+    """Compute gauges, plot clusters and write report.html at each checkpoint."""
+    max_skipped: Annotated[int, at_least(1)] = 10
+    """Steps with a non-finite gradient are skipped; the run stops after this many in a row, checked
+    when metrics are logged."""
+    accelerator: Literal["auto", "cpu", "cuda"] = "auto"
+    """Device type to train on."""
+    devices: Annotated[int | Literal["auto"], at_least(1)] = "auto"
+    """Processes per node; auto is one per GPU, or a single process on the CPU."""
+    nodes: Annotated[int, at_least(1)] = 1
+    """Number of nodes."""
+    strategy: Literal["ddp", "fsdp"] = "ddp"
+    """Whether each process holds the full networks (DDP) or a shard of them (FSDP, for networks
+    that do not fit on one GPU). A run can be resumed with either."""
+    timeout_s: Annotated[float, POSITIVE] = 600.0
+    """Seconds that a process waits for the others before it gives up."""
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    """auto is bfloat16 autocast on a GPU and float32 on the CPU."""
+    compile: bool | Literal["auto"] = "auto"
+    """Use torch.compile; auto enables it on GPUs only."""
+    record: bool | Literal["auto"] = "auto"
+    """Capture the step as a CUDA graph; auto enables it on a single GPU, if compiled."""
+    kernels: bool = True
+    """Use CrOC's own kernels on a GPU instead of the slower PyTorch reference."""
+    micro_batch: Annotated[int | None, at_least(1)] = None
+    """Images per process that pass through the networks at once, to save memory; gradients are the
+    same. By default 16 on the CPU; the whole batch on a GPU, with `released` and `sinkhorn`."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        is_path = self.folder is None or ("\0" not in self.folder and self.folder != "")
+        require(is_path, "--run.folder is not a path")
+
+
+@dataclass(frozen=True)
+class PretrainConfig:
+    """The sections that every method has."""
+
+    data: DataConfig = field(default_factory=DataConfig)
+    views: ViewsConfig = field(default_factory=ViewsConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    run: RunConfig = field(default_factory=RunConfig)
+
+    def __post_init__(self) -> None:
+        require(
+            self.optim.matrices == "adamw" or self.run.strategy == "ddp",
+            "--optim.matrices muon needs full matrices, which FSDP does not have: "
+            "use --run.strategy ddp, or --optim.matrices adamw",
+        )
+
+
+@dataclass(frozen=True)
+class DinoConfig(PretrainConfig):
+    """Pre-train a backbone with DINO."""
+
+    head: ImageHeadConfig = field(default_factory=ImageHeadConfig)
+    loss: DistillationConfig = field(default_factory=DistillationConfig)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(
+            self.loss.centring == "mean" or self.run.micro_batch is None,
+            "--loss.centring sinkhorn needs --run.micro-batch None, since it balances the batch",
+        )
+
+
+@dataclass(frozen=True)
+class CrocConfig(DinoConfig):
+    """Pre-train a backbone with CrOC."""
+
+    head: HeadConfig = field(default_factory=HeadConfig)
+    cluster: ClusterConfig = field(default_factory=ClusterConfig)
+    loss: LossConfig = field(default_factory=LossConfig)
+
+    def __post_init__(self) -> None:
+        require(
+            self.cluster.variant == "paper" or self.run.micro_batch is None,
+            "--cluster.variant released needs --run.micro-batch None, since its costs and norms "
+            "are computed over the whole batch",
+        )
+        super().__post_init__()
+
+
+@dataclass(frozen=True)
+class MaeConfig(PretrainConfig):
+    """Pre-train a backbone with MAE."""
+
+    decoder: DecoderConfig = field(default_factory=DecoderConfig)
+
+
+METHODS: dict[str, type[PretrainConfig]] = {
+    "croc": CrocConfig,
+    "dino": DinoConfig,
+    "mae": MaeConfig,
+}
+"""By their name in config.json."""
+
+
+def method_name(config: PretrainConfig) -> str:
+    return next(name for name, kind in METHODS.items() if type(config) is kind)
+
+
+def config_page(config: PretrainConfig, recipe: str) -> dict[str, Any]:
+    """The content of config.json."""
+    return {"recipe": recipe, "method": method_name(config), **dataclasses.asdict(config)}
+
+
+def write_config(folder: Path, config: PretrainConfig, recipe: str) -> None:
+    """Write config.json, which is enough to start the same run, from its beginning to its end."""
+    run = dataclasses.replace(config.run, stop_after_steps=None, resume="auto")
+    content = config_page(dataclasses.replace(config, run=run), recipe)
+    folder.mkdir(parents=True, exist_ok=True)
+    with replacing(folder / PAGE) as partial:
+        partial.write_text(json.dumps(content, indent=2) + "\n")
+
+
+def read_config(path: Path) -> tuple[PretrainConfig, str]:
+    """A run's configuration and its recipe's name."""
+    try:
+        content = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise UserError(f"there is no configuration {path}; a run's folder has {PAGE}") from None
+    except ValueError as error:
+        raise UserError(f"{path} is no configuration of a CrOC run: {error}") from None
+    return parse_config(content, str(path))
+
+
+def parse_config(content: Any, source: str) -> tuple[PretrainConfig, str]:
+    """The same from config.json's content; `source` names it in errors."""
+    try:
+        sections = {**content}
+        recipe, method = sections.pop("recipe"), sections.pop("method", "croc")
+        return _build(METHODS[method], sections, ""), str(recipe)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{source} is no configuration of a CrOC run: {error}") from None
+
+
+def _build(kind: Any, content: Any, name: str) -> Any:
+    """A dataclass from its fields: types checked, lists to tuples.
+
+    A missing option did not exist when the file was written: its default is what was done then.
+    """
+    if not dataclasses.is_dataclass(kind):
+        value = tuple(content) if isinstance(content, list) else content
+        try:
+            return typeguard.check_type(value, kind)
+        except typeguard.TypeCheckError as error:
+            raise ValueError(f"{name[1:]}: {error}") from None
+    hints = typing.get_type_hints(kind)
+    unknown = ", ".join(f"{name}.{each}"[1:] for each in sorted(content.keys() - hints.keys()))
+    if unknown:
+        raise ValueError(f"unknown: {unknown}")
+    fields = {each: _build(hints[each], content[each], f"{name}.{each}") for each in content}
+    return typing.cast(Any, kind)(**fields)

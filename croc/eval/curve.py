@@ -1,0 +1,135 @@
+"""`croc evaluate curve`: the scores of runs' checkpoints against the images seen."""
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from croc.config import PAGE, read_config
+from croc.errors import UserError
+from croc.eval.table import TableOptions, make_table, read_options, split_label
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+PANEL_IN, PANELS_PER_LINE = (3.8, 3.0), 4
+MARKERS = "osD^vP*X"
+MILLION = 1_000_000
+
+
+@dataclass(frozen=True)
+class CurveOptions(TableOptions):
+    """Every checkpoint of some runs, and their networks before the first step: scores against the
+    images seen. Finished scores are not computed again, so it can be called while a run trains."""
+
+    weights: tuple[str, ...]  # pyright: ignore[reportIncompatibleVariableOverride]
+    """LABEL=RUN, or just RUN: folders of croc pretrain; one line each. --run.keep-every-steps keeps
+    more of a run than its last two checkpoints."""
+    average: bool = False
+    """A panel with the mean of a protocol's data sets, if there are several."""
+    to: str = "curves"
+    """Folder of curve.png, of table.md, .tex, .html and .json with one row per checkpoint, of
+    results.jsonl, to which finished cells are appended, and of the pictures."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """Weights on a run's line."""
+
+    line: str
+    images: int
+    """Images seen so far, repeated ones counted again."""
+    spec: str
+
+    @property
+    def label(self) -> str:
+        return f"{self.line}, {self.images:,} images"
+
+
+def run_command(arguments: list[str]) -> bool:
+    """Score, write the table and draw; whether every cell was computed."""
+    options, columns = read_options(arguments, CurveOptions, "croc evaluate curve")
+    points = [point for text in options.weights for point in points_of(*split_label(text))]
+    weights = {point.label: point.spec for point in points}
+    if len(weights) < len(points):
+        raise UserError("two of the runs have the same name: give them LABEL=RUN")
+    complete = make_table(options, weights, columns)
+    from croc.plotting import save_chart
+
+    folder = Path(options.to)
+    record = json.loads((folder / "table.json").read_text())
+    save_chart(make_figure(record, points), folder / "curve.png")
+    print(f"and {folder / 'curve.png'}")
+    return complete
+
+
+def points_of(label: str, run: str) -> list[Point]:
+    """A run before its first step, with random weights, and at each of its checkpoints."""
+    from croc.weights.checkpoint import checkpoints, step_of
+
+    folder = Path(run)
+    saved = checkpoints(folder) if (folder / PAGE).is_file() else []
+    if not saved:
+        raise UserError(f"--weights {run}: not the folder of a run with checkpoints")
+    config, _ = read_config(folder / PAGE)
+    line = folder.resolve().name if label == run else label
+    # A run from other weights did not start from random ones.
+    start = [] if config.model.init else [Point(line, 0, f"random:{run}")]
+    images = {path: step_of(path) * config.optim.batch for path in saved}
+    return start + [Point(line, seen, str(path)) for path, seen in images.items() if seen]
+
+
+def make_figure(record: dict[str, Any], points: Sequence[Point]) -> "Figure":
+    """A panel for each protocol and data set, one line per run."""
+    from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+    from croc.plotting import COLOURS, span_enough, verbatim
+
+    # Of a video's three metrics the first, which is the mean of the others.
+    shown = [n for n, each in enumerate(record["columns"]) if each["metric"] in ("mIoU", "J&F")]
+    across = min(PANELS_PER_LINE, len(shown))
+    down = math.ceil(len(shown) / across)
+    size = (PANEL_IN[0] * across, PANEL_IN[1] * down + 0.5)
+    figure = Figure(figsize=size, dpi=120, layout=ConstrainedLayoutEngine())
+    panels = figure.subplots(down, across, squeeze=False).flatten()
+    for axes in panels[len(shown) :]:
+        axes.set_visible(False)
+    rows = {row["label"]: row["cells"] for row in record["rows"]}
+    unit = MILLION if max(point.images for point in points) >= MILLION else 1
+    lines = list(dict.fromkeys(point.line for point in points))
+    for axes, number in zip(panels, shown):
+        column = record["columns"][number]
+        for place, line in enumerate(lines):
+            own = [point for point in points if point.line == line]
+            cells = [rows[point.label][number] for point in own]
+            color, marker = COLOURS[place % len(COLOURS)], MARKERS[place % len(MARKERS)]
+            seen = [point.images / unit for point in own]
+            # A cell that failed leaves a gap in the line.
+            scores = [math.nan if cell["value"] is None else cell["value"] for cell in cells]
+            label = verbatim(line)
+            axes.plot(seen, scores, lw=1.4, ms=4, label=label, color=color, marker=marker)
+            spread = [cell["deviation"] or 0.0 for cell in cells]
+            if any(spread):
+                low = [score - by for score, by in zip(scores, spread)]
+                high = [score + by for score, by in zip(scores, spread)]
+                axes.fill_between(seen, low, high, color=color, alpha=0.15, lw=0)
+        axes.set_title(verbatim(f"{column['group']}, {column['title']}"), fontsize=9, loc="left")
+        axes.set_xlabel("images seen" + (", millions" if unit == MILLION else ""), fontsize=8)
+        axes.xaxis.set_major_formatter("{x:,g}")
+        span_enough(axes)
+        axes.tick_params(labelsize=8)
+        axes.spines[["top", "right"]].set_visible(False)
+    handles, labels = panels[0].get_legend_handles_labels()
+    fitting = int(size[0] / (0.6 + 0.075 * max(map(len, labels))))  # inches per label, per letter
+    figure.legend(
+        handles,
+        labels,
+        loc="outside lower left",
+        ncols=max(1, min(len(labels), fitting)),
+        fontsize=8,
+        frameon=False,
+    )
+    return figure

@@ -1,0 +1,208 @@
+"""Pictures of predictions: figures beside the truth, masks as DAVIS stores them, overlay videos."""
+
+import os
+import shutil
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import NamedTuple
+
+import matplotlib.colors
+import numpy as np
+from jaxtyping import Bool, Float, Integer, UInt8
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+from PIL import Image
+from scipy.ndimage import maximum_filter, minimum_filter
+
+from croc.errors import UserError
+from croc.eval.features import Example
+from croc.eval.metrics import IGNORED
+from croc.plotting import PALETTE
+
+FRAMES_PER_SECOND = 24  # DAVIS'
+CODING = {"crf": "18", "preset": "veryfast"}  # x264's default takes longer than the network
+WHITE = 255
+UNLABELLED = (0.5, 0.5, 0.5)
+LEGEND_ENTRIES = 24
+Frame = UInt8[np.ndarray, "h w 3"]
+Mask = UInt8[np.ndarray, "h w"]
+Masks = UInt8[np.ndarray, "t h w"]
+
+
+class VideoExample(NamedTuple):
+    """Some frames of a video, from the first to the last, with their masks."""
+
+    name: str
+    frames: UInt8[np.ndarray, "t h w 3"]
+    truth: Masks
+    predicted: Masks
+
+
+def class_colours(count: int) -> Float[np.ndarray, "count 3"]:
+    """Colours that colour-blind readers can tell apart, as far as they go; then a colour wheel."""
+    wheel = [
+        matplotlib.colors.hsv_to_rgb(
+            ((0.61803 * i) % 1, 0.45 + 0.4 * (i % 2), 0.9 - 0.12 * (i % 5))
+        )
+        for i in range(max(0, count - len(PALETTE)))
+    ]
+    return np.array([*PALETTE.tolist()[:count], *wheel])
+
+
+def paint_classes(
+    labels: Integer[np.ndarray, "h w"], colours: Float[np.ndarray, "count 3"]
+) -> Float[np.ndarray, "h w 3"]:
+    """Ignored pixels are gray."""
+    table = np.tile(np.array(UNLABELLED), (IGNORED + 1, 1))
+    table[: len(colours)] = colours
+    return table[labels]
+
+
+def segmentation_figure(
+    examples: Sequence[Example], classes: Sequence[str], path: Path, title: str
+) -> None:
+    """Rows: images; columns: the image, its truth, the prediction."""
+    colours = class_colours(len(classes))
+    columns = ("image", "truth", "prediction")
+    figure = Figure(figsize=(2.1 * len(columns) + 1.6, 2.1 * len(examples) + 0.5), dpi=110)
+    axes = figure.subplots(len(examples), len(columns), squeeze=False)
+    shown: set[int] = set()
+    for row, example in zip(axes, examples):
+        row[0].imshow(example.image.permute(1, 2, 0).numpy(), aspect="auto")
+        for axis, labels in zip(row[1:], (example.truth.numpy(), example.predicted.numpy())):
+            axis.imshow(paint_classes(labels, colours), interpolation="nearest", aspect="auto")
+            shown |= set(np.unique(labels).tolist())
+    for axis, name in zip(axes[0], columns):
+        axis.set_title(name, fontsize=9)
+    named = [number for number in sorted(shown) if number < len(classes)]
+    handles = [
+        Patch(facecolor=colours[number], edgecolor="0.6", label=classes[number])
+        for number in named[:LEGEND_ENTRIES]
+    ]
+    if len(named) > LEGEND_ENTRIES:
+        handles.append(Patch(color="none", label=f"and {len(named) - LEGEND_ENTRIES} more"))
+    if IGNORED in shown:
+        handles.append(Patch(color=UNLABELLED, label="not labelled"))
+    legend = figure.legend(handles=handles, loc="outside right upper", fontsize=7, frameon=False)
+    for text in legend.get_texts():
+        text.set_parse_math(False)  # a class may be called a$_$b
+    _save(figure, path, title)
+
+
+def video_figure(examples: Sequence[VideoExample], path: Path, title: str) -> None:
+    """Rows: videos, the truth above the prediction; columns: frames from first to last."""
+    columns = max(len(frames) for _, frames, _, _ in examples)
+    figure = Figure(figsize=(2.6 * columns, 3.1 * len(examples) + 0.4), dpi=110)
+    axes = figure.subplots(2 * len(examples), columns, squeeze=False)
+    for axis in axes.flat:
+        axis.set_axis_off()
+    for index, (name, frames, truth, predicted) in enumerate(examples):
+        for row, masks, text in ((0, truth, f"{name}, truth"), (1, predicted, "prediction")):
+            for axis, frame, mask in zip(axes[2 * index + row], frames, masks):
+                axis.imshow(paint_objects(frame, mask))
+            heading = {"fontsize": 8, "loc": "left", "pad": 3, "parse_math": False}
+            axes[2 * index + row, 0].set_title(text, **heading)
+    _save(figure, path, title)
+
+
+def _save(figure: Figure, path: Path, title: str) -> None:
+    for axis in figure.axes:
+        axis.set_xticks([])
+        axis.set_yticks([])
+        axis.set_frame_on(False)
+    figure.suptitle(title, fontsize=10, x=0.01, ha="left", parse_math=False)
+    figure.set_layout_engine("constrained")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph")  # names in any script; boxes are fine
+        figure.savefig(path)
+
+
+@contextmanager
+def new_folder(path: Path) -> Iterator[Path]:
+    """A folder to fill, which is moved to `path` at the end, or removed after an error."""
+    target = path.expanduser().resolve()
+    if os.path.lexists(target) and not (target.is_dir() and not any(target.iterdir())):
+        raise UserError(f"{path} exists and is not empty: delete it or pass another folder")
+    partial = target.with_name(f".{target.name}-{os.getpid()}.partial")
+    try:
+        partial.mkdir(parents=True)
+        yield partial
+        partial.rename(target)
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror or error}") from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def write_masks(folder: Path, masks: Masks) -> None:
+    """FOLDER/00000.png and so on: indices of the objects with DAVIS' palette."""
+    folder.mkdir()
+    for t, mask in enumerate(masks):
+        image = Image.fromarray(mask)
+        image.putpalette(voc_palette())
+        image.save(folder / f"{t:05d}.png")
+
+
+def voc_palette() -> list[int]:
+    """PASCAL VOC's 256 colours, which are DAVIS': red, green, blue, red, green …
+
+    The index's bits 0, 3, 6 are red's highest, second and third, bits 1, 4, 7 are green's, and
+    bits 2, 5 blue's.
+    """
+    return [
+        sum(((index >> (3 * place + channel)) & 1) << (7 - place) for place in range(3))
+        for index in range(256)
+        for channel in range(3)
+    ]
+
+
+def require_av() -> None:
+    if find_spec("av") is None:
+        raise UserError("overlays are written by PyAV, which is not installed: pip install av")
+
+
+def write_overlay(
+    path: Path,
+    frames: Iterable[Frame],
+    predicted: Masks,
+    truth: Masks | None = None,
+) -> None:
+    """The painted frames as an mp4 that every browser plays: H.264, 4:2:0."""
+    import av
+
+    _, height, width = predicted.shape
+    odd = ((0, height % 2), (0, width % 2), (0, 0))
+    with av.open(str(path), "w", options={"movflags": "+faststart"}) as video:
+        stream = video.add_stream("libx264", rate=FRAMES_PER_SECOND, options=CODING)
+        stream.height, stream.width = height + height % 2, width + width % 2
+        stream.pix_fmt = "yuv420p"
+        for t, frame in enumerate(frames):
+            painted = paint_objects(frame, predicted[t], None if truth is None else truth[t])
+            even = np.pad(painted, odd, mode="edge")
+            video.mux(stream.encode(av.VideoFrame.from_ndarray(even, format="rgb24")))
+        video.mux(stream.encode())
+
+
+def paint_objects(frame: Frame, predicted: Mask, truth: Mask | None = None) -> Frame:
+    """Predicted objects are tinted, with opaque edges; the edges of true ones are white."""
+    colours = object_colours()
+    painted, inside, edge = frame.copy(), predicted > 0, edges(predicted)
+    numbers = predicted - 1  # wraps around for the background, which is not painted
+    painted[inside] = frame[inside] // 2 + colours[numbers[inside] % len(colours)] // 2
+    painted[edge] = colours[numbers[edge] % len(colours)]
+    if truth is not None:
+        painted[edges(truth)] = WHITE
+    return painted
+
+
+def object_colours() -> UInt8[np.ndarray, "colours 3"]:
+    return (PALETTE * 255).round().byte().numpy()
+
+
+def edges(objects: Mask) -> Bool[np.ndarray, "h w"]:
+    """Pixels of an object one of whose eight neighbours is not part of it."""
+    highest, lowest = maximum_filter(objects, 3), minimum_filter(objects, 3)
+    return (highest != lowest) & (objects > 0)

@@ -1,0 +1,314 @@
+"""`croc evaluate table`: weights × data × protocols in one table.
+
+Every finished cell is a line of results.jsonl, as `croc evaluate` writes it, and is not computed
+again. Nothing here imports torch before the options are read.
+"""
+
+import json
+import re
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from croc.arguments import parse
+from croc.errors import UserError
+from croc.eval.command import EvaluateOptions, by_epochs_or_steps, given_kind
+from croc.eval.protocols import (
+    DEFAULTS,
+    PROTOCOLS,
+    InContextConfig,
+    KmeansConfig,
+    LinearConfig,
+    Request,
+    VideoConfig,
+    WithinConfig,
+    protocols_of,
+)
+from croc.eval.table_formats import (
+    failure_name,
+    make_record,
+    print_record,
+    to_html,
+    to_latex,
+    to_markdown,
+)
+from croc.io import replacing, versions
+from croc.tables import one_line
+
+if TYPE_CHECKING:
+    from croc.eval.parts import OpenData
+
+STOPPED = "stopped; finished results are kept, the same command resumes from here"
+
+
+@dataclass(frozen=True)
+class TableOptions(EvaluateOptions):
+    """Compare several weights on several datasets in one table. Finished cells are reused."""
+
+    weights: tuple[str, ...]  # pyright: ignore[reportIncompatibleVariableOverride]
+    """LABEL=WEIGHTS, or just WEIGHTS, as for the single protocols: bundled weights, a run folder or
+    checkpoint, a weights file, timm:NAME, timm:NAME@FILE, random:NAME, random:RUN; one row each."""
+    data: tuple[str, ...]  # pyright: ignore[reportIncompatibleVariableOverride]
+    """KIND:PATH (a folder or a .tar) as for the single protocols, or scenes; one column per
+    protocol and dataset."""
+    protocols: tuple[Literal["linear", "kmeans", "within", "incontext", "video"], ...] = PROTOCOLS
+    """Each is run on the datasets that support it."""
+    average: bool = True
+    """Add a column with the mean over a protocol's datasets, if there are several."""
+    to: str = "tables"
+    """Output folder for table.md, .tex, .html and .json, results.jsonl (finished cells are
+    appended) and pictures."""
+    linear: LinearConfig = field(default_factory=LinearConfig)
+    kmeans: KmeansConfig = field(default_factory=KmeansConfig)
+    within: WithinConfig = field(default_factory=WithinConfig)
+    incontext: InContextConfig = field(default_factory=InContextConfig)
+    video: VideoConfig = field(default_factory=VideoConfig)
+
+
+@dataclass(frozen=True)
+class Row:
+    """Weights that were opened and checked; not kept open, since there may be many."""
+
+    label: str
+    spec: str
+    weights_hash: str
+    facts: dict[str, str | None]
+    notes: list[str]
+    cells: list[tuple[Request, Request, str]]
+    """Each column, the same with a size that fits the patches, and its key."""
+
+
+def run_command(arguments: list[str]) -> bool:
+    """Make the table; whether every cell was computed."""
+    options, columns = read_options(arguments)
+    labels = [split_label(text) for text in options.weights]
+    for label, _ in labels:
+        if [each for each, _ in labels].count(label) > 1:
+            raise UserError(f"two of the weights are called {label!r}: give them LABEL=WEIGHTS")
+    if not any(word.startswith("--kmeans.blocks") for word in arguments):
+        # Papers report both; not for scenes, which are for smaller networks.
+        columns += [
+            replace(column, config=replace(column.config, blocks=4))
+            for column in columns
+            if column.protocol == "kmeans" and not column.data.startswith("scenes")
+        ]
+    return make_table(options, dict(labels), columns)
+
+
+def read_options(
+    arguments: list[str],
+    kind: type[TableOptions] = TableOptions,
+    program: str = "croc evaluate table",
+    **defaults: Any,
+) -> tuple[TableOptions, list[Request]]:
+    """The options, and the columns with each data set's own defaults.
+
+    `defaults` are for options that the caller sets itself.
+    """
+    flags = {word.partition("=")[0].replace("_", "-") for word in arguments}
+
+    def read(data_kind: str) -> TableOptions:
+        configs: dict[str, Any] = {name: make(data_kind) for name, make in DEFAULTS.items()}
+        configs["linear"] = by_epochs_or_steps(configs["linear"], flags)
+        required: dict[str, Any] = {"weights": (), "data": ()}  # refused below if they stay empty
+        return parse(kind, arguments, program, kind(**required | configs | defaults))
+
+    options = read(given_kind(arguments) or defaults.get("data", ("",))[0].partition(":")[0])
+    for flag in ("weights", "data", "protocols"):
+        values = getattr(options, flag)
+        if not values:
+            raise UserError(f"--{flag} is empty: pass --{flag} ONE TWO …")
+        twice = [each for each in values if values.count(each) > 1]
+        if twice:
+            raise UserError(f"--{flag} names {twice[0]} twice")
+    by_kind = {spec.partition(":")[0]: read(spec.partition(":")[0]) for spec in options.data}
+    columns, share = [], options.hold_out
+    for protocol in options.protocols:
+        fitting = [spec for spec in options.data if protocol in protocols_of(spec, share)]
+        if not fitting and options.protocols != PROTOCOLS:
+            why = " with --hold-out" if share else ""
+            raise UserError(f"{protocol} cannot be scored on {', '.join(options.data)}{why}")
+        for spec in fitting:
+            config = getattr(by_kind[spec.partition(":")[0]], protocol)
+            column = Request(protocol, spec, config, hold_out=share)
+            size = f"--{protocol}.{column.size_field}".replace("_", "-")
+            columns.append(replace(column, adapts=size not in flags))
+    for spec in options.data:
+        if spec not in {column.data for column in columns}:
+            allowed = ", ".join(protocols_of(spec, share))
+            raise UserError(f"--protocols: {spec} allows only {allowed}")
+    return options, columns
+
+
+def split_label(text: str) -> tuple[str, str]:
+    """The parts of LABEL=WEIGHTS; a path or a timm: name with a = of its own has no label."""
+    label, equals, spec = text.partition("=")
+    if not equals or re.match(r"[a-z0-9]+:\S", label) or Path(text).exists():
+        label, spec = text, text
+    label = one_line(label)
+    if not label or not spec:
+        raise UserError(f"--weights {text}: give LABEL=WEIGHTS, or just the weights")
+    return label, spec
+
+
+def make_table(options: TableOptions, weights: dict[str, str], columns: Sequence[Request]) -> bool:
+    """Compute the missing cells, write and print the table; whether every cell was computed.
+
+    All weights and data are opened and checked before the first cell is computed.
+    """
+    from croc.eval.parts import open_data
+
+    folder = Path(options.to)
+    data = open_data(columns, folder)
+    rows = [plan_row(label, spec, columns, data, options) for label, spec in weights.items()]
+    try:
+        finished, failures = compute(rows, data, options, folder)
+    except KeyboardInterrupt:
+        log(STOPPED)
+        raise
+    record = make_record(rows, columns, options.average, finished, failures)
+    texts = {
+        "table.md": to_markdown(record),
+        "table.tex": to_latex(record),
+        "table.html": to_html(record),
+        "table.json": json.dumps(record, indent=2, allow_nan=False) + "\n",
+    }
+    for name, text in texts.items():
+        with replacing(folder / name) as partial:
+            partial.write_text(text, encoding="utf-8")
+    print_record(record)
+    print(f"written to {folder}: {', '.join(texts)}")
+    if failures:
+        names = "; ".join(f"{failure_name(each)} ({each['reason']})" for each in failures)
+        count = f"{len(failures)} of {len(rows) * len(columns)} cells"
+        log(f"croc: {count} failed, the same command computes only these again: {names}")
+    return not failures
+
+
+def plan_row(
+    label: str, spec: str, columns: Iterable[Request], data: "OpenData", options: TableOptions
+) -> Row:
+    """Open the weights and check that they suit every column."""
+    from croc.eval.evaluate import find_machine, fit, open_weights
+    from croc.weights.open import architecture
+
+    cells, resized = [], {}
+    try:
+        precision = find_machine(options).precision_name
+        weights = open_weights(spec)
+        for column in columns:
+            request = fit(column, weights.backbone)
+            _, data_hash = data[column.protocol, column.data]
+            hashed = (data_hash, weights.hash, weights.network_hash)
+            config = asdict(request.config)
+            key = cell_key(column.protocol, config, *hashed, precision, column.hold_out)
+            cells.append((column, request, key))
+            px = tuple(getattr(each.config, column.size_field) for each in (column, request))
+            if px[0] != px[1]:
+                resized.setdefault(px, {})[column.protocol] = None
+    except UserError as error:
+        raise UserError(str(error) if label == spec else f"{label}: {error}") from None
+    notes = [
+        f"{label}: images of {used} px instead of {default} ({', '.join(protocols)}), "
+        f"for patches of {weights.backbone.stride_px} px."
+        for (default, used), protocols in resized.items()
+    ]
+    trained_on, epochs = training_facts(spec)
+    facts = {"model": architecture(weights.backbone), "data": trained_on, "epochs": epochs}
+    facts = {name: one_line(fact) or None for name, fact in facts.items()}
+    return Row(label, spec, weights.hash, facts, notes, cells)
+
+
+def training_facts(spec: str) -> tuple[str, str]:
+    """The data and the epochs of training, as far as a run or an exported file records them."""
+    import torch
+
+    from croc.config import PAGE, read_config
+    from croc.data.loader import steps_per_epoch
+    from croc.weights.card import read_record
+    from croc.weights.checkpoint import checkpoints
+    from croc.weights.open import find_weights
+
+    path = find_weights(spec)
+    if path.is_file() and (exported := read_record(path)) is not None:
+        return " + ".join(exported.data), f"{round(exported.epochs, 1):g}"
+    run = path if path.is_dir() else path.parent.parent
+    saved = checkpoints(run) if (run / PAGE).is_file() else []
+    if not saved or (path != run and path not in saved):
+        return "", ""
+    config, _ = read_config(run / PAGE)
+    checkpoint = saved[-1] if path == run else path
+    state: Any = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)
+    epochs = state["step"] / steps_per_epoch(state["images"], config.optim.batch)
+    return " + ".join(Path(root).name or root for root in config.data.root), f"{round(epochs, 1):g}"
+
+
+def cell_key(*parts: Any) -> str:
+    """Of protocol, config, the hashes of data, weights and network, precision and hold-out: all
+    that determines a score. The paths of data and weights and the device do not."""
+    return json.dumps(parts, sort_keys=True)
+
+
+def line_key(line: dict[str, Any]) -> str:
+    """The key of a line of results.jsonl, which may be older than some of its fields."""
+    names = ("protocol", "config", "data_hash", "weights_hash", "network_hash")
+    values = [line.get(name) for name in names]
+    return cell_key(*values, line["machine"].get("precision"), line.get("hold_out", 0.0))
+
+
+def compute(
+    rows: Sequence[Row], data: "OpenData", options: TableOptions, folder: Path
+) -> tuple[dict[str, dict[str, Any]], list[dict[str, str]]]:
+    """Compute the cells that are missing in the folder; all finished cells, and what failed."""
+    import gc
+
+    import torch
+
+    from croc.eval.evaluate import evaluate, open_weights
+    from croc.eval.results import read_results
+
+    exists = (folder / "results.jsonl").exists()
+    lines = read_results(folder, pass_over_bad=True) if exists else []
+    finished = {line_key(line): line for line in lines}  # those of `croc evaluate` count, too
+    keys = {key for row in rows for _, _, key in row.cells}
+    missing = keys - finished.keys()
+    log(f"{len(keys)} cells, {len(keys) - len(missing)} of them finished before")
+    failures: dict[str, dict[str, str]] = {}
+    number = 0
+    for row in rows:
+        weights = None
+        for column, request, key in row.cells:
+            if key in finished:
+                continue
+            number += 1
+            log(f"cell {number} of {len(missing)}: {row.label}, {column.place}")
+            settings = (options.device, options.precision, options.workers, options.hold_out)
+            single = EvaluateOptions(row.spec, column.data, str(folder), *settings)
+            try:
+                weights = weights or open_weights(row.spec)
+                results = evaluate(single, [request], show=False, weights=weights, data=data)
+                if not results:
+                    raise UserError("there was nothing to score")
+                line = {**asdict(results[0]), "versions": versions()}
+                if line_key(line) != key:
+                    raise UserError("the weights changed while the table was computed")
+                finished[key] = line
+            except Exception as error:  # the other cells may still succeed
+                names = {"label": row.label, "protocol": column.name, "data": column.data}
+                failures[key] = {**names, "reason": describe(error)}
+                log(f"failed: {failure_name(failures[key])}: {failures[key]['reason']}")
+            gc.collect()
+            torch.cuda.empty_cache()
+    return finished, [each for key, each in failures.items() if key not in finished]
+
+
+def describe(error: Exception) -> str:
+    """An error in one line of a table or a log."""
+    kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
+    return one_line(kind + str(error))[:300]
+
+
+def log(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

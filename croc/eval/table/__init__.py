@@ -1,1 +1,0 @@
-"""`croc evaluate table`: several weights on several data sets, as the paper's tables have them."""

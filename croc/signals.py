@@ -1,0 +1,49 @@
+"""Signals that ask for an end, as a notice that work in hand may read, not as an exception in it.
+
+Raised by a signal, an exception can hit any line, and is lost if that is one of a finaliser.
+"""
+
+import contextlib
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+NOTICES = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+"""SIGUSR1 is what SLURM sends ahead of the end, if asked to (--signal)."""
+
+
+@contextlib.contextmanager
+def notice_of_end() -> Iterator[list[int]]:
+    """The first signal goes into the list; the second ends at once, as without all this."""
+    notices: list[int] = []
+    before: dict[int, Any] = {}
+
+    def note(number: int, _: object) -> None:
+        notices.append(number)
+        restore()
+
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    if threading.current_thread() is threading.main_thread():  # only it may set handlers
+        before |= {number: signal.signal(number, note) for number in NOTICES}
+    try:
+        yield notices
+    finally:
+        restore()
+
+
+NAMES = ("RANK", "SLURM_PROCID", "LOCAL_RANK")
+"""Of torchrun, srun, and Lightning's own launcher."""
+
+
+def process_number() -> str:
+    """By the launcher's environment: needs no torch, works before the processes talk."""
+    return next((os.environ[name] for name in NAMES if name in os.environ), "0")
+
+
+def is_first_process() -> bool:
+    return process_number() == "0"

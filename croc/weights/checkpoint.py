@@ -1,0 +1,126 @@
+"""A run's checkpoints: where they are, what is in one, and the backbone in it."""
+
+import json
+import re
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from croc.config import PAGE, MaeConfig, PretrainConfig, read_config
+from croc.errors import UserError
+from croc.method.backbone import Backbone, start_as_mae
+from croc.weights.files import first_line
+
+FORMAT = 2
+
+
+def checkpoint_path(folder: Path, step: int) -> Path:
+    return folder / "checkpoints" / f"step-{step:08d}.pt"
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """Those of a run, oldest first."""
+    paths = (folder / "checkpoints").glob("step-*.pt")
+    return sorted(path for path in paths if re.fullmatch(r"step-\d{8,}", path.stem))
+
+
+def step_of(checkpoint: Path) -> int:
+    return int(checkpoint.stem.removeprefix("step-"))
+
+
+def load_checkpoint(
+    path: Path, advice: str = "remove it to resume from the one before"
+) -> dict[str, Any]:
+    """The state in a file, checked to be a checkpoint of ours; no pickle is executed."""
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            state = torch.load(path, map_location="cpu", weights_only=True)
+    except FileNotFoundError:
+        raise UserError(f"there is no checkpoint {path}") from None
+    except MemoryError:
+        raise
+    except Exception as error:  # torch raises almost anything for a broken file
+        raise UserError(
+            f"checkpoint {path} cannot be read ({first_line(error)}); {advice}"
+        ) from None
+    if not isinstance(state, dict) or not isinstance(state.get("format"), int):
+        raise UserError(f"{path} is no checkpoint of a CrOC run; {advice}")
+    if state["format"] != FORMAT:
+        raise UserError(
+            f"{path} has format {state['format']}, this version reads {FORMAT}: use the version "
+            "that wrote it"
+        )
+    kinds = {"step": int, "images": int, "failed": list, "optimizer": dict, "modules": dict}
+    wrong = [name for name, kind in kinds.items() if not isinstance(state.get(name), kind)]
+    if wrong:
+        raise UserError(f"checkpoint {path} lacks {', '.join(wrong)}; {advice}")
+    if state["step"] < 0:
+        raise UserError(f"checkpoint {path} is of step {state['step']}; {advice}")
+    return state
+
+
+@dataclass(frozen=True)
+class RunWeights:
+    """A checkpoint's backbone, and what is known about the run."""
+
+    folder: Path
+    config: PretrainConfig
+    recipe: str
+    backbone: Backbone
+    network: str
+    """The teacher, or the student if the method has no teacher."""
+    step: int
+    images: int
+    """In the data."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.folder.name}@{self.step}"
+
+
+def find_checkpoint(path: Path) -> tuple[Path, Path] | None:
+    """The run and the checkpoint that a folder or file stands for; None for a file of no run."""
+    if path.is_dir():
+        saved = checkpoints(path)
+        if not (path / PAGE).is_file() or not saved:
+            raise UserError(
+                f"{path} holds no run with a checkpoint: give a folder of croc pretrain"
+            )
+        return path, saved[-1]
+    if path.suffix == ".safetensors":  # exported, perhaps into the run's own folder
+        return None
+    for folder in (path.parent, path.parent.parent):
+        try:  # other projects, too, write a config.json beside their weights
+            if "recipe" in json.loads((folder / PAGE).read_text()):
+                return folder, path
+        except (OSError, ValueError, TypeError):
+            continue
+    return None
+
+
+def open_run(run: Path, checkpoint: Path) -> RunWeights:
+    config, recipe = read_config(run / PAGE)
+    state = load_checkpoint(checkpoint, "name the run's folder or another of its checkpoints")
+    backbone = untrained(config)
+    network = "teacher" if "teacher" in state["modules"] else "student"
+    try:
+        weights = state["modules"].get(network, {}).items()
+        own = {k.removeprefix("backbone."): x for k, x in weights if k.startswith("backbone.")}
+        backbone.load_state_dict(own)
+    except (RuntimeError, AttributeError) as error:
+        reason = str(error).strip().splitlines()[-1].strip()
+        raise UserError(f"{checkpoint} does not fit {run / PAGE}: {reason}") from None
+    return RunWeights(run, config, recipe, backbone, network, state["step"], state["images"])
+
+
+def untrained(config: PretrainConfig) -> Backbone:
+    """As the run itself made it: the backbone is the first to draw from the run's seed."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.run.seed)
+        backbone = Backbone(config.model, config.views.size_px)
+        if isinstance(config, MaeConfig):
+            start_as_mae(backbone)
+        return backbone

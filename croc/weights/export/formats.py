@@ -1,0 +1,312 @@
+"""The layouts of timm, transformers, torch.hub and ONNX: their files, and code that loads them."""
+
+import json
+import logging
+import shutil
+import warnings
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import timm
+import torch
+from safetensors.torch import save_file
+from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor, nn
+from torch.export import Dim
+
+from croc.errors import UserError
+from croc.method.photometric import IMAGENET_MEAN, IMAGENET_STD
+from croc.weights.card import WeightsRecord, hub_licence
+
+Weights = dict[str, Tensor]
+OPSET = 18
+"""The first whose Resize has antialiasing: the lower, the more runtimes know it."""
+VIT_MODEL = {
+    "cls_token": "embeddings.cls_token",
+    "pos_embed": "embeddings.position_embeddings",
+    "patch_embed.proj": "embeddings.patch_embeddings.projection",
+    "norm": "layernorm",
+}
+VIT_MODEL_BLOCK = {
+    "norm1": "layernorm_before",
+    "attn.qkv": "attention.attention.{}",
+    "attn.proj": "attention.output.dense",
+    "norm2": "layernorm_after",
+    "mlp.fc1": "intermediate.dense",
+    "mlp.fc2": "output.dense",
+}
+
+
+def write_timm(folder: Path, record: WeightsRecord, weights: Weights) -> None:
+    """As timm's own on model hubs; by its metadata the file is one of croc's as well."""
+    save_file(weights, folder / "model.safetensors", record.metadata())
+    config = {
+        "architecture": record.model,
+        "num_classes": 0,
+        "num_features": weights["cls_token"].shape[-1],
+        "global_pool": "token",
+        "model_args": _timm_arguments(record),
+        "pretrained_cfg": {
+            "tag": "croc",
+            "input_size": [3, record.image_px, record.image_px],
+            "fixed_input_size": False,
+            "interpolation": "bicubic",
+            "crop_pct": 1.0,
+            "mean": list(IMAGENET_MEAN),
+            "std": list(IMAGENET_STD),
+            "num_classes": 0,
+            "pool_size": None,
+            "first_conv": "patch_embed.proj",
+            "classifier": "head",
+            "license": hub_licence(record.licence) or "other",
+        },
+    }
+    _write_json(folder / "config.json", config)
+
+
+def write_torchhub(folder: Path, record: WeightsRecord, weights: Weights) -> None:
+    write_timm(folder, record, weights)
+    shutil.copyfile(Path(__file__).with_name("hubconf.py"), folder / "hubconf.py")
+
+
+def write_transformers(folder: Path, record: WeightsRecord, weights: Weights) -> None:
+    """As the library transformers saves its `ViTModel`, in names that every version reads."""
+    vit = _plain_vit(record, weights)
+    check_is_vit_model(vit, record.model)
+    block: Any = vit.blocks[0]
+    renamed = {}
+    for name, value in weights.items():
+        layer, dot, kind = name.rpartition(".") if "." in name else (name, "", "")
+        if not layer.startswith("blocks."):
+            renamed[VIT_MODEL[layer] + dot + kind] = value
+            continue
+        _, number, layer = layer.split(".", 2)
+        parts = ("query", "key", "value") if layer == "attn.qkv" else ("",)
+        for part, chunk in zip(parts, value.chunk(len(parts))):
+            new = VIT_MODEL_BLOCK[layer].format(part)
+            renamed[f"encoder.layer.{number}.{new}.{kind}"] = chunk.contiguous()
+    save_file(renamed, folder / "model.safetensors", {"format": "pt"})
+    config = {
+        "architectures": ["ViTModel"],
+        "model_type": "vit",
+        "dtype": str(weights["cls_token"].dtype).removeprefix("torch."),
+        "hidden_size": vit.embed_dim,
+        "num_hidden_layers": record.depth,
+        "num_attention_heads": block.attn.num_heads,
+        "intermediate_size": block.mlp.fc1.out_features,
+        "hidden_act": "gelu",
+        "hidden_dropout_prob": 0.0,
+        "attention_probs_dropout_prob": 0.0,
+        "layer_norm_eps": block.norm1.eps,
+        "image_size": record.image_px,
+        "patch_size": record.patch_px,
+        "num_channels": 3,
+        "qkv_bias": block.attn.qkv.bias is not None,
+    }
+    _write_json(folder / "config.json", config)
+    processor = {
+        "image_processor_type": "ViTImageProcessor",
+        "do_convert_rgb": True,
+        "do_resize": True,
+        "size": {"height": record.image_px, "width": record.image_px},
+        "resample": 3,  # Pillow's number of bicubic
+        "do_rescale": True,
+        "rescale_factor": 1 / 255,
+        "do_normalize": True,
+        "image_mean": list(IMAGENET_MEAN),
+        "image_std": list(IMAGENET_STD),
+    }
+    _write_json(folder / "preprocessor_config.json", processor)
+
+
+def check_is_vit_model(vit: VisionTransformer, model: str) -> None:
+    """Whether `ViTModel` has all that this network has: every tensor, the activation, the norms."""
+    blocks = [f"blocks.{i}.{layer}" for i in range(len(vit.blocks)) for layer in VIT_MODEL_BLOCK]
+    layers = ("patch_embed.proj", "norm", *blocks)
+    expected = {f"{layer}.{kind}" for layer in layers for kind in ("weight", "bias")}
+    different = set(vit.state_dict()) ^ (expected | {"cls_token", "pos_embed"})
+    different = sorted(name for name in different if not name.endswith("qkv.bias"))
+    if not different:
+        block: Any = vit.blocks[0]
+        activation, norms = block.mlp.act, (block.norm1, block.norm2, vit.norm)
+        is_gelu = isinstance(activation, nn.GELU) and activation.approximate == "none"
+        checks = {
+            "the position of its CLS token": not vit.no_embed_class,
+            "its gated MLP": block.mlp.fc1.out_features == block.mlp.fc2.in_features,
+            "its activation, which is not the exact GELU": is_gelu,
+            "the epsilons of its norms": len({norm.eps for norm in norms}) == 1,
+        }
+        different = [feature for feature, is_same in checks.items() if not is_same]
+    if different:
+        raise UserError(
+            f"{model} differs from transformers' ViTModel in {different[0]}: take --to timm, "
+            "torchhub, onnx or safetensors"
+        )
+
+
+class _ClsAndPatches(nn.Module):
+    """Both after the final norm; registers are left out."""
+
+    def __init__(self, vit: VisionTransformer) -> None:
+        super().__init__()
+        self.vit = vit
+
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        tokens = self.vit.forward_features(images)
+        return tokens[:, 0], tokens[:, self.vit.num_prefix_tokens :]
+
+
+def check_onnx(dtype: str | None) -> None:
+    if dtype == "bfloat16":
+        raise UserError("--dtype bfloat16: graphs of ONNX are written in float32, leave it out")
+    if find_spec("onnx") is None or find_spec("onnxscript") is None:
+        raise UserError("--to onnx needs onnx and onnxscript: pip install 'croc[onnx]'")
+
+
+def write_onnx(folder: Path, record: WeightsRecord, weights: Weights) -> None:
+    """One graph for batches and images of any size that the patches divide; it resizes the
+    position embedding as timm does."""
+    from onnx_ir import Shape
+
+    vit = _plain_vit(record, weights)
+    patch_px, width, rows = record.patch_px, vit.embed_dim, vit.patch_embed.grid_size[0]
+    # Not the training's grid: for that one timm resizes nothing, and neither would the graph.
+    example = torch.zeros(2, 3, patch_px * (rows + 1), patch_px * (rows + 2))
+    disabled = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)  # the exporter's progress
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            program: Any = torch.onnx.export(
+                _ClsAndPatches(vit).eval(),
+                (example,),
+                dynamo=True,
+                verbose=False,
+                opset_version=OPSET,
+                input_names=["images"],
+                output_names=["cls", "patches"],
+                dynamic_shapes=(
+                    {0: Dim("batch"), 2: patch_px * Dim("rows"), 3: patch_px * Dim("columns")},
+                ),
+            )
+    finally:
+        logging.disable(disabled)
+    graph = program.model.graph
+    graph.outputs[0].shape = Shape(["batch", width])
+    graph.outputs[1].shape = Shape(["batch", "rows*columns", width])
+    nodes = [part for node in graph.all_nodes() for part in (node, *node.outputs)]
+    for part in (program.model, graph, *graph.inputs, *graph.initializers.values(), *nodes):
+        part.metadata_props.clear()  # paths of this machine's Python files
+    program.save(folder / "model.onnx")  # weights of more than 2 GB go into a file beside it
+    config = {
+        "architecture": record.model,
+        "input": {
+            "name": "images",
+            "shape": ["batch", 3, f"{patch_px} × rows", f"{patch_px} × columns"],
+            "mean": list(IMAGENET_MEAN),
+            "std": list(IMAGENET_STD),
+            "interpolation": "bicubic",
+            "trained_at_px": record.image_px,
+        },
+        "outputs": {"cls": ["batch", width], "patches": ["batch", "rows × columns", width]},
+        "patch_px": patch_px,
+        "dtype": "float32",
+    }
+    _write_json(folder / "config.json", config)
+
+
+def _timm_arguments(record: WeightsRecord) -> dict[str, Any]:
+    """What `timm.create_model` needs beside the name."""
+    return {
+        "img_size": record.image_px,
+        "patch_size": record.patch_px,
+        "depth": record.depth,
+        "num_classes": 0,
+        "global_pool": "token",
+        "dynamic_img_size": True,
+    }
+
+
+def _plain_vit(record: WeightsRecord, weights: Weights) -> VisionTransformer:
+    """Of timm's own layers, instead of ours."""
+    with torch.random.fork_rng(devices=[]):  # timm's initial values are overwritten
+        vit: Any = timm.create_model(record.model, **_timm_arguments(record))
+    vit.load_state_dict(weights)
+    return vit.eval().requires_grad_(False)
+
+
+def _write_json(path: Path, content: dict[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+WRITERS = {
+    "timm": write_timm,
+    "transformers": write_transformers,
+    "torchhub": write_torchhub,
+    "onnx": write_onnx,
+    "safetensors": write_timm,
+}
+
+# The code in a folder's card.
+IMAGES = """images = torch.rand(1, 3, {px}, {px})  # yours: RGB in 0 … 1
+mean = torch.tensor({mean}).view(3, 1, 1)
+std = torch.tensor({std}).view(3, 1, 1)
+"""
+TOKENS = """with torch.inference_mode():
+    tokens = vit.forward_features((images - mean) / std)  # any multiple of {patch} px
+cls, patches = tokens[:, 0], tokens[:, vit.num_prefix_tokens :]
+"""
+SNIPPETS = {
+    "timm": f"""import timm
+import torch
+
+vit = timm.create_model({{local_folder}}, pretrained=True).eval()
+{IMAGES}{TOKENS}""",
+    "torchhub": f"""import torch
+
+vit = torch.hub.load({{folder}}, "backbone", source="local")
+{IMAGES}{TOKENS}""",
+    "safetensors": f"""import json
+
+import timm
+import torch
+from safetensors.torch import load_file
+
+folder = {{folder}}
+with open(folder + "/config.json") as file:
+    config = json.load(file)
+vit = timm.create_model(config["architecture"], **config["model_args"]).eval()
+vit.load_state_dict(load_file(folder + "/model.safetensors"))
+{IMAGES}{TOKENS}""",
+    "transformers": f"""import torch
+from transformers import ViTModel
+
+vit = ViTModel.from_pretrained({{folder}}, add_pooling_layer=False).eval()
+{IMAGES}with torch.inference_mode():
+    # Other sizes need vit(…, interpolate_pos_encoding=True). From files, such pixels are made by
+    # transformers.AutoImageProcessor.from_pretrained({{folder}}).
+    tokens = vit((images - mean) / std).last_hidden_state
+cls, patches = tokens[:, 0], tokens[:, 1:]
+""",
+    "onnx": """import numpy as np
+import onnxruntime
+
+session = onnxruntime.InferenceSession({folder} + "/model.onnx")
+images = np.random.rand(1, 3, {px}, {px}).astype("float32")  # yours: RGB in 0 … 1
+mean = np.array({mean}, "float32").reshape(3, 1, 1)
+std = np.array({std}, "float32").reshape(3, 1, 1)
+cls, patches = session.run(None, {{"images": (images - mean) / std}})  # any multiple of {patch} px
+""",
+}
+
+
+def snippet(kind: str, folder: str, record: WeightsRecord) -> str:
+    """Python that loads a folder and computes the tokens of an image."""
+    return SNIPPETS[kind].format(
+        folder=json.dumps(folder, ensure_ascii=False),
+        local_folder=json.dumps(f"local-dir:{folder}", ensure_ascii=False),
+        px=record.image_px,
+        patch=record.patch_px,
+        mean=IMAGENET_MEAN,
+        std=IMAGENET_STD,
+    )

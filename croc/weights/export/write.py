@@ -1,0 +1,127 @@
+"""What is exported, and writing it: everything is checked first, then written in one go."""
+
+import json
+import shutil
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from croc.errors import UserError
+from croc.io import read_lines, read_metrics, replacing
+from croc.weights.card import WeightsRecord, make_card, make_record, read_record
+from croc.weights.checkpoint import find_checkpoint, open_run
+from croc.weights.export import KINDS, Export
+from croc.weights.export.formats import WRITERS, check_onnx, snippet
+from croc.weights.open import (
+    VitBackbone,
+    architecture,
+    build_exported,
+    find_weights,
+    fingerprint,
+    shipped_hint,
+)
+
+LICENCE = "not stated; the photographs that it was trained on have licences of their own"
+SAME_SETTINGS = ("protocol", "data", "config", "hold_out", "weights_hash", "machine")
+
+
+def write(request: Export) -> tuple[Path, ...]:
+    """A folder in the layout of another library; or a file, whose metadata hold all that is needed
+    to build the network, and its card."""
+    is_folder, file = request.to in KINDS, Path(request.to)
+    if not is_folder and file.suffix != ".safetensors":
+        raise UserError(
+            f"--to {request.to}: give {', '.join(KINDS[:-1])} or {KINDS[-1]} for a folder, or a "
+            "file that ends in .safetensors"
+        )
+    for option in ("folder", "name"):
+        if not is_folder and getattr(request, option) is not None:
+            raise UserError(f"--{option} is for folders, as --to {KINDS[0]}; --to names the file")
+    if request.to == "onnx":
+        check_onnx(request.dtype)
+    record, backbone = _open_source(request)
+    name = backbone.name if request.name is None else request.name
+    if not name.strip() or not name.isprintable() or set(name) & set("/\\") or name[0] == ".":
+        raise UserError(f"--name {name!r}: give a name that a folder can have")
+    folder = Path(request.folder or f"{name}-{request.to}")
+    targets = (folder,) if is_folder else (file, file.with_suffix(".md"))
+    for path in targets:
+        if path.exists() or path.is_symlink():
+            raise UserError(f"{path} exists, and nothing is overwritten: name another")
+
+    dtype = request.dtype or ("float32" if is_folder else "bfloat16")
+    exact, vit = fingerprint(backbone), backbone.vit
+    weights = {k: x.to(getattr(torch, dtype)).contiguous() for k, x in vit.state_dict().items()}
+    vit.load_state_dict(weights)
+    facts: dict[str, Any] = {
+        "record": record,
+        "architecture": architecture(backbone),
+        "dtype": dtype,
+        "numbers": sum(value.numel() for value in weights.values()),
+        "scores": _read_scores(request.scores, fingerprint(backbone), exact),
+    }
+    if not is_folder:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(file) as partial, replacing(file.with_suffix(".md")) as card:
+            save_file(weights, partial, record.metadata())
+            card.write_text(make_card(file.stem, **facts), encoding="utf-8")
+        return targets
+    partial = folder.with_name(f"{folder.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)  # of an export that was killed
+    partial.mkdir(parents=True)
+    try:
+        WRITERS[request.to](partial, record, weights)
+        use = snippet(request.to, folder.name, record)
+        library = request.to if request.to in ("transformers", "onnx") else "timm"
+        card = make_card(name, **facts, use=use, library=library)
+        (partial / "README.md").write_text(card, encoding="utf-8")
+        partial.rename(folder)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return targets
+
+
+def _open_source(request: Export) -> tuple[WeightsRecord, VitBackbone]:
+    """The backbone that `croc.load_backbone` gives, and what is known about it."""
+    path = find_weights(request.run)
+    checkpoint = find_checkpoint(path) if path.exists() else None
+    if checkpoint is not None:
+        run = open_run(*checkpoint)
+        seconds = seconds_trained(run.folder, run.step)
+        record = make_record(run, request.licence or LICENCE, seconds)
+        return record, VitBackbone(run.backbone.vit, run.folder.resolve().name)
+    record = read_record(path) if path.is_file() else None
+    if record is None:
+        raise UserError(
+            f"{request.run} is no run: give a folder of croc pretrain, a checkpoint in it, a file "
+            f"of croc export, or a name ({shipped_hint()})"
+        )
+    backbone = VitBackbone(build_exported(path, record).vit, path.stem)
+    return replace(record, licence=request.licence or record.licence), backbone
+
+
+def seconds_trained(run: Path, step: int) -> float | None:
+    """Time of training up to a step, all starts together; None without metrics."""
+    if not (run / "metrics.jsonl").exists():
+        return None
+    marks = [line["seconds"] for line in read_metrics(run) if line["step"] <= step]
+    ends = [before for before, after in pairwise(marks) if after < before]
+    return sum(ends) + marks[-1] if marks else None
+
+
+def _read_scores(path: str | None, rounded: str, exact: str) -> list[dict[str, Any]]:
+    """The latest of each protocol, data set and settings, of these weights or before rounding."""
+    if path is None:
+        return []
+    scores: dict[str, dict[str, Any]] = {}
+    for line in read_lines(Path(path), pass_over_bad=True):
+        if line.get("weights_hash") in (rounded, exact):
+            key = json.dumps([line.get(name) for name in SAME_SETTINGS], sort_keys=True)
+            scores[key] = {**line, "as_here": line["weights_hash"] == rounded}
+    if not scores:
+        raise UserError(f"--scores {path} holds no scores of these weights ({rounded})")
+    return list(scores.values())

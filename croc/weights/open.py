@@ -1,0 +1,336 @@
+"""Opening a backbone by a name or path: shipped weights, a run, a file from anywhere, timm's."""
+
+import difflib
+import hashlib
+import logging
+import os
+import site
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import timm
+import torch
+from jaxtyping import Float
+from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor, nn
+
+from croc.config import PAGE, ModelConfig, read_config
+from croc.errors import UserError
+from croc.method.backbone import Backbone
+from croc.tables import one_line
+from croc.weights.card import WeightsRecord, read_record
+from croc.weights.checkpoint import find_checkpoint, open_run, untrained
+from croc.weights.files import first_line, read_arguments, read_named_tensors
+from croc.weights.layouts import (
+    COUNTERS,
+    build_network,
+    check_finite,
+    fill,
+    recognise,
+)
+
+WEIGHTS, INIT = "--weights", "--init"
+SHIPPED = "CROC_WEIGHTS"
+"""The environment variable with a folder of weights."""
+WRAPPERS = ("state_dict.", "model.", "teacher.")
+VIT_SIZES = {(192, 12): "Ti", (384, 12): "S", (768, 12): "B", (1024, 24): "L", (1280, 32): "H"}
+"""Width and number of blocks, as the ViT papers name them."""
+
+
+@runtime_checkable
+class DenseBackbone(Protocol):
+    """A frozen network that gives a feature to every patch of an image."""
+
+    name: str
+    stride_px: int
+
+    def features(
+        self, images: Float[Tensor, "B 3 h w"], blocks: int = 1
+    ) -> Float[Tensor, "B C rows columns"]:
+        """Features of normalised images; a ViT concatenates its last `blocks` blocks."""
+        ...
+
+
+class VitBackbone(nn.Module):
+    """The patch tokens of a ViT's last blocks, the final norm applied to each."""
+
+    def __init__(self, vit: VisionTransformer, name: str, origin: str = "") -> None:
+        super().__init__()
+        if isinstance(vit.norm, nn.Identity):  # a ViT made for pooled tokens norms them later
+            vit.norm, vit.fc_norm = vit.fc_norm, vit.norm
+        self.vit = vit.eval().requires_grad_(False)
+        self.name, self.origin = name, origin or name
+        self.stride_px: int = vit.patch_embed.patch_size[0]
+
+    @torch.no_grad()
+    def features(
+        self, images: Float[Tensor, "B 3 h w"], blocks: int = 1
+    ) -> Float[Tensor, "B C rows columns"]:
+        for side_px in images.shape[2:]:
+            check_fit(self, side_px, blocks)
+        images = images.to(self.vit.patch_embed.proj.weight.dtype)
+        features: Any = self.vit.forward_intermediates(
+            images, indices=blocks, norm=True, output_fmt="NCHW", intermediates_only=True
+        )
+        return torch.cat(features, dim=1)
+
+
+class ConvBackbone(nn.Module):
+    """The last stage of a ConvNet, dilated to an output stride of 16."""
+
+    def __init__(self, network: Any, name: str, origin: str = "") -> None:
+        super().__init__()
+        self.network = network.eval().requires_grad_(False)
+        self.name, self.origin = name, origin or name
+        self.stride_px: int = network.feature_info.reduction()[-1]
+
+    @torch.no_grad()
+    def features(
+        self, images: Float[Tensor, "B 3 h w"], blocks: int = 1
+    ) -> Float[Tensor, "B C rows columns"]:
+        """`blocks` is for ViTs only: a ConvNet gives its last stage."""
+        return self.network(images.to(next(self.network.parameters()).dtype))[-1]
+
+
+def check_fit(backbone: DenseBackbone, side_px: int, blocks: int = 1, flag: str = "images") -> None:
+    """Whether a side of an image is whole patches, and whether the backbone has so many blocks."""
+    stride = backbone.stride_px
+    if side_px % stride and not isinstance(backbone, ConvBackbone):
+        below = side_px // stride * stride
+        fitting = f"{below} or {below + stride}" if below else str(stride)
+        raise UserError(
+            f"{flag} of {side_px} px do not consist of {backbone.name}'s patches of {stride} px: "
+            f"{fitting} px would"
+        )
+    if isinstance(backbone, VitBackbone) and blocks > (depth := len(backbone.vit.blocks)):
+        raise UserError(f"{backbone.name} has {depth} blocks, not {blocks}: pass {depth} or fewer")
+
+
+def open_backbone(
+    spec: str, image_px: int = 448, seed: int = 0, flag: str = WEIGHTS
+) -> VitBackbone | ConvBackbone:
+    """Shipped weights, a run's folder or checkpoint (its teacher), a file of a known layout, or a
+    timm model.
+
+    timm:NAME has timm's own weights, timm:NAME@FILE those of a file in timm's layout, random:NAME
+    none yet; random:RUN is a run's network before its first step. Messages name `flag`.
+    """
+    kind, _, name = spec.partition(":")
+    if kind == "random" and (Path(name) / PAGE).is_file():
+        config, _ = read_config(Path(name) / PAGE)
+        return VitBackbone(untrained(config).vit, f"{Path(name).name}@0")
+    if kind in ("timm", "random") and name:
+        return _open_timm(kind, name, image_px, seed, flag)
+    path = find_weights(spec)
+    if not spec.strip() or not path.exists():
+        problem = f"{spec}: no such run or file" if spec.strip() else "names nothing"
+        random = ", random:NAME" if flag != INIT else ""  # no run starts from no weights
+        raise UserError(
+            f"{flag} {problem}; a run's folder, a file of weights, timm:NAME{random} or "
+            f"timm:NAME@FILE will do ({shipped_hint()})"
+        )
+    checkpoint = find_checkpoint(path)
+    if checkpoint is not None:
+        run = open_run(*checkpoint)
+        return VitBackbone(run.backbone.vit, run.name, f"{run.name}, the {run.network}")
+    record = read_record(path)
+    if record is not None:
+        origin = f"{path.stem}, {record.recipe}, {record.images_seen:,} images seen"
+        return VitBackbone(build_exported(path, record).vit, path.stem, one_line(origin))
+    recognised = recognise(read_named_tensors(path), str(path))
+    network: Any = build_network(recognised, image_px, str(path))
+    wrap = VitBackbone if recognised.is_vit else ConvBackbone
+    return wrap(network, path.stem, f"{path.name} ({recognised.layout})")
+
+
+def load_backbone(weights: str) -> VitBackbone | ConvBackbone:
+    """A backbone by the name of shipped weights, or by anything that --weights takes.
+
+    In float32 and frozen; `features(images)` gives "B C rows columns" for images that are
+    normalised by ImageNet's mean and deviation.
+    """
+    return open_backbone(weights, flag="load_backbone").float().eval()
+
+
+def shipped_folders() -> list[Path]:
+    """$CROC_WEIGHTS, `weights/` of a checkout, and share/croc/weights of the environment, of the
+    user and beside the package (`pip install --target`)."""
+    root = Path(__file__).parents[2]
+    chosen = os.environ.get(SHIPPED)
+    return [
+        *([Path(chosen).expanduser()] if chosen else []),
+        *([root / "weights"] if (root / "pyproject.toml").is_file() else []),
+        *(Path(base) / "share/croc/weights" for base in (sys.prefix, site.getuserbase(), root)),
+    ]
+
+
+def shipped() -> dict[str, Path]:
+    """Files by name; the first folder that has a name wins."""
+    paths = [path for folder in shipped_folders() for path in sorted(folder.glob("*.safetensors"))]
+    return {path.stem: path for path in reversed(paths)}
+
+
+def find_weights(spec: str) -> Path:
+    """A path as it is; if nothing is there, shipped weights of that name."""
+    path = Path(spec)
+    return path if path.exists() else shipped().get(spec, path)
+
+
+def shipped_hint() -> str:
+    """For messages."""
+    return f"shipped weights: {', '.join(sorted(shipped())) or 'none here'}"
+
+
+def build_exported(path: Path, record: WeightsRecord) -> Backbone:
+    """The network that a record describes, filled from its file.
+
+    It is first built without memory, since the record may describe a network larger than its file.
+    """
+    weights = read_named_tensors(path)
+    check_finite(weights, str(path))
+    if record.depth > len(weights):
+        raise UserError(f"{path} does not have the {record.depth:,} blocks that it claims")
+    model = ModelConfig(record.model, patch_px=record.patch_px, depth=record.depth)
+    with torch.random.fork_rng(devices=[]):  # timm's initial values are overwritten
+        try:
+            with torch.device("meta"):
+                sketch = Backbone(model, record.image_px)
+        except UserError as error:
+            reason = str(error).removeprefix("--model.name: ")
+            raise UserError(f"{path} describes a network that cannot be built: {reason}") from None
+        fill(sketch.vit, weights, str(path), resample=False)
+        backbone = Backbone(model, record.image_px)
+    fill(backbone.vit, weights, str(path))
+    return backbone
+
+
+def _open_timm(
+    kind: str, name: str, image_px: int, seed: int, flag: str
+) -> VitBackbone | ConvBackbone:
+    name, _, file = name.partition("@")
+    if file and kind == "random":
+        raise UserError(f"{flag} random:{name} takes no file; timm:{name}@{file} does")
+    bare = name.partition(".")[0]
+    if bare not in timm.list_models():
+        near = ", ".join(difflib.get_close_matches(bare, timm.list_models(), n=3))
+        raise UserError(f"{flag}: timm has no model {name!r}; near to it: {near or 'none'}")
+    options: dict[str, Any] = {"pretrained": kind == "timm"}
+    weights = read_named_tensors(Path(file)) if file else {}
+    for wrapper in (*WRAPPERS, *WRAPPERS):  # one may be in another
+        inner = {k.removeprefix(wrapper): x for k, x in weights.items() if k.startswith(wrapper)}
+        weights = inner or weights
+    if file:
+        # timm resamples the position embedding and drops nothing but its own classifier's names.
+        options["pretrained_cfg_overlay"] = {"state_dict": weights}
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it reports every retry
+    network: Any = None
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            if "vit" in name or "deit" in name:
+                sizes = {"img_size": image_px, "dynamic_img_size": True}
+                network = timm.create_model(name, num_classes=0, **sizes, **options)
+            if not isinstance(network, VisionTransformer):
+                network = timm.create_model(name, features_only=True, output_stride=16, **options)
+                network.eval()(torch.zeros(1, 3, 64, 96))  # some networks take only one size
+    except OSError as error:
+        raise UserError(
+            f"timm's weights of {name} cannot be downloaded here ({first_line(error)}): "
+            f"timm:{name}@FILE takes them from a file"
+        ) from None
+    except Exception as error:  # whatever timm raises for a file or model that does not fit
+        if file:
+            reason = str(error).strip().splitlines()[-1].strip()
+            raise UserError(f"{flag}: the file does not fit {name}: {reason}") from None
+        if "Invalid pretrained tag" in str(error):
+            raise UserError(f"{flag}: timm has no weights {name!r} of this model") from None
+        raise UserError(
+            f"{flag}: {name} gives no feature map of any size; try a plain ViT or a ResNet"
+        ) from None
+    if file:  # timm ignores what a file lacks, and its feature networks rename a.0 to a_0
+        known = {key.replace(".", "_") for key in weights}
+        missing = [key for key in network.state_dict() if key.replace(".", "_") not in known]
+        missing = [key for key in missing if not key.endswith(COUNTERS)]
+        if missing:
+            raise UserError(
+                f"{flag}: the file lacks {len(missing)} of {name}'s tensors "
+                f"({', '.join(missing[:3])} …); it has {', '.join(list(weights)[:3])} …"
+            )
+    wrap = VitBackbone if isinstance(network, VisionTransformer) else ConvBackbone
+    return wrap(network, name)
+
+
+def load_into(backbone: Backbone, spec: str) -> str:
+    """Fill a backbone's ViT from a run, a checkpoint, timm:NAME, timm:NAME@FILE or a file (--init).
+
+    Returns where the weights came from, for the log. Heads stay fresh; positions are resampled to
+    the backbone's grid.
+    """
+    if spec.startswith("random:"):
+        raise UserError(f"--init {spec}: that has no weights to start from; leave --init out")
+    opened = open_backbone(spec, backbone.vit.patch_embed.img_size[0], flag=INIT)
+    if not isinstance(opened, VitBackbone):
+        raise UserError(f"--init {spec}: {opened.name} is a ConvNet, the backbone is a ViT")
+    theirs, ours = (
+        {
+            "width": vit.embed_dim,
+            "depth": len(vit.blocks),
+            "heads": vit.blocks[0].get_submodule("attn").num_heads,
+            "patches of": f"{vit.patch_embed.patch_size[0]} px",
+            "registers": vit.num_reg_tokens,
+            "class token": vit.cls_token is not None,
+            "a position for the class token": not vit.no_embed_class,
+        }
+        for vit in (opened.vit, backbone.vit)
+    )
+    different = [f"{name} {theirs[name]}, not {x}" for name, x in ours.items() if theirs[name] != x]
+    if different:
+        raise UserError(f"--init {spec} does not fit --model.name: it has {', '.join(different)}")
+    weights = opened.vit.state_dict()
+    origin = opened.origin
+    if isinstance(opened.vit.norm, nn.Identity):
+        weights |= {f"norm.{name}": value for name, value in backbone.vit.norm.state_dict().items()}
+        origin += ", which has no final norm: that starts fresh"
+    fill(backbone.vit, weights, f"--init {spec}")
+    return origin
+
+
+def describe_file(path: Path) -> list[str]:
+    """Layout, network and the arguments that its authors saved, one line each."""
+    path = find_weights(str(path))
+    record = read_record(path)
+    if record is not None:
+        build_exported(path, record)
+        lines = asdict(record)
+    else:
+        recognised = recognise(read_named_tensors(path), str(path))
+        numbers = sum(value.numel() for value in recognised.weights.values())
+        options = ", ".join(f"{name} {value}" for name, value in recognised.options.items())
+        lines = {
+            "layout": recognised.layout,
+            "network": f"{recognised.architecture}, {numbers:,} numbers"
+            + (f" ({options})" if options else ""),
+            "left out": f"{recognised.dropped} tensors",
+            **read_arguments(path),
+        }
+    return [f"{name}: {one_line(str(value))}" for name, value in lines.items()]
+
+
+def fingerprint(backbone: nn.Module) -> str:
+    """A hash of the weights and their names, to tell results of different weights apart."""
+    digest = hashlib.sha256()
+    for name, value in sorted(backbone.state_dict().items()):
+        digest.update(name.encode())
+        digest.update(value.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+def architecture(backbone: VitBackbone | ConvBackbone) -> str:
+    """ViT-S/16, or timm's name."""
+    if isinstance(backbone, ConvBackbone):
+        return backbone.name.partition(".")[0]
+    width, depth, patch = backbone.vit.embed_dim, len(backbone.vit.blocks), backbone.stride_px
+    size = VIT_SIZES.get((width, depth))
+    return f"ViT-{size}/{patch}" if size else f"ViT/{patch}, {depth} blocks of {width}"

@@ -1,0 +1,282 @@
+"""Tar shards: read at random; damaged, forged or odd ones give one line and write nothing."""
+
+import multiprocessing
+import os
+import pickle
+import tarfile
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from croc.data.decode import UndecodableImage
+from croc.data.shards import ShardSource, expand_braces
+from croc.errors import UserError
+
+from .pictures import encode, noise, write_tar
+
+BLOCK = tarfile.BLOCKSIZE
+
+
+def header(name: str, data: bytes = b"", **fields) -> tarfile.TarInfo:
+    info = tarfile.TarInfo(name)
+    info.size = len(data)
+    for field, value in fields.items():
+        setattr(info, field, value)
+    return info
+
+
+def filled(data: bytes) -> bytes:
+    return data + bytes(-len(data) % BLOCK)
+
+
+def member(name: str, data: bytes = b"", form: int = tarfile.GNU_FORMAT, **fields) -> bytes:
+    return header(name, data, **fields).tobuf(form) + filled(data)
+
+
+def picture(number: int) -> bytes:
+    return encode(noise(6, 7, number))
+
+
+def good(number: int) -> bytes:
+    return member(f"{number}.png", picture(number))
+
+
+END = bytes(2 * BLOCK)
+ONE = len(good(0))
+BEYOND = 1 << 40
+
+
+def names(source: ShardSource) -> list[str]:
+    return [source.name(index).rsplit(":", 1)[1] for index in range(len(source))]
+
+
+def assert_pictures(source: ShardSource, *numbers: int) -> None:
+    for index, number in enumerate(numbers):
+        np.testing.assert_array_equal(source.read(index), noise(6, 7, number))
+
+
+@pytest.fixture
+def opened(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """A shard of these bytes, and the lines printed about it; nothing else is written."""
+
+    def open_shard(data: bytes) -> tuple[ShardSource, list[str]]:
+        began = time.monotonic()
+        path = tmp_path / "inside" / "x.tar"
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(data)
+        try:
+            return ShardSource([str(path)], 32), capsys.readouterr().err.splitlines()
+        finally:
+            assert time.monotonic() - began < 10
+
+    yield open_shard
+    assert [path.name for path in tmp_path.rglob("*")] == ["inside", "x.tar"]
+    assert not os.path.exists("/etc/x.png")
+
+
+@pytest.mark.parametrize(
+    "cut",
+    [2 * ONE, 2 * ONE + 1, 2 * ONE + 300, 2 * ONE + BLOCK, 2 * ONE + BLOCK + 20, 3 * ONE - 500],
+)
+def test_truncated(opened: Callable, cut: int):
+    """Before and in a header, after it, in an image and in its last block."""
+    whole = good(0) + good(1) + good(2) + good(3)
+    source, printed = opened(whole[:cut])
+    assert names(source)[:2] == ["0.png", "1.png"]
+    assert len(source) <= 3
+    assert sum("is truncated or damaged" in line for line in printed) == 1
+    assert_pictures(source, 0, 1)
+
+
+def test_damaged_header_in_the_middle(opened: Callable):
+    whole = bytearray(good(0) + good(1) + good(2) + END)
+    whole[ONE + 120] ^= 1
+    source, printed = opened(bytes(whole))
+    assert names(source) == ["0.png"]
+    assert len(printed) == 1
+    assert f"before byte {ONE:,} used" in printed[0]
+
+
+@pytest.mark.parametrize("form", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+def test_odd_names_are_just_names(opened: Callable, form: int):
+    odd = ["../x.png", "/etc/x.png", "a/../../../x.png", "a.png", "a.png", "two\nlines 東.png"]
+    odd.append("d/" * 400 + "x" * 200 + ".png")
+    members = (member(name, picture(number), form) for number, name in enumerate(odd))
+    source, printed = opened(b"".join(members) + END)
+    assert names(source) == [name.replace("\n", r"\n") for name in odd]
+    assert_pictures(source, *range(len(odd)))
+    assert printed == []
+
+
+def test_links_devices_and_sparse_members_are_left_out_and_counted(opened: Callable):
+    kinds = [tarfile.LNKTYPE, tarfile.SYMTYPE, tarfile.FIFOTYPE, tarfile.CHRTYPE]
+    links = b"".join(member("l.png", type=kind, linkname="/etc/passwd") for kind in kinds)
+    folder = member("folder.png", type=tarfile.DIRTYPE)
+    # Sparse members of the old kind, in the header, and of the new, in an extended header.
+    data = picture(5)
+    old = bytearray(header("old.png", data, type=tarfile.GNUTYPE_SPARSE).tobuf(tarfile.GNU_FORMAT))
+    old[386:410] = b"00000000000\0" + f"{len(data):011o}\0".encode()
+    old[483:495] = b"00000010000\0"
+    old[148:156] = b" " * 8
+    old[148:156] = f"{sum(old):06o}\0 ".encode()
+    new = header("new.png", data)
+    new.pax_headers = {"GNU.sparse.major": "0", "GNU.sparse.minor": "1", "GNU.sparse.map": "0,9"}
+    new.pax_headers |= {"GNU.sparse.size": "4096", "GNU.sparse.name": "new.png"}
+    sparse = bytes(old) + filled(data) + new.tobuf(tarfile.PAX_FORMAT) + filled(data)
+    source, printed = opened(good(0) + links + folder + sparse + good(1) + END)
+    assert names(source) == ["0.png", "1.png"]
+    assert_pictures(source, 0, 1)
+    assert len(printed) == 1
+    assert printed[0].endswith("x.tar: images left out: 2 links, 2 special files, 2 sparse")
+
+
+def test_an_image_of_gigabytes_is_undecodable(tmp_path: Path):
+    path, size = tmp_path / "x.tar", 1 << 32
+    with open(path, "wb") as file:  # a hole: it takes no room on the disk
+        file.write(header("x.bmp", size=size).tobuf(tarfile.GNU_FORMAT))
+        file.seek(size, os.SEEK_CUR)
+        file.write(good(0) + END)
+    source = ShardSource([str(path)], 32)
+    assert names(source) == ["x.bmp", "0.png"]
+    with pytest.raises(UndecodableImage, match="too large"):
+        source.read(0)
+
+
+@pytest.mark.parametrize("size", [BEYOND, 1 << 87, -1, -BLOCK, -BLOCK - ONE, -(1 << 40)])
+def test_impossible_size(opened: Callable, size: int):
+    """Beyond the file, beyond all files, and back to where it began."""
+    forged = header("x.png", size=size).tobuf(tarfile.GNU_FORMAT)
+    source, printed = opened(good(0) + forged + good(1) + END)
+    assert "x.png" not in names(source)
+    assert names(source)[0] == "0.png"
+    assert any("left out: 1 incomplete" in line for line in printed)
+
+
+@pytest.mark.parametrize("size", ["-1024", "-99999999", "9" * 30, "1e9"])
+def test_impossible_size_in_an_extended_header(opened: Callable, size: str):
+    extended = header("x.png", picture(1))
+    extended.pax_headers = {"size": size}
+    forged = extended.tobuf(tarfile.PAX_FORMAT) + filled(picture(1))
+    source, printed = opened(good(0) + forged + good(1) + END)
+    assert names(source)[0] == "0.png"
+    assert printed
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [
+        # Claims all memory.
+        header("././@LongLink", size=BEYOND, type=b"L").tobuf(tarfile.GNU_FORMAT),
+        header("././@LongLink", size=BEYOND, type=b"x").tobuf(tarfile.GNU_FORMAT),
+        # Each waits for the one after it.
+        member("././@LongLink", b"x", type=b"L") * 5000,
+    ],
+)
+def test_forged_long_names(opened: Callable, forged: bytes):
+    source, printed = opened(good(0) + forged + good(1) + END)
+    assert names(source) == ["0.png"]
+    assert len(printed) == 1
+
+
+def test_any_flipped_bits(opened: Callable):
+    """Either pictures are read, or it is refused in one line."""
+    whole = good(0) + member("d/" * 90 + "1.png", picture(1)) + good(2) + END
+    rng, refusals = np.random.default_rng(0), ""
+    for _ in range(300):
+        data = bytearray(whole)
+        for at in rng.integers(0, len(data), 6):
+            data[at] ^= 1 << int(rng.integers(8))
+        try:
+            source, printed = opened(bytes(data))
+        except UserError as error:
+            refusals += str(error)
+            continue
+        assert all(line.startswith("croc: ") for line in printed)
+        for index in range(len(source)):
+            assert "\n" not in source.name(index)
+            try:
+                source.read(index)
+            except UndecodableImage:
+                continue
+    assert "\n" not in refusals
+
+
+def test_only_images_are_read_in_any_order(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    members = {
+        "k1.png": picture(1),
+        "k1.txt": b"a caption",
+        "sub/k2.JPG": picture(2),
+        "sub/._k2.jpg": b"metadata",
+        "empty.png": b"",
+    }
+    source = ShardSource([str(write_tar(tmp_path / "x.tar", members))], 32)
+    assert names(source) == ["k1.png", "sub/k2.JPG", "empty.png"]
+    assert capsys.readouterr().err == ""
+    for index in (1, 0):
+        np.testing.assert_array_equal(source.read(index), noise(6, 7, index + 1))
+    with pytest.raises(UndecodableImage):
+        source.read(2)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "expected"),
+    [
+        ("x.tar", "x.tar"),
+        ("y-{009..011}.tar", "y-009.tar y-010.tar y-011.tar"),
+        ("{8..10}{a,b}", "8a 8b 9a 9b 10a 10b"),
+        ("{2..0}-{c..a}", "2-c 2-b 2-a 1-c 1-b 1-a 0-c 0-b 0-a"),
+        ("{train-{0..1},val}.tar", "train-0.tar train-1.tar val.tar"),
+        ("awk '{print}' {x}{,y}", "awk '{print}' {x}|awk '{print}' {x}y"),
+        ("{000..009", "{000..009"),
+    ],
+)
+def test_braces_expand_as_in_bash(pattern: str, expected: str):
+    assert expand_braces(pattern) == expected.split("|" if "|" in expected else " ")
+
+
+def test_several_shards_and_one_whose_name_has_braces(tmp_path: Path):
+    for number in range(3):
+        (tmp_path / f"{number}.tar").write_bytes(good(number) + END)
+    literal = tmp_path / "{a,b}.tar"
+    literal.write_bytes(good(9) + END)
+    source = ShardSource([f"{tmp_path}/{{0..2}}.tar", str(literal)], 32)
+    assert_pictures(source, 0, 1, 2, 9)
+
+
+def test_output_of_pipes_is_stored_and_removed(tmp_path: Path, monkeypatch, capsys):
+    path, stored = tmp_path / "x.tar", tmp_path / "stored"
+    path.write_bytes(good(0) + good(1) + END)
+    stored.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(stored))
+    source = ShardSource([f"pipe:cat '{path}'", str(path), f"pipe:head -c {ONE + 700} {path}"], 32)
+    assert "is truncated or damaged" in capsys.readouterr().err
+    assert source.name(0) == f"pipe:cat '{path}':0.png"
+    assert_pictures(source, 0, 1, 0, 1, 0)
+    copy = pickle.loads(pickle.dumps(source))
+    assert_pictures(copy, 0, 1, 0, 1, 0)
+    del copy
+    assert len(os.listdir(stored)) == 1
+    del source
+    assert os.listdir(stored) == []
+
+
+def read_both(source: ShardSource, answers) -> None:
+    answers.put([source.read(0).sum(), source.read(1).sum()])
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_other_processes_can_read(tmp_path: Path, method: str):
+    path = tmp_path / "x.tar"
+    path.write_bytes(good(0) + good(1) + END)
+    source = ShardSource([str(path)], 32)
+    expected = [source.read(0).sum(), source.read(1).sum()]
+    context = multiprocessing.get_context(method)
+    answers = context.SimpleQueue()
+    process = context.Process(target=read_both, args=(source, answers))
+    process.start()
+    assert answers.get() == expected
+    process.join()

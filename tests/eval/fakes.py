@@ -1,0 +1,88 @@
+"""Data and backbones whose answer is known."""
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from croc.eval.datasets import Labelled
+
+CPU = torch.device("cpu")
+
+
+class Patches:
+    """Images of 8 px squares; a square's class is whether it is bright, 255 in one corner."""
+
+    classes: tuple[str, ...] = ("dark", "bright")
+
+    def __init__(self, count: int, seed: int, bright: float = 0.5) -> None:
+        generator = np.random.default_rng(seed)
+        self.bright = (generator.random((count, 4, 4)) < bright).astype(np.uint8)
+
+    def __len__(self) -> int:
+        return len(self.bright)
+
+    def name(self, index: int) -> str:
+        return str(index)
+
+    def read(self, index: int) -> Labelled:
+        labels = self.bright[index].repeat(8, axis=0).repeat(8, axis=1)
+        image = (60 + 130 * labels)[..., None].repeat(3, axis=2).astype(np.uint8)
+        labels[:8, :8] = 255
+        return Labelled(image, labels, str(index))
+
+
+class Listed:
+    """Black images with the given labels and names."""
+
+    classes: tuple[str, ...] = ("a", "b", "c", "d")
+
+    def __init__(self, maps: np.ndarray, names: list[str] | None = None) -> None:
+        self.maps, self.names = maps.astype(np.uint8), names or [str(n) for n in range(len(maps))]
+
+    def __len__(self) -> int:
+        return len(self.maps)
+
+    def name(self, index: int) -> str:
+        return self.names[index]
+
+    def read(self, index: int) -> Labelled:
+        labels = self.maps[index]
+        return Labelled(np.zeros((*labels.shape, 3), np.uint8), labels, self.names[index])
+
+
+class MeanColour:
+    """A backbone whose features are the mean colours of 8 px squares, and noise."""
+
+    name = "mean colour"
+    stride_px = 8
+
+    def features(self, images: Tensor, blocks: int = 1) -> Tensor:
+        colours = F.avg_pool2d(images, 8)
+        noise = torch.sin(1e4 * colours)  # the same for the same colours
+        return torch.cat([colours, noise], dim=1)
+
+
+class TwoColours(MeanColour):
+    """Only the colours: two well-separated clusters."""
+
+    def features(self, images: Tensor, blocks: int = 1) -> Tensor:
+        return super().features(images)[:, :3]
+
+
+class Blind(MeanColour):
+    def features(self, images: Tensor, blocks: int = 1) -> Tensor:
+        generator = torch.Generator().manual_seed(0)
+        return torch.randn(len(images), 3, 4, 4, generator=generator)
+
+
+class SecondToLast(MeanColour):
+    """Its last block is blind and the one before sees the colours; records the blocks requested."""
+
+    def __init__(self) -> None:
+        self.requested: list[int] = []
+
+    def features(self, images: Tensor, blocks: int = 1) -> Tensor:
+        self.requested.append(blocks)
+        colours = super().features(images)
+        return torch.cat([torch.zeros_like(colours), colours][:blocks], dim=1)

@@ -1,0 +1,119 @@
+"""`croc evaluate` from flags to results.jsonl and pictures."""
+
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from croc.eval.protocols import linear_protocol
+from croc.eval.results import read_results
+from tests.eval.commands import SMALL, call, segmentation_tree, shrink
+from tests.eval.trees import davis, write
+
+
+@pytest.mark.parametrize("protocol", list(SMALL))
+def test_a_result_is_printed_written_and_drawn(protocol, run, tmp_path, capsys):
+    data = "scenes:2" if protocol == "video" else "scenes:8"
+    assert call(protocol, run, data, tmp_path) == 0
+    (line,) = read_results(tmp_path)
+    said = capsys.readouterr()
+    assert f"{next(iter(line['scores'].values())):.1f}" in said.out
+    assert "done in" in said.err
+    assert line["protocol"] == protocol
+    assert line["backbone"] == "tiny@2"
+    assert line["data"] == data
+    assert len(line["weights_hash"]) == 16
+    assert {"croc", "python", "torch", "timm"} <= set(line["versions"])
+    assert line["machine"] == {"device": "cpu", "precision": "float32"}
+    assert (
+        set(line["count"])
+        == {
+            "linear": {"train", "val"},
+            "kmeans": {"val"},
+            "within": {"val"},
+            "incontext": {"train", "val"},
+            "video": {"videos"},
+        }[protocol]
+    )
+    with Image.open(tmp_path / line["picture"]) as picture:
+        assert np.asarray(picture.convert("L")).std() > 10
+    assert len(line["classes"]) == (2 if protocol == "video" else 13)
+
+
+def test_results_are_appended_and_repeat(run: Path, tmp_path: Path):
+    for seed in ("0", "0", "1"):
+        assert call("linear", run, "scenes:8", tmp_path, "--linear.seed", seed) == 0
+    one, again, other = read_results(tmp_path)
+    assert one["scores"] == again["scores"] != other["scores"]
+    assert one["config"] == {
+        **asdict(linear_protocol("scenes")),
+        "image_px": 32,
+        "steps": 5,
+        "train_px": 16,
+        "rates": [3e-2],
+    }
+    assert one["picture"] == again["picture"] != other["picture"]
+
+
+def test_all_runs_what_the_data_allow(run, tmp_path, monkeypatch, capsys):
+    for name, flags in SMALL.items():
+        values = dict(zip([f[2:].split(".")[1].replace("-", "_") for f in flags[::2]], flags[1::2]))
+        shrink(monkeypatch, name, {key: int(value) for key, value in values.items()})
+    folder = segmentation_tree(tmp_path / "photographs")
+    assert call("all", run, "scenes:4", tmp_path / "out", "--data", "scenes:4", folder) == 0
+    lines = read_results(tmp_path / "out")
+    assert [(line["protocol"], line["data"]) for line in lines] == [
+        *((name, "scenes:4") for name in ("linear", "kmeans", "within", "incontext", "video")),
+        *((name, folder) for name in ("linear", "kmeans", "within", "incontext")),
+    ]
+    table = capsys.readouterr().out
+    assert all(name in table for name in SMALL)
+
+
+def test_names_in_any_script_and_with_signs(run, tmp_path, capsys):
+    """Markup of rich and formulas of matplotlib are shown as they are."""
+    names = "[/b] a$_$b\n[red] :ok:\n道路\n"
+    data = segmentation_tree(tmp_path / "ok", **{"classes.txt": names.encode()})
+    assert call("linear", run, data, tmp_path / "out") == 0
+    (line,) = read_results(tmp_path / "out")
+    assert list(line["classes"]) == names.splitlines()
+    assert line["picture"]
+    said = capsys.readouterr()
+    assert all(name in said.out.replace("\n", " ") for name in ("[/b] a$_$b", "[red] :ok:", "道路"))
+    assert "Warning" not in said.err
+
+
+def test_all_takes_the_nearest_size_that_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    shrink(monkeypatch, "linear", {"steps": 2})
+    shrink(monkeypatch, "kmeans", {"seeds": 1})
+    shrink(monkeypatch, "video", {"short_px": 64})
+    weights = "random:vit_small_patch14_reg4_dinov2"
+    assert call("all", weights, "scenes:1", tmp_path, "--data", "scenes:1") == 0
+    sizes = {line["protocol"]: line["config"] for line in read_results(tmp_path)}
+    assert sizes["linear"]["image_px"] == 98
+    assert sizes["video"]["short_px"] == 70
+
+
+def test_masks_without_truth(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """As in DAVIS' test-dev: nothing can be scored, so no result is written."""
+    unknown = {name for name in davis() if "Annotations" in name and "00000" not in name}
+    assert unknown
+    root = write(tmp_path / "davis", {k: v for k, v in davis().items() if k not in unknown})
+    masks = tmp_path / "masks"
+    code = call("video", run, f"davis17:{root}", tmp_path / "out", "--masks", str(masks))
+    assert code == 0
+    assert f"written: {masks}" in capsys.readouterr().out
+    assert list(masks.glob("*/00001.png"))
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_failed_picture_loses_no_scores(run, tmp_path, monkeypatch, capsys):
+    def fail(*_: object) -> None:
+        raise ValueError("no ink")
+
+    monkeypatch.setattr("croc.eval.evaluate.segmentation_figure", fail)
+    assert call("linear", run, "scenes:4", tmp_path) == 0
+    assert read_results(tmp_path)[0]["picture"] is None
+    assert "could not be drawn: no ink" in capsys.readouterr().err

@@ -1,0 +1,106 @@
+"""Images to patch features: sizes, kept features, errors from workers; moments of features."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from croc.errors import UserError
+from croc.eval.datasets import Labelled
+from croc.eval.features import Moments, PatchFeatures, Reader, in_order, kept_ratio
+from tests.eval.fakes import CPU, MeanColour, Patches
+
+SMALL: dict[str, Any] = {"image_px": 32, "label_px": 8, "blocks": 1, "device": CPU, "batch": 2}
+
+
+class Identity:
+    name, stride_px = "identity", 1
+
+    def features(self, images: torch.Tensor, blocks: int = 1) -> torch.Tensor:
+        return images
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_images_are_squashed_and_normalised(workers: int):
+    data = Patches(5, 0)
+    patches = PatchFeatures(Identity(), data, **{**SMALL, "image_px": 16}, workers=workers)
+    batches = list(patches.batches(in_order(5, 2)))
+    assert [tuple(images.shape) for images, _ in batches] == [(n, 3, 16, 16) for n in (2, 2, 1)]
+    images, labels = batches[2]
+    assert np.array_equal(labels[0].numpy(), data.read(4).labels[2::4, 2::4])
+    pixel = (float(data.read(4).image[12, 4, 0]) / 255 - 0.485) / 0.229
+    assert images[0, 0, 6, 2].item() == pytest.approx(pixel, abs=0.05)
+
+
+class Noise(Patches):
+    def read(self, index: int) -> Labelled:
+        image = np.random.default_rng(index).integers(0, 256, (30, 40, 3), dtype=np.uint8)
+        return Labelled(image, np.zeros((30, 40), np.uint8), str(index))
+
+
+@pytest.mark.parametrize("side", [16, 64])
+def test_images_are_resized_by_pil_s_bicubic(side: int):
+    pixels, _ = Reader(Noise(1, 0), side, 8)(0)
+    image = Image.fromarray(Noise(1, 0).read(0).image)
+    expected = np.array(image.resize((side, side), Image.Resampling.BICUBIC))
+    assert np.array_equal(pixels.permute(1, 2, 0).numpy(), expected)
+
+
+class Tall(Patches):
+    """Images of several sizes."""
+
+    def read(self, index: int) -> Labelled:
+        read = super().read(index)
+        rows = 24 + 4 * index
+        return Labelled(read.image[:rows], read.labels[:rows], read.name)
+
+
+def test_the_ratio_and_the_labels_size_may_be_kept():
+    options = {**SMALL, "image_px": 48, "label_px": None}
+    patches = PatchFeatures(MeanColour(), Tall(3, 0), **options, workers=0, keep_ratio=True)
+    made = list(patches.passes("features"))
+    assert [tuple(features.shape[2:]) for features, _ in made] == [(6, 8), (6, 7), (6, 6)]
+    assert [tuple(labels.shape) for _, labels in made] == [(1, 24, 32), (1, 28, 32), (1, 32, 32)]
+    assert kept_ratio((100, 50), 512, 16) == (1024, 512)
+    assert kept_ratio((50, 5000), 512, 16) == (512, 2048)
+
+
+def test_features_are_kept_if_they_fit():
+    roomy = PatchFeatures(MeanColour(), Patches(5, 0), **SMALL, workers=0)
+    tight = PatchFeatures(MeanColour(), Patches(5, 0), **SMALL, workers=0, held_bytes=2000)
+    next(roomy.passes("features"))  # a pass that is not finished keeps nothing
+    assert roomy.held is None
+    for _ in range(2):
+        for one, other in zip(roomy.passes("features"), tight.passes("features"), strict=True):
+            assert torch.equal(one[0], other[0])
+            assert torch.equal(one[1], other[1])
+    assert roomy.held is not None
+    assert roomy.held[0].shape == (5, 6, 4, 4)
+    assert tight.held is None
+    assert torch.equal(next(roomy.batches([[3, 1]]))[0], next(tight.batches([[3, 1]]))[0])
+
+
+class Broken(Patches):
+    def read(self, index: int) -> Labelled:
+        raise UserError(f"image {index} has a bad label")
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_error_stays_one_line_wherever_it_comes_from(workers: int):
+    patches = PatchFeatures(MeanColour(), Broken(3, 0), **SMALL, workers=workers)
+    with pytest.raises(UserError) as caught:
+        list(patches.passes("features"))
+    assert str(caught.value) == "image 0 has a bad label"
+
+
+def test_moments_equal_torchs():
+    features = 3 * torch.randn(50, 2, 4, 4) + 1e4  # far from 0
+    moments = Moments()
+    for part in features.split(7):
+        moments.add(part, covariance=True)
+    flat = features.movedim(1, 0).flatten(1).double()
+    torch.testing.assert_close(moments.mean, flat.mean(dim=1).float())
+    torch.testing.assert_close(moments.deviation, flat.std(dim=1).float(), atol=1e-3, rtol=1e-3)
+    torch.testing.assert_close(moments.covariance, flat.cov(correction=0), atol=1e-2, rtol=1e-3)

@@ -1,0 +1,112 @@
+"""--hold-out: which images it chooses, and that the validation split is not read."""
+
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from croc.errors import UserError
+from croc.eval.datasets import Labelled, PairedData, open_segmentation
+from croc.eval.parts import open_data, split_training
+from croc.eval.protocols import DEFAULTS, Request
+from croc.eval.results import read_results
+from tests.eval.commands import call
+from tests.eval.fakes import Listed
+from tests.eval.trees import gray_png, label_map, photograph, write
+
+TRAIN = [f"t{number}" for number in range(12)]
+SIZES = ("--kmeans.pca", "5")
+
+
+def names_of(names: list[str], share: float) -> dict[str, list[str]]:
+    parts = split_training(Listed(np.zeros((len(names), 1, 1)), names), share)
+    return {which: [part.read(n).name for n in range(len(part))] for which, part in parts.items()}
+
+
+def tree(root: Path, classes: bool = True, **changed: bytes) -> str:
+    """Twelve images to train on, and a broken validation split."""
+    members = {f"images/train/{name}.jpg": photograph(n) for n, name in enumerate(TRAIN)}
+    labels = gray_png(label_map(0, 1, 2, 255))
+    members |= {f"labels/train/{name}.png": labels for name in TRAIN}
+    members |= {"images/val/v.jpg": b"broken", "labels/val/v.png": b"broken"}
+    if classes:
+        members["classes.txt"] = b"one\ntwo\nthree\n"
+    write(root, members | {f"labels/train/{name}.png": data for name, data in changed.items()})
+    return f"folder:{root}"
+
+
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """The names of the images that are read."""
+    seen: set[str] = set()
+    real = PairedData.read
+
+    def watched(self: PairedData, index: int) -> Labelled:
+        seen.add(self.name(index))
+        return real(self, index)
+
+    monkeypatch.setattr(PairedData, "read", watched)
+    return seen
+
+
+@given(
+    st.lists(st.text(max_size=8), min_size=4, max_size=40, unique=True),
+    st.floats(0.13, 0.87),
+    st.randoms(),
+)
+def test_the_parts_are_the_whole_in_any_order(names: list[str], share: float, shuffler: Random):
+    parts = names_of(names, share)
+    assert sorted(parts["train"] + parts["val"]) == sorted(names)
+    assert len(parts["val"]) == round(share * len(names))
+    larger = names_of(names, min(0.87, share + 0.1))
+    assert set(parts["val"]) <= set(larger["val"])
+    mixed = list(names)
+    shuffler.shuffle(mixed)
+    assert {k: set(v) for k, v in names_of(mixed, share).items()} == {
+        k: set(v) for k, v in parts.items()
+    }
+
+
+def test_the_choice_is_the_same_on_every_machine():
+    assert names_of(TRAIN, 0.25)["val"] == ["t0", "t2", "t7"]
+    parts = names_of(TRAIN * 2, 0.5)  # images of one name stay together
+    assert set(parts["train"]).isdisjoint(parts["val"])
+
+
+@pytest.mark.parametrize(
+    ("protocol", "classes"), [("linear", True), ("linear", False), ("kmeans", True)]
+)
+def test_the_validation_split_is_not_read(protocol, classes, run, tmp_path, read):
+    data = tree(tmp_path / "tree", classes)
+    more = SIZES if protocol == "kmeans" else ()
+    assert call(protocol, run, data, tmp_path / "out", "--hold-out", "0.25", *more) == 0
+    held = set(names_of(TRAIN, 0.25)["val"])
+    untrained = protocol == "kmeans"
+    assert read == (held if untrained else set(TRAIN))
+    (line,) = read_results(tmp_path / "out")
+    assert line["hold_out"] == 0.25
+    assert line["count"] == {"held out": 3} | ({} if untrained else {"train": 9})
+
+
+@pytest.mark.parametrize(("part", "use"), [("train", "trained on"), ("val", "scored")])
+def test_parts_without_labels(part: str, use: str, tmp_path: Path):
+    void = {name: gray_png(label_map(255)) for name in names_of(TRAIN, 0.25)[part]}
+    data = tree(tmp_path / "tree", **void)
+    linear, kmeans = (
+        Request(name, data, DEFAULTS[name]("folder"), hold_out=0.25)
+        for name in ("linear", "kmeans")
+    )
+    with pytest.raises(UserError, match=f"no pixel that is {use} is labelled"):
+        open_data([linear], tmp_path)
+    if part == "train":  # which K-means does not read
+        assert set(open_data([kmeans], tmp_path)["kmeans", data][0]) == {"val"}
+
+
+def test_classes_are_counted_in_both_splits_by_default(tmp_path: Path):
+    data = tree(tmp_path / "tree", classes=False)
+    write(tmp_path / "tree", {"labels/val/v.png": gray_png(label_map(6))})
+    assert len(open_segmentation(data, "train").classes) == 7
+    assert len(open_segmentation(data, "train", alone=True).classes) == 3

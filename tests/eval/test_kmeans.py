@@ -1,0 +1,95 @@
+"""K-means against scikit-learn, and unsupervised segmentation with a known answer."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from sklearn.cluster import KMeans
+from sklearn.decomposition import PCA
+from sklearn.preprocessing import StandardScaler
+
+from croc.eval.datasets import Labelled
+from croc.eval.features import Moments
+from croc.eval.kmeans import Reduction, evaluate_kmeans, fit_kmeans
+from croc.eval.protocols import KmeansConfig
+from tests.eval.fakes import CPU, MeanColour, Patches, SecondToLast, TwoColours
+
+CONFIG = KmeansConfig(image_px=32, label_px=16, seeds=2, restarts=2, pca=2)
+
+
+def blobs(seed: int, count: int = 600, clusters: int = 5) -> np.ndarray:
+    generator = np.random.default_rng(seed)
+    centers = generator.normal(size=(clusters, 8)) * 2
+    return (
+        centers[generator.integers(0, clusters, count)] + generator.normal(size=(count, 8))
+    ).astype(np.float32)
+
+
+def inertia(points: np.ndarray, centroids: np.ndarray) -> float:
+    return float(((points[:, None] - centroids[None]) ** 2).sum(-1).min(1).sum())
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_inertia_is_scikit_learns_from_the_same_start(seed: int):
+    points = blobs(seed)
+    start = points[:5].copy()
+    ours = fit_kmeans(points, 5, iterations=100, restarts=1, seed=seed, start=start)
+    theirs = KMeans(5, init=start, n_init=1, max_iter=100, algorithm="lloyd").fit(points)
+    assert inertia(points, ours) == pytest.approx(theirs.inertia_, rel=0.02)
+
+
+def test_pca_is_scikit_learns():
+    tokens = torch.from_numpy(blobs(1)).reshape(6, 10, 10, 8).permute(0, 3, 1, 2)
+    flat = StandardScaler().fit_transform(blobs(1).astype(np.float64))
+    expected = PCA(3).fit_transform(flat)
+    moments = Moments()
+    for part in tokens.split(4):
+        moments.add(part, covariance=True)
+    reduce = Reduction(moments, pca=3)
+    got = reduce(tokens.permute(0, 2, 3, 1)).reshape(-1, 3).numpy()[:, ::-1]
+    signs = np.sign((got * expected).sum(0))
+    np.testing.assert_allclose(got * signs, expected, rtol=2e-3, atol=2e-3)
+
+
+@pytest.mark.parametrize("reading", ["pixels", "tokens"])
+def test_separate_classes_are_recovered(reading: str):
+    config = replace(CONFIG, reading=reading)  # pyright: ignore[reportArgumentType]
+    report = evaluate_kmeans(TwoColours(), Patches(20, 0), config, CPU)
+    least = 0.75 if reading == "pixels" else 1.0  # bilinear features blur the borders
+    assert min(report.scores) >= least
+    assert len(report.scores) == 2
+    assert report.mean == pytest.approx(np.mean(report.scores))
+    again = evaluate_kmeans(TwoColours(), Patches(20, 0), config, CPU)
+    assert again.scores == report.scores
+
+
+def test_more_clusters_than_classes_are_matched_many_to_one():
+    config = replace(CONFIG, reading="tokens", clusters=6)
+    noisy = evaluate_kmeans(MeanColour(), Patches(20, 0), config, CPU)
+    assert noisy.mean == 1
+
+
+class ThreeShades(Patches):
+    """The class `dark` has two shades: black, and a grey that is nearly the shade of `bright`."""
+
+    def read(self, index: int) -> Labelled:
+        squares = np.array([0] * 8 + [150] * 5 + [200] * 3, np.uint8).reshape(4, 4)
+        shades = squares.repeat(8, axis=0).repeat(8, axis=1)
+        return Labelled(shades[..., None].repeat(3, axis=2), (shades == 200).astype(np.uint8), "")
+
+
+def test_as_many_clusters_as_classes_are_matched_one_to_one():
+    """Most of both clusters, black and the rest, is dark: one has to be bright all the same."""
+    config = replace(CONFIG, reading="tokens")
+    report = evaluate_kmeans(TwoColours(), ThreeShades(4, 0), config, CPU)
+    assert report.first.iou.per_class.tolist() == pytest.approx([8 / 13, 3 / 8])
+    assert report.scores == pytest.approx([(8 / 13 + 3 / 8) / 2] * 2)  # else 13 / 16 / 2
+
+
+@pytest.mark.parametrize("reading", ["pixels", "tokens"])
+def test_the_requested_blocks_are_clustered(reading: str):
+    backbone = SecondToLast()
+    config = replace(CONFIG, reading=reading, blocks=2)  # pyright: ignore[reportArgumentType]
+    assert evaluate_kmeans(backbone, Patches(20, 0), config, CPU).mean > 0.7
+    assert set(backbone.requested) == {2}

@@ -1,0 +1,111 @@
+"""Pictures of predictions: figures, overlays decoded again, and DAVIS' palette."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from croc.eval.features import Example
+from croc.eval.pictures import (
+    VideoExample,
+    class_colours,
+    object_colours,
+    paint_objects,
+    segmentation_figure,
+    video_figure,
+    voc_palette,
+    write_overlay,
+)
+
+av = pytest.importorskip("av")
+
+FRAMES, HEIGHT, WIDTH = 5, 60, 80
+
+
+def test_the_palette_is_that_of_pascal_voc():
+    colours = np.array(voc_palette()).reshape(256, 3).tolist()
+    known = {1: [128, 0, 0], 3: [128, 128, 0], 8: [64, 0, 0], 20: [0, 64, 128], 64: [32, 0, 0]}
+    assert {index: colours[index] for index in known} == known
+    assert len({tuple(colour) for colour in colours}) == 256
+
+
+def moving_square(start: int) -> np.ndarray:
+    masks = np.zeros((FRAMES, HEIGHT, WIDTH), np.uint8)
+    for t in range(FRAMES):
+        masks[t, 20:40, start + 4 * t : start + 20 + 4 * t] = 2
+    return masks
+
+
+@pytest.mark.parametrize("odd", [0, 1])
+def test_an_overlay_plays_the_painted_frames(tmp_path, odd):
+    frames = np.full((FRAMES, HEIGHT, WIDTH, 3), 90, np.uint8)[:, odd:, odd:]
+    predicted, truth = (moving_square(start)[:, odd:, odd:] for start in (10, 40))
+    write_overlay(tmp_path / "x.mp4", frames, predicted, truth)
+    with av.open(str(tmp_path / "x.mp4")) as video:
+        stream = video.streams.video[0]
+        assert (stream.codec_context.name, stream.codec_context.pix_fmt) == ("h264", "yuv420p")
+        assert stream.average_rate == 24
+        played = [frame.to_ndarray(format="rgb24") for frame in video.decode(stream)]
+    assert [frame.shape for frame in played] == [(HEIGHT, WIDTH, 3)] * FRAMES
+    colour = object_colours()[1] / 2 + 45
+    for t, frame in enumerate(played):
+        assert frame[5, 5] == pytest.approx([90, 90, 90], abs=8)
+        assert frame[30, 20 + 4 * t] == pytest.approx(colour, abs=12)
+        assert frame[30, 40 + 4 * t - odd].min() > 150  # the truth's edge is white
+
+
+def test_objects_are_tinted_and_their_edges_opaque():
+    frame = np.full((7, 9, 3), 100, np.uint8)
+    predicted = np.zeros((7, 9), np.uint8)
+    predicted[1:6, 1:6] = 1
+    predicted[3, 3] = 13  # colours come again after twelve
+    truth = np.zeros_like(predicted)
+    truth[0, 7:] = 1
+    painted = paint_objects(frame, predicted, truth)
+    colours = object_colours()
+    assert painted[6, 0].tolist() == [100] * 3
+    assert painted[1, 3].tolist() == painted[3, 3].tolist() == colours[0].tolist()
+    assert (painted[0, 7:] == 255).all()
+    predicted[3, 3] = 1
+    expected = (50 + colours[0] // 2).tolist()
+    assert paint_objects(frame, predicted)[3, 3].tolist() == expected
+
+
+def test_classes_have_colours_of_their_own():
+    for count in (2, 13, 150):
+        colours = class_colours(count)
+        assert colours.shape == (count, 3)
+        assert colours.min() >= 0
+        assert colours.max() <= 1
+        assert len({tuple(np.round(colour, 3)) for colour in colours}) == count
+
+
+def test_a_figure_shows_image_truth_and_prediction(tmp_path: Path):
+    image = torch.zeros(3, 32, 32, dtype=torch.uint8)
+    image[0] = 255
+    truth = torch.zeros(20, 30, dtype=torch.long)
+    predicted = torch.ones(20, 30, dtype=torch.long)
+    path = tmp_path / "figure.png"
+    segmentation_figure([Example(image, truth, predicted)] * 2, ("a <b>", "c"), path, "title")
+    with Image.open(path) as picture:
+        pixels = np.asarray(picture.convert("RGB")).reshape(-1, 3)
+    wanted = [(255, 0, 0), *(np.round(255 * class_colours(2)).astype(int))]
+    shares = [(np.abs(pixels - colour).max(axis=1) <= 1).mean() for colour in wanted]
+    assert min(shares) > 0.1
+
+
+def test_videos_show_truth_above_prediction(tmp_path: Path):
+    frames = np.full((3, 20, 30, 3), 128, np.uint8)
+    masks = np.zeros((3, 20, 30), np.uint8)
+    masks[:, 5:, 5:] = 1
+    path = tmp_path / "video.png"
+    video_figure([VideoExample("one", frames, masks, 2 * masks)], path, "title")
+    with Image.open(path) as picture:
+        pixels = np.asarray(picture.convert("RGB"))
+    colours = [paint_objects(frames[0], k * masks[0])[-1, -1].astype(int) for k in (1, 2)]
+    rows = [np.flatnonzero((np.abs(pixels - c).max(axis=2) <= 1).any(axis=1)) for c in colours]
+    assert len(rows[0]) > 50
+    assert len(rows[1]) > 50
+    assert rows[0].max() < rows[1].min()

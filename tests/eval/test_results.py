@@ -1,0 +1,95 @@
+"""results.jsonl: whole lines, no nan, keys that identify evaluations; the table on screen."""
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from croc.errors import UserError
+from croc.eval.results import Result, append_result, percent, read_results
+
+RESULT = Result(
+    protocol="linear",
+    data="voc12:/data",
+    weights="runs/one",
+    backbone="one@30",
+    weights_hash="0123456789abcdef",
+    scores={"mIoU": 54.94, "by seed": [1.0, 2.25]},
+    classes={"sky": 12.345, "ship": None},
+    config={"rates": (1e-3,), "seed": 0},
+    count={"val": 3},
+    machine={"device": "cpu"},
+    seconds=1.5,
+    picture=None,
+)
+
+
+def test_lines_are_appended_whole(tmp_path: Path):
+    append_result(tmp_path, RESULT)
+    append_result(tmp_path, replace(RESULT, protocol="kmeans"))
+    first, second = read_results(tmp_path)
+    assert first["scores"] == RESULT.scores
+    assert first["classes"] == {"sky": 12.345, "ship": None}
+    assert first["config"] == {"rates": [1e-3], "seed": 0}
+    assert first["date"].startswith("20")
+    assert second["protocol"] == "kmeans"
+
+
+def test_a_truncated_line_spoils_no_other(tmp_path: Path):
+    append_result(tmp_path, RESULT)
+    with (tmp_path / "results.jsonl").open("a") as file:
+        file.write('{"protocol": "lin')
+    append_result(tmp_path, RESULT)
+    lines = (tmp_path / "results.jsonl").read_text().splitlines()
+    assert len(lines) == 3
+    with pytest.raises(UserError, match="line 2, is cut off: remove it"):
+        read_results(tmp_path)
+    (tmp_path / "results.jsonl").write_text(lines[0] + "\n" + lines[2] + "\n")
+    assert len(read_results(tmp_path)) == 2
+
+
+WRITES_SLOWLY = """
+import fcntl, sys, time
+
+with open(sys.argv[1], "ab", buffering=0) as file:
+    fcntl.lockf(file, fcntl.LOCK_EX)
+    file.write(b'{"protocol": ')
+    print("half", flush=True)
+    time.sleep(0.5)
+    file.write(b'"slow"}\\n')
+"""
+
+
+def test_processes_that_append_at_once_wait_for_each_other(tmp_path: Path):
+    command = [sys.executable, "-c", WRITES_SLOWLY, str(tmp_path / "results.jsonl")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "half\n"
+        append_result(tmp_path, RESULT)
+        assert other.wait() == 0
+    assert [line["protocol"] for line in read_results(tmp_path)] == ["slow", "linear"]
+
+
+def test_nan_is_rejected_before_anything_is_written(tmp_path: Path):
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        append_result(tmp_path, replace(RESULT, scores={"mIoU": float("nan")}))
+    assert not (tmp_path / "results.jsonl").exists()
+    assert percent(float("nan")) is None
+    assert percent(0.25) == 25
+
+
+def test_keys_identify_evaluations():
+    assert RESULT.key == "5ab94a30"  # pictures of earlier versions have it in their names
+    same = replace(RESULT, seconds=9.0, machine={"device": "H200"}, weights="elsewhere")
+    assert same.key == RESULT.key
+    changes = (
+        {"protocol": "kmeans"},
+        {"data": "voc12:/other"},
+        {"weights_hash": "f" * 16},
+        {"config": {"rates": (1e-3,), "seed": 1}},
+        {"hold_out": 0.25},
+    )
+    keys = {replace(RESULT, **change).key for change in changes}  # pyright: ignore
+    assert len(keys | {RESULT.key}) == 6

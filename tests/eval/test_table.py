@@ -1,0 +1,271 @@
+"""`croc evaluate table`: every cell is computed once, a failing one costs no other."""
+
+import json
+import shutil
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import timm
+import torch
+from PIL import Image
+
+from croc.cli import main
+from croc.eval import evaluate, parts, table
+from croc.eval.evaluate import identify_network
+from croc.eval.parts import identify_data
+from croc.eval.protocols import linear_protocol
+from croc.eval.results import read_results
+from croc.weights.open import fingerprint, open_backbone
+from tests.eval import commands
+from tests.eval.commands import segmentation_tree
+from tests.eval.trees import HEIGHT, WIDTH
+
+TINY = "random:vit_tiny_patch16_224"
+OTHER = "random:resnet10t"
+SMALL = (*commands.SMALL["linear"], *commands.SMALL["kmeans"])
+LINEAR = ("--protocols", "linear")
+
+
+def make_one(to: Path, weights: Sequence[str], *more: str, data: Sequence[str] = ()) -> Any:
+    """`croc evaluate table` with small settings; its exit code."""
+    chosen = () if "--protocols" in more else ("--protocols", "linear", "kmeans")
+    options = ("--data", *(data or ("scenes:4",)), "--to", str(to), "--workers", "0")
+    try:
+        return main(["evaluate", "table", "--weights", *weights, *options, *chosen, *SMALL, *more])
+    except SystemExit as end:
+        return end.code
+
+
+@pytest.fixture
+def computed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
+    """The weights and protocol of every cell that is really computed; pictures are not drawn."""
+    calls: list[tuple[str, str]] = []
+    real = evaluate.evaluate
+
+    def counting(options: Any, requests: list[Any], **more: Any) -> Any:
+        results = real(options, requests, **more)
+        calls.extend((options.weights, request.protocol) for request in requests)
+        return results
+
+    monkeypatch.setattr(evaluate, "segmentation_figure", lambda *_: None, raising=False)
+    monkeypatch.setattr(evaluate, "evaluate", counting)
+    return calls
+
+
+def fail(
+    monkeypatch: pytest.MonkeyPatch, weights: str, protocol: str, error: BaseException
+) -> None:
+    real = evaluate.evaluate
+
+    def failing(options: Any, requests: list[Any], **more: Any) -> Any:
+        if (options.weights, requests[0].protocol) == (weights, protocol):
+            raise error
+        return real(options, requests, **more)
+
+    monkeypatch.setattr(evaluate, "evaluate", failing)
+
+
+def test_three_weights_by_one_command(run, tmp_path, computed, capsys):
+    weights = [f"CrOC={run}", f"untrained=random:{run}", TINY]
+    assert make_one(tmp_path, weights) == 0
+    output = capsys.readouterr()
+    assert "6 cells, 0 of them finished before" in output.err
+    assert f"cell 6 of 6: {TINY}, kmeans on scenes:4" in output.err
+    record = json.loads((tmp_path / "table.json").read_text())
+    rows = record["rows"]
+    assert [row["label"] for row in rows] == ["CrOC", "untrained", TINY]
+    assert [row["model"] for row in rows] == [*["ViT/8, 2 blocks of 192"] * 2, "ViT-Ti/16"]
+    assert (rows[0]["data"], rows[0]["epochs"]) == ("scenes", "0.7")
+    scores = [cell["value"] for row in rows for cell in row["cells"]]
+    assert scores == [line["scores"]["mIoU"] for line in read_results(tmp_path)]
+    for name in ("table.md", "table.tex", "table.html"):
+        text = (tmp_path / name).read_text()
+        assert all(f"{value:.1f}" in text for value in scores)
+        assert "±" in text or r"$\pm$" in text
+    assert all(f"{value:.1f}" in output.out for value in scores)
+
+    first = {path.name: path.read_bytes() for path in tmp_path.glob("table.*")}
+    assert len(computed) == 6
+    assert make_one(tmp_path, weights) == 0
+    assert {path.name: path.read_bytes() for path in tmp_path.glob("*able.*")} == first
+    assert make_one(tmp_path, [weights[2], f"again={run}", f"and again={run}"]) == 0
+    assert len(computed) == 6
+    assert make_one(tmp_path, weights, "--linear.seed", "1") == 0
+    assert [protocol for _, protocol in computed[6:]] == ["linear"] * 3
+
+
+def test_weights_are_opened_once_per_row_and_data_once(tmp_path, computed, monkeypatch):
+    opened = []
+
+    def count(module, name):
+        real = getattr(module, name)
+        monkeypatch.setattr(module, name, lambda *args: opened.append(args) or real(*args))
+
+    count(evaluate, "open_backbone")
+    count(parts, "open_segmentation")
+    data = segmentation_tree(tmp_path / "tree")
+    assert make_one(tmp_path / "out", [TINY], "--kmeans.pca", "2", data=[data]) == 0
+    assert len(computed) == 3
+    # The weights once more before, when everything is checked.
+    assert sorted(opened) == sorted([(TINY,)] * 2 + [(data, "train"), (data, "val")])
+
+
+def test_results_of_croc_evaluate_are_finished_cells(run, tmp_path, computed):
+    options = ("--weights", str(run), "--data", "scenes:4", "--to", str(tmp_path), "--workers", "0")
+    assert main(["evaluate", "linear", *options, *SMALL[:6]]) == 0
+    before = len(computed)
+    assert make_one(tmp_path, [str(run)], *LINEAR) == 0
+    assert len(computed) == before
+
+
+def test_precision_and_hold_out_are_part_of_the_key():
+    line = {"protocol": "linear", "config": {"a": 1}, "data_hash": "d", "weights_hash": "w"}
+    line |= {"network_hash": "n", "machine": {"precision": "float32"}}
+    keys = {table.line_key(each) for each in (line, {**line, "hold_out": 0.0})}
+    assert len(keys) == 1  # lines from before there was a hold-out still count
+    keys.add(table.line_key({**line, "hold_out": 0.25}))
+    keys.add(table.line_key({**line, "machine": {"precision": "bfloat16"}}))
+    assert len(keys) == 3
+    assert table.cell_key("linear", {"a": 1}, "d", "w", "n", "float32", 0.0) in keys
+
+
+def test_resumes_after_an_interrupt(tmp_path, computed, monkeypatch):
+    weights = [TINY, OTHER]
+    with monkeypatch.context() as patch:
+        fail(patch, TINY, "kmeans", KeyboardInterrupt())
+        assert make_one(tmp_path, weights) == 130
+    assert not list(tmp_path.glob("table.*"))
+    assert len(read_results(tmp_path)) == 1
+    with (tmp_path / "results.jsonl").open("a") as file:
+        file.write('[1]\n{"protocol": "linear", "sco')
+    assert make_one(tmp_path, weights) == 0
+    assert computed == [(spec, name) for spec in weights for name in ("linear", "kmeans")]
+
+
+def test_changed_weights_and_data_are_computed_again(tmp_path, computed):
+    state = timm.create_model("vit_tiny_patch16_224", num_classes=0).state_dict()
+    torch.save(state, tmp_path / "w.pth")
+    weights = [f"file=timm:vit_tiny_patch16_224@{tmp_path / 'w.pth'}"]
+    data = [segmentation_tree(tmp_path / "tree")]
+    assert make_one(tmp_path / "out", weights, *LINEAR, data=data) == 0
+    shutil.copytree(tmp_path / "tree", tmp_path / "copy")
+    moved = [f"folder:{tmp_path / 'copy'}"]
+    assert make_one(tmp_path / "out", weights, *LINEAR, data=moved) == 0
+    assert len(computed) == 1
+    torch.save(state | {"cls_token": state["cls_token"] + 1}, tmp_path / "w.pth")
+    assert make_one(tmp_path / "out", weights, *LINEAR, data=data) == 0
+    assert len(computed) == 2
+    Image.new("L", (WIDTH, HEIGHT), 1).save(tmp_path / "tree/labels/val/0.png")
+    assert make_one(tmp_path / "out", weights, *LINEAR, data=data) == 0
+    assert len(computed) == 3
+
+
+def test_a_failing_cell_costs_no_other(tmp_path, computed, monkeypatch, capsys):
+    weights = [f"A={TINY}", f"B={OTHER}"]
+    with monkeypatch.context() as patch:
+        error = torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate")
+        fail(patch, TINY, "linear", error)
+        assert make_one(tmp_path, weights) == 1
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.startswith("croc: 1 of 4 cells failed, the same command computes only these again")
+    assert "A, linear on scenes:4 (OutOfMemoryError: CUDA out of memory. Tried" in last
+    assert "| A | ViT-Ti/16 | – |" in (tmp_path / "table.md").read_text()
+    record = json.loads((tmp_path / "table.json").read_text())
+    assert [(each["label"], each["protocol"]) for each in record["failed"]] == [("A", "linear")]
+    assert len(computed) == 3
+    assert make_one(tmp_path, weights) == 0
+    assert computed[3:] == [(TINY, "linear")]
+
+
+def test_weights_that_change_meanwhile_fill_no_cell(tmp_path, monkeypatch, capsys):
+    real = evaluate.evaluate
+
+    def changed(*arguments: Any, **options: Any) -> Any:
+        return [replace(result, weights_hash="0" * 16) for result in real(*arguments, **options)]
+
+    monkeypatch.setattr(evaluate, "evaluate", changed)
+    assert make_one(tmp_path, [TINY], *LINEAR) == 1
+    assert "changed while the table was computed" in capsys.readouterr().err
+    record = json.loads((tmp_path / "table.json").read_text())
+    assert record["rows"][0]["cells"][0]["value"] is None
+
+
+BAD = [
+    ([TINY, "B=random:vit_smal_patch16_224"], ["scenes:4"], (), "B: --weights: timm has no"),
+    ([TINY], ["scenes:4", "voc12:nowhere"], (), "nowhere is missing"),
+    ([TINY], ["scenes:4", "scenes:4"], (), "--data names scenes:4 twice"),
+    (["A=x", "A=y"], ["scenes:4"], (), "two of the weights are called 'A'"),
+    (["=x"], ["scenes:4"], (), "give LABEL=WEIGHTS"),
+    ([TINY], ["scenes:4"], ("--protocols",), "--protocols is empty"),
+    ([TINY], ["voc12:x"], ("--protocols", "video"), "video cannot be scored on voc12:x"),
+    ([TINY], ["scenes:4", "davis16:x"], (), "davis16:x allows only video"),
+    ([TINY], ["scenes:4"], ("--linear.image-px", "50"), "48 or 64 px would"),
+    ([TINY], ["scenes:4", "voc12:x"], ("--linear.framing", "keep"), "--linear.framing keep"),
+]
+
+
+@pytest.mark.parametrize(("weights", "data", "more", "message"), BAD)
+def test_bad_input_is_refused_before_the_first_cell(weights, data, more, message, tmp_path, capsys):
+    assert make_one(tmp_path / "out", weights, *more, data=data) == 2
+    output = capsys.readouterr()
+    assert message in output.err
+    assert (output.out, output.err.count("\n")) == ("", 1)
+    assert not (tmp_path / "out").exists()
+
+
+def test_each_data_set_has_its_own_defaults():
+    data = ("--data", "voc12:x", "scenes", "davis17:y")
+    more = ("--linear.steps", "7", "--kmeans.image_px=64")
+    _, columns = table.read_options(["--weights", "a", *data, *more])
+    assert len(columns) == 4 + 5 + 1
+    by_place = {(each.protocol, each.data): each for each in columns}
+    voc, scenes = (by_place["linear", spec].config for spec in ("voc12:x", "scenes"))
+    assert (voc.steps, voc.epochs, voc.image_px, voc.blocks) == (7, None, 448, 4)
+    assert (scenes.steps, scenes.image_px, scenes.rates) == (7, 96, linear_protocol("scenes").rates)
+    assert by_place["linear", "scenes"].adapts
+    assert not by_place["kmeans", "scenes"].adapts
+    assert by_place["video", "davis17:y"].config.short_px == 480
+
+
+def test_a_changed_image_size_is_noted():
+    spec = "random:vit_small_patch14_reg4_dinov2"
+    arguments = ["--weights", spec, "--data", "scenes:1", *LINEAR, "--device", "cpu"]
+    options, columns = table.read_options(arguments)
+    row = table.plan_row("D", spec, columns, {("linear", "scenes:1"): ({}, "hash")}, options)
+    assert row.notes == ["D: images of 98 px instead of 96 (linear), for patches of 14 px."]
+
+
+def test_labels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rate=0.1").mkdir()
+    assert table.split_label("CrOC, ours=runs/x=y") == ("CrOC, ours", "runs/x=y")
+    assert table.split_label("rate=0.1") == ("rate=0.1", "rate=0.1")
+    assert table.split_label("timm:a@b=c.pth") == ("timm:a@b=c.pth", "timm:a@b=c.pth")
+    assert table.split_label("two\n lines\x1b[31m=x")[0] == "two lines [31m"
+
+
+def test_the_same_weights_in_another_network_have_another_hash():
+    backbone, same = open_backbone(TINY), open_backbone("random:deit_tiny_patch16_224")
+    weights, network = fingerprint(backbone), identify_network(backbone)
+    assert (fingerprint(same), identify_network(same)) == (weights, network)
+    same.vit.blocks[0].mlp.act = torch.nn.ReLU()  # pyright: ignore
+    assert fingerprint(same) == weights
+    assert identify_network(same) != network
+    backbone.vit.blocks[0].attn.num_heads = 6  # pyright: ignore
+    assert identify_network(backbone) != network
+
+
+def test_data_are_identified_by_their_content(tmp_path: Path):
+    data = segmentation_tree(tmp_path / "tree")
+    before = identify_data(data)
+    (tmp_path / "tree" / "out").mkdir()
+    (tmp_path / "tree" / "out" / "table.md").write_text("mine")
+    (tmp_path / "tree" / "loop").symlink_to(tmp_path / "tree")
+    assert identify_data(data, tmp_path / "tree" / "out") == before
+    assert identify_data(data) != before
+    archive = shutil.make_archive(str(tmp_path / "packed"), "tar", tmp_path / "tree")
+    assert identify_data(f"folder:{archive}") not in (before, identify_data(f"voc12:{archive}"))
+    assert len({identify_data(spec) for spec in ("scenes", "scenes:4", "scenes:64")}) == 3

@@ -1,0 +1,278 @@
+"""Label propagation against loops, and whole videos with a known answer."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from torch import Tensor
+
+from croc.errors import UserError
+from croc.eval.protocols import VideoConfig
+from croc.eval.video import (
+    ahead,
+    evaluate_video,
+    follow,
+    frame_size,
+    harden,
+    neighbourhood,
+    propagate,
+)
+from croc.eval.videos import Video, open_videos
+from tests.eval import trees
+from tests.eval.fakes import CPU
+
+
+def naive_propagate(features, sources, radius, best, temperature):
+    _, rows, columns = features.shape
+    objects = sources[0][1].shape[0]
+    soft = torch.zeros(objects, rows, columns)
+    for y in range(rows):
+        for x in range(columns):
+            votes = []
+            for source, labels in sources:
+                for v in range(max(0, y - radius), min(rows, y + radius + 1)):
+                    for u in range(max(0, x - radius), min(columns, x + radius + 1)):
+                        cosine = float((features[:, y, x] * source[:, v, u]).sum())
+                        votes.append((math.exp(cosine / temperature), labels[:, v, u]))
+            votes = sorted(votes, key=lambda vote: -vote[0])[:best]
+            total = sum(weight for weight, _ in votes)
+            soft[:, y, x] = sum(weight / total * label for weight, label in votes)
+    return soft
+
+
+@pytest.mark.parametrize(
+    ("radius", "best"),
+    [(1, 3), (12, 3), (1, 15), (0, 5), (12, 99)],  # in a corner of (1, 15) 12 are near
+)
+def test_propagation_equals_the_loops(radius: int, best: int):
+    generator = torch.Generator().manual_seed(0)
+    config = VideoConfig(radius=radius, best=best)
+
+    def unit() -> Tensor:
+        return F.normalize(torch.randn(6, 4, 5, generator=generator), dim=0)
+
+    sources = [(unit(), torch.rand(3, 4, 5, generator=generator)) for _ in range(3)]
+    features = unit()
+    got = propagate(features, sources, neighbourhood(4, 5, radius, CPU), config)
+    expected = naive_propagate(features, sources, radius, best, 0.1)
+    torch.testing.assert_close(got, expected)
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_gpu_and_cpu_agree():
+    generator, gpu = torch.Generator().manual_seed(0), torch.device("cuda")
+    frames = F.normalize(torch.randn(8, 64, 30, 52, generator=generator), dim=1)
+    labels = torch.rand(8, 3, 30, 52, generator=generator)
+    near = neighbourhood(30, 52, 12, CPU)
+    softs = [
+        propagate(
+            frames[-1].to(device),
+            [(frame.to(device), label.to(device)) for frame, label in zip(frames, labels)],
+            near.to(device),
+            VideoConfig(),
+        )
+        for device in (CPU, gpu, gpu)
+    ]
+    torch.testing.assert_close(softs[0], softs[1].cpu(), atol=1e-4, rtol=0)
+    assert torch.equal(softs[1], softs[2])
+
+
+def test_frames_are_resized_as_the_protocol_says():
+    assert frame_size(480, 854, 480) == (480, 832)
+    assert frame_size(854, 480, 480) == (832, 480)
+    assert frame_size(1080, 1920, 480) == (480, 832)
+    assert frame_size(96, 96, 480) == (480, 448)
+
+
+class Sliding(Video):
+    """A bright square on a dark ground moves eight pixels to the right with each frame."""
+
+    name = "sliding"
+
+    def __len__(self) -> int:
+        return 5
+
+    def read_mask(self, t: int) -> np.ndarray:
+        mask = np.zeros((64, 128), np.uint8)
+        mask[16:48, 16 + 8 * t : 48 + 8 * t] = 1
+        return mask
+
+    def read_frame(self, t: int) -> np.ndarray:
+        return np.repeat((40 + 170 * self.read_mask(t))[..., None], 3, axis=2)
+
+
+class Brightness:
+    """Features that tell bright from dark, and nothing else."""
+
+    name = "brightness"
+    stride_px = 8
+
+    def features(self, images: Tensor, blocks: int = 1) -> Tensor:
+        mean = F.avg_pool2d(images, 8).mean(dim=1, keepdim=True)
+        return torch.cat([mean, mean.new_ones(1).expand_as(mean)], dim=1)
+
+
+CONFIG = VideoConfig(short_px=64)
+
+
+def segment_video(backbone, video: Video, config: VideoConfig) -> np.ndarray:
+    return np.stack(list(follow(backbone, video, config, CPU)))
+
+
+def test_a_sliding_square_is_followed():
+    video = Sliding()
+    predicted = segment_video(Brightness(), video, CONFIG)
+    assert predicted.shape == (5, 64, 128)
+    assert np.array_equal(predicted[0], video.read_mask(0))
+    scores = evaluate_video(Brightness(), (video,), CONFIG, CPU).scores
+    assert scores is not None
+    assert scores.means["J"] > 0.75
+    assert scores.means["J&F"] == pytest.approx((scores.means["J"] + scores.means["F"]) / 2)
+
+
+@pytest.mark.parametrize(("last_frames", "votes"), [(0, [1, 1, 1, 1]), (2, [1, 2, 3, 3])])
+def test_the_first_frame_and_the_last_ones_vote_softly(last_frames, votes, monkeypatch):
+    calls = []
+
+    def watched(features, sources, near, config):
+        soft = propagate(features, sources, near, config)
+        calls.append((sources, (features, soft)))
+        return soft
+
+    monkeypatch.setattr("croc.eval.video.propagate", watched)
+    video = Sliding()
+    mixing = replace(CONFIG, last_frames=last_frames, best=30, temperature=1.0)
+    segment_video(Brightness(), video, mixing)
+    assert [len(sources) for sources, _ in calls] == votes
+    (first,) = calls[0][0]
+    assert np.array_equal(first[1][1].numpy(), video.read_mask(0)[4::8, 4::8])
+    made = [own for _, own in calls]
+    for t, (sources, _) in enumerate(calls):
+        expected = [first, *made[max(0, t - last_frames) : t]]
+        for source, other in zip(sources, expected, strict=True):
+            assert torch.equal(source[0], other[0])
+            assert torch.equal(source[1], other[1])
+    assert all(((soft > 0.01) & (soft < 0.99)).any() for _, soft in made)
+
+
+def test_hardening_scales_each_object_by_itself():
+    soft = torch.tensor([[[0.9, 0.6]], [[0.1, 0.4]]])
+    assert harden(soft, 4, (4, 8))[:, [0, 7]].tolist() == [[0, 1]] * 4
+    flat = torch.tensor([[[0.0, 1.0]], [[0.0, 0.0]]])  # an object that is nowhere stays nowhere
+    assert harden(flat, 4, (4, 8)).max() == 0
+
+
+def test_scenes_are_scored_and_progress_counts_frames():
+    seen = []
+
+    def track(items, what, total):
+        made = list(items)
+        yield from made
+        seen.append((what, len(made), total))
+
+    videos = open_videos("scenes:2")
+    report = evaluate_video(Brightness(), videos, VideoConfig(short_px=96), CPU, track)
+    assert seen == [("video", 24, 24)]
+    assert report.scores is not None
+    assert list(report.videos) == ["scene 0", "scene 1"]
+    assert len(report.scores.region) == sum(len(videos[i].objects()) for i in range(2))
+    regions = [score.region for score in report.videos.values()]  # objects weigh equally
+    assert report.scores.means["J"] == np.concatenate(regions).mean()
+
+
+def test_masks_are_written_as_davis_does(tmp_path):
+    videos = open_videos("scenes:2")
+    evaluate_video(Brightness(), videos, VideoConfig(short_px=96), CPU, masks=tmp_path / "masks")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["masks"]
+    assert [path.name for path in sorted((tmp_path / "masks").iterdir())] == ["scene 0", "scene 1"]
+    files = sorted((tmp_path / "masks/scene 1").iterdir())
+    assert [path.name for path in files] == [f"{t:05d}.png" for t in range(12)]
+    predicted = segment_video(Brightness(), videos[1], VideoConfig(short_px=96))
+    for path, expected in zip(files, predicted):
+        with Image.open(path) as image:
+            assert image.mode == "P"
+            assert image.getpalette()[:6] == [0, 0, 0, 128, 0, 0]
+            assert np.array_equal(np.array(image), expected)
+
+
+def test_a_video_with_its_first_mask_alone_is_followed_but_not_scored(tmp_path):
+    videos = open_videos(f"davis17:{trees.write(tmp_path / 'davis', trees.davis())}")
+    config, folder = VideoConfig(short_px=64), tmp_path / "masks"
+    report = evaluate_video(Brightness(), videos, config, CPU, masks=folder)
+    assert list(report.videos) == ["camel"]
+    assert [example.name for example in report.examples] == ["camel"]
+    assert len(list((folder / "drift").iterdir())) == len(list((folder / "camel").iterdir())) == 3
+    drift = (videos[0],)
+    report = evaluate_video(Brightness(), drift, config, CPU, masks=tmp_path / "again")
+    assert (report.scores, report.videos, report.examples) == (None, {}, ())
+    with pytest.raises(UserError, match="none can be scored"):
+        evaluate_video(Brightness(), drift, config, CPU)
+
+
+class Untouched:
+    """A backbone that must not be used: errors come before the work."""
+
+    name = "untouched"
+    stride_px = 8
+
+    def features(self, images: Tensor, blocks: int = 1) -> Tensor:
+        raise AssertionError("work has started")
+
+
+@pytest.mark.parametrize("kind", ["masks", "overlays"])
+def test_folders_that_are_not_empty_are_left_alone(tmp_path, kind):
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full/file").touch()
+    (tmp_path / "file").touch()
+    for name in ("full", "file"):
+        folder = {kind: tmp_path / name}
+        with pytest.raises(UserError, match=f"{name} exists and is not empty"):
+            evaluate_video(Untouched(), open_videos("scenes:1"), CONFIG, CPU, **folder)
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_an_error_leaves_no_half_folder(tmp_path):
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(AssertionError, match="work has started"):
+        evaluate_video(Untouched(), open_videos("scenes:1"), CONFIG, CPU, masks=tmp_path / "empty")
+    assert [path.name for path in tmp_path.iterdir()] == ["empty"]
+    with pytest.raises(UserError, match="cannot write"):
+        evaluate_video(
+            *(Untouched(), open_videos("scenes:1"), CONFIG, CPU),
+            masks=tmp_path / "one",
+            overlays=tmp_path / "one",
+        )
+
+
+def test_overlays_need_av_before_any_work(tmp_path, monkeypatch):
+    monkeypatch.setattr("croc.eval.pictures.find_spec", lambda name: None)
+    with pytest.raises(UserError, match="pip install av"):
+        evaluate_video(
+            Untouched(), open_videos("scenes:1"), CONFIG, CPU, overlays=tmp_path / "overlays"
+        )
+
+
+def test_frames_of_another_size_are_rejected():
+    class Growing(Sliding):
+        def read_frame(self, t: int) -> np.ndarray:
+            return super().read_frame(t)[:, : 128 - (t == 3)]
+
+    with pytest.raises(UserError, match="sliding: frame 3 is 127×64, the first mask 128×64"):
+        segment_video(Brightness(), Growing(), CONFIG)
+
+
+def test_reading_ahead_keeps_the_order_and_the_errors():
+    assert list(ahead(lambda x: x * x, range(7), 3)) == [x * x for x in range(7)]
+    assert list(ahead(str, [], 3)) == []
+    made: list[int] = []
+    stream = ahead(made.append, iter(range(100)), 2)
+    next(stream)
+    stream.close()
+    assert len(made) <= 3
+    with pytest.raises(ZeroDivisionError):
+        list(ahead(lambda x: 1 // x, [1, 0], 1))

@@ -1,0 +1,104 @@
+"""The explorer's server in a thread of the test, and plain requests to it."""
+
+import http.client
+import io
+import json
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+from urllib.parse import quote
+
+import numpy as np
+import torch
+from PIL import Image
+
+from croc.config import ClusterConfig
+from croc.lab.app.command import open_port
+from croc.lab.app.models import Model
+from croc.lab.app.server import Server
+from croc.method.backbone import Backbone
+from tests.tiny import tiny_config
+
+BOXES = [[10, 20, 200, 180], [120, 100, 220, 240]]
+NO_ORIGIN = "none"
+
+
+class Answer(NamedTuple):
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+@dataclass(frozen=True)
+class Served:
+    server: Server
+    port: int
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def request(
+        self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None
+    ) -> Answer:
+        """With the page's own origin, unless another is given; NO_ORIGIN leaves it out."""
+        sent = {"Origin": self.url} | (headers or {})
+        sent = {name: value for name, value in sent.items() if value != NO_ORIGIN}
+        with closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)) as connection:
+            connection.request(method, path, body, sent)
+            answer = connection.getresponse()
+            return Answer(answer.status, dict(answer.getheaders()), answer.read())
+
+    def ask(self, name: str, **changes: Any) -> Answer:
+        fields = {"page": "test", "model": 0, "picture": "scene-0", "boxes": BOXES}
+        return self.request("POST", f"/api/{name}", json.dumps(fields | changes))
+
+    def upload(self, data: bytes, name: str = "a.png") -> Answer:
+        return self.request("POST", f"/api/pictures?name={quote(name, safe='')}", data)
+
+    def is_alive(self) -> bool:
+        return self.ask("clusters").status == 200
+
+
+def tiny_model(name: str = "tiny", seed: int = 0, **cluster: Any) -> Model:
+    """Two blocks, three heads, 4 × 4 patches of 8 px."""
+    config = tiny_config()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        backbone = Backbone(config.model, config.views.size_px).eval().requires_grad_(False)
+    settings = replace(ClusterConfig(k_start=5), **cluster)
+    return Model(name, backbone, config.views.size_px, settings)
+
+
+@contextmanager
+def serving(*models: Model) -> Iterator[Served]:
+    with open_port(0) as listening:
+        port = listening.getsockname()[1]
+        server = Server(list(models))
+        listener = server.listener(port)
+        thread = threading.Thread(target=listener.run, kwargs={"sockets": [listening]})
+        thread.start()
+        try:
+            while not listener.started:
+                time.sleep(0.01)
+            yield Served(server, port)
+        finally:
+            listener.should_exit = True
+            thread.join(timeout=10)
+            server.worker.close()
+    assert not thread.is_alive()
+
+
+def encoded(kind: str = "PNG", width: int = 120, height: int = 80, **options: Any) -> bytes:
+    """A picture of noise as a file's bytes."""
+    pixels = np.random.default_rng(0).integers(0, 256, (height, width, 3), np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, kind, **options)
+    return file.getvalue()

@@ -1,0 +1,200 @@
+"""Answers equal what croc's own functions give for the same boxes."""
+
+import base64
+import io
+import threading
+import time
+from concurrent.futures import CancelledError, ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from einops import rearrange
+from PIL import Image
+from starlette.exceptions import HTTPException
+
+from croc.config import ClusterConfig
+from croc.lab.app.worker import MAX_WAITING, Worker, follow_colours
+from croc.method.clustering.cluster import cluster_views
+from croc.method.clustering.trace import trace_views
+from croc.method.croc import locate, saliency
+from croc.method.photometric import normalise
+from croc.method.randomness import sample_key
+from croc.method.types import Views
+from croc.method.views import Crops, crop, patch_centres
+from tests.lab.app.serving import BOXES, Served, serving, tiny_model
+
+
+def pixels_of(url: str) -> np.ndarray:
+    kind, _, data = url.partition(",")
+    assert kind == "data:image/png;base64"
+    with Image.open(io.BytesIO(base64.b64decode(data))) as image:
+        assert image.mode == "L"
+        return np.asarray(image)
+
+
+def views_of(served: Served) -> Views:
+    picture, model = served.server.scenes["scene-0"], served.server.models[0]
+    places = torch.tensor(BOXES).float()[:, None]
+    flips = torch.zeros(2, 1, dtype=torch.bool)
+    sizes = torch.tensor([[picture.height, picture.width]])
+    pixels = normalise(crop(picture.canvas[None], Crops(places, flips), model.view_px))
+    return Views(pixels, patch_centres(places, flips, sizes, model.view_px, 8))
+
+
+SETTINGS: list[dict[str, Any]] = [
+    {},
+    {"tokens": "keys", "k_start": 9, "position_weight": 0.0, "seed": 3},
+    {"tokens": "queries", "sharpness": 3.5},
+    {"tokens": "last", "position_weight": "inf", "k_start": 2},
+]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("changes", SETTINGS)
+def test_clusters_equal_locate(served: Served, changes: dict[str, Any]) -> None:
+    fields = {name: value for name, value in changes.items() if name != "seed"}
+    if "position_weight" in fields:
+        fields["position_weight"] = float(fields["position_weight"])
+    model, views = served.server.models[0], views_of(served)
+    config = replace(model.cluster, **fields)
+    tokens = model.backbone.describe(views.pixels, config.tokens)
+    keys = torch.tensor([sample_key(changes.get("seed", 0), 0, 0)])
+    clusters = locate(tokens, views, keys, config)
+    answer = served.ask("clusters", **changes).json
+    assert [head["k"] for head in answer["heads"]] == clusters.count[0].tolist()
+    assert [head["shared"] for head in answer["heads"]] == clusters.valid[0].sum(-1).tolist()
+    assert [head["cost"] for head in answer["heads"]] == pytest.approx(clusters.cost[0].tolist())
+    largest = clusters.assignments[:, 0].amax(dim=-1).mean(dim=(0, 2))
+    assert [head["share"] for head in answer["heads"]] == pytest.approx(largest.tolist())
+    columns = answer["columns"]
+    shares = clusters.assignments[:, 0, ..., :columns]
+    expected = rearrange(shares, "m h (r c) k -> (h m r) (k c)", r=answer["grid"]) * 255
+    assert np.abs(pixels_of(answer["maps"]) - expected.numpy()).max() <= 0.51
+
+
+def test_released_variant_shows_every_share() -> None:
+    with serving(tiny_model(variant="released")) as served:
+        answer = served.ask("clusters").json
+        assert served.ask("clusters", position_weight="inf").status == 400
+    shape = {"k": answer["columns"], "h": 3, "m": 2, "r": 4}
+    shares = rearrange(pixels_of(answer["maps"]), "(h m r) (k c) -> h m r c k", **shape)
+    assert (shares.max(axis=-1) >= 127).all()  # at least half, also where two tie
+
+
+def test_trace_contains_the_chosen_clusters(served: Served) -> None:
+    head = 2
+    clusters = served.ask("clusters", k_start=7).json
+    trace = served.ask("trace", k_start=7, head=head).json
+    assert [step["k"] for step in trace["steps"]] == [7, 6, 5, 4, 3, 2]
+    assert trace["chosen"] == clusters["heads"][head]["k"]
+    number = 7 - trace["chosen"]
+    chosen, grid = trace["steps"][number], trace["grid"]
+    assert chosen["cost"] == pytest.approx(clusters["heads"][head]["cost"])
+    assert chosen["cost"] == min(step["cost"] for step in trace["steps"])
+    assert chosen["valid"] == clusters["heads"][head]["valid"]
+    assert chosen["share"] == pytest.approx(clusters["heads"][head]["share"])
+    width = trace["chosen"] * grid
+    rows = slice(2 * number * grid, 2 * (number + 1) * grid)
+    here = pixels_of(trace["maps"])[rows, :width]
+    there = pixels_of(clusters["maps"])[2 * head * grid : 2 * (head + 1) * grid, :width]
+    assert np.array_equal(here, there)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("variant", ["paper", "released"])
+def test_one_colour_changes_per_step(served: Served, variant: str) -> None:
+    config = ClusterConfig(variant=variant, k_start=8)
+    views = views_of(served)
+    tokens = served.server.models[0].backbone.describe(views.pixels, "values")
+    places = (tokens.heads, views.positions, saliency(tokens, config))
+    trace = trace_views(*places, config, keys=torch.tensor([5]))
+    for head in range(3):
+        colours = follow_colours(trace, head)
+        chosen = int(trace.count[0, head])
+        assert colours[chosen] == list(range(chosen))
+        for k in range(3, 9):
+            assert len(set(colours[k])) == k
+            assert len(set(colours[k]) - set(colours[k - 1])) == 1
+            # What is not merged keeps its colour.
+            into = trace.at(k - 1).into
+            assert into is not None
+            targets = into[0, head].tolist()
+            alone = [c for c, target in enumerate(targets) if targets.count(target) == 1]
+            assert all(colours[k][c] == colours[k - 1][targets[c]] for c in alone)
+    assert torch.equal(cluster_views(*places, config, keys=torch.tensor([5])).count, trace.count)
+
+
+@torch.no_grad()
+def test_similarities_are_cosines(served: Served) -> None:
+    answer = served.ask("similarity", head=1, view=1, patch=6).json
+    views = views_of(served)
+    heads = served.server.models[0].backbone.describe(views.pixels, "values").heads[:, 0, 1]
+    expected = torch.cosine_similarity(heads, heads[1, 6], dim=-1).reshape(8, 4)
+    low = answer["low"]
+    found = low + pixels_of(answer["crops"]) / 255 * (1 - low)
+    assert np.abs(found - expected.numpy()).max() < 0.005
+    assert pixels_of(answer["crops"])[5, 2] == 255  # itself
+    assert pixels_of(answer["whole"]).shape == (8, 8)
+    assert min(pixels_of(answer["crops"]).min(), pixels_of(answer["whole"]).min()) == 0
+
+
+def test_sliders_do_not_run_the_network_again(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backbone, passes = served.server.models[0].backbone, []
+    describe = backbone.describe
+    monkeypatch.setattr(backbone, "describe", lambda *args: passes.append(0) or describe(*args))
+    boxes = [[7, 7, 90, 91], BOXES[1]]  # not in the cache yet
+    for changes in ({}, {"k_start": 3}, {"sharpness": 5}, {"position_weight": 0}, {"seed": 2}):
+        served.ask("clusters", boxes=boxes, **changes)
+        assert len(passes) == 1
+    served.ask("trace", boxes=boxes)
+    assert len(passes) == 1
+    served.ask("clusters", boxes=boxes, tokens="keys")
+    served.ask("clusters", boxes=[[8, 7, 90, 91], BOXES[1]])
+    assert len(passes) == 3
+
+
+def occupy(worker: Worker) -> threading.Event:
+    """A job that runs until the event is set."""
+    started, gate = threading.Event(), threading.Event()
+    worker.submit(None, lambda: (started.set(), gate.wait(10)))
+    assert started.wait(10)
+    return gate
+
+
+def test_waiting_query_is_stale_after_a_newer_one(served: Served) -> None:
+    gate = occupy(served.server.worker)
+    with ThreadPoolExecutor(3) as pool:
+        old = pool.submit(served.ask, "clusters", seed=1)
+        other = pool.submit(served.ask, "clusters", seed=1, page="another")
+        end = time.monotonic() + 10
+        while len(served.server.worker._waiting) < 3:
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        new = pool.submit(served.ask, "clusters", seed=2)
+        assert old.result(10).json == {"stale": True}
+        gate.set()
+        assert "maps" in other.result(10).json
+        assert "maps" in new.result(10).json
+
+
+def test_worker_survives_failures_and_refuses_too_many() -> None:
+    worker = Worker()
+    with pytest.raises(ZeroDivisionError):
+        worker.submit("a", lambda: 1 // 0).result(5)
+    assert worker.submit("a", lambda: torch.is_inference_mode_enabled()).result(5)
+    gate = occupy(worker)
+    waiting = [worker.submit(None, lambda: None) for _ in range(MAX_WAITING)]
+    with pytest.raises(HTTPException):
+        worker.submit(None, lambda: None)
+    closing = threading.Thread(target=worker.close)
+    closing.start()
+    with pytest.raises(CancelledError):
+        waiting[0].result(5)
+    gate.set()
+    closing.join(5)
+    assert not closing.is_alive()

@@ -1,0 +1,191 @@
+"""croc bench: figures that add up, settings that run out of memory, and bad input."""
+
+import gc
+import json
+import warnings
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+
+from croc.cli import main
+from croc.config import CrocConfig
+from croc.lab.bench import run as bench_run
+from croc.lab.bench.options import BenchConfig
+from croc.lab.bench.run import Trainer, host_waits, is_out_of_memory, plan, synthetic_batches
+from croc.train.distributed import make_fabric
+from tests.tiny import FLAGS, tiny_config
+
+QUICK = ["--bench.steps", "2", "--bench.warmup", "1"]
+STAGES = ["views", "teacher", "clustering", "heads", "loss", "student"]
+STAGES += ["backward", "update", "EMA", "rest"]
+
+
+def bench(to: Path, *flags: str) -> dict[str, Any]:
+    assert main(["bench", "demo", *FLAGS, *QUICK, "--bench.to", str(to), *flags]) == 0
+    with Image.open(to / "bench.png") as picture:
+        assert min(picture.size) > 300
+    assert {path.name for path in to.iterdir()} == {"bench.json", "bench.png"}
+    return json.loads((to / "bench.json").read_text())
+
+
+def test_figures_of_a_step_add_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    results = bench(tmp_path / "bench")
+    printed = capsys.readouterr().out
+    assert results["recipe"] == "demo"
+    assert results["hardware"]["cores"] >= 1
+    assert results["versions"]["torch"]
+    assert results["ceiling"]["dtype"] == "float32"
+    assert results["not_yet_measured"] == []
+    (setting,) = results["settings"]
+    assert setting["config"]["optim"]["batch"] == 8
+    assert setting["sizes"]["tokens"] == 32
+    figures = setting["figures"]
+    assert list(figures["split_ms"]) == STAGES
+    assert sum(figures["split_ms"].values()) == pytest.approx(figures["watched_ms"], rel=0.01)
+    step = figures["step_ms"]
+    assert 0 < step["p10"] <= step["median"] <= step["p90"]
+    assert 8e3 / step["p90"] * 0.5 < figures["images_per_s"] < 8e3 / step["p10"] * 2
+    assert figures["tflops"] == pytest.approx(figures["of_ceiling"] * results["ceiling"]["tflops"])
+    assert figures["loss"] > 0
+    assert (figures["host_waits"], figures["clustering_by"]) == (0, "definition")
+    assert figures["loaded"]["images"] == 24
+    for word in (*STAGES, "images/s", "of ready tensors", "of a large product", "bench"):
+        assert word in printed
+
+
+def test_vary_measures_each_value(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    values = ["--bench.vary", "tokens", "--bench.values", "4", "2", "--data.root"]
+    settings = bench(tmp_path / "bench", *values)["settings"]
+    assert [setting["label"] for setting in settings] == ["2 × 2²", "2 × 4²"]
+    assert [setting["value"] for setting in settings] == [8, 32]
+    assert [setting["config"]["views"]["size_px"] for setting in settings] == [16, 32]
+    assert settings[0]["figures"]["loaded"] is None
+    assert "2 × 4²" in capsys.readouterr().out
+
+
+def test_flop_by_hand():
+    """Per image of the tiny ViT (192 wide, 2 blocks) on two views of 4² patches of 8 px."""
+    config = tiny_config()
+    flop = bench_run.count_flop(config)
+    patches, tokens, width = 16, 17, 192
+    embedding = 2 * patches * width * 3 * 8 * 8
+    blocks = 2 * (2 * 12 * width**2 * tokens + 2 * 2 * tokens**2 * width)
+    assert flop["student"] == 2 * (embedding + blocks)
+    assert flop["teacher"] == flop["student"] + 2 * 2 * patches * width  # the saliency
+    assert flop["backward"] > 2 * flop["student"] - 2 * embedding
+    assert list(flop) == ["teacher", "clustering", "heads", "student", "backward"]
+
+
+@pytest.mark.parametrize(
+    ("vary", "values", "read", "expected"),
+    [
+        ("batch", ("9", "3", "3"), lambda c: c.optim.batch, [3, 9]),
+        ("tokens", (), lambda c: c.views.size_px, [16, 24, 32, 48, 64]),
+        ("k-start", (), lambda c: c.cluster.k_start, [4, 8, 12, 16, 24, 32]),
+        ("heads", (), lambda c: c.cluster.tokens, ["last", "values"]),
+        ("model", (), lambda c: c.model.name.split("_")[1], ["tiny", "small", "base"]),
+    ],
+)
+def test_settings_of_a_variation(
+    vary: Any, values: tuple[str, ...], read: Callable[[CrocConfig], object], expected: list[object]
+):
+    settings = plan(tiny_config(), BenchConfig(vary=vary, values=values))
+    assert [read(setting.config) for setting in settings] == expected
+
+
+def test_out_of_memory_is_recorded_and_the_rest_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    def measure(fabric, setting, *rest):
+        if setting.sizes["batch"] > 4:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return original(fabric, setting, *rest)
+
+    original = bench_run.measure
+    monkeypatch.setattr(bench_run, "measure", measure)
+    vary = ["--bench.vary", "batch", "--bench.values", "2", "8", "--data.root"]
+    results = bench(tmp_path / "bench", *vary)
+    assert [setting["out_of_memory"] for setting in results["settings"]] == [False, True]
+    assert "8: out of memory" in capsys.readouterr().out
+    assert main(["bench", "demo", *FLAGS, *QUICK, "--bench.to", str(tmp_path / "none")]) == 2
+    assert "lower --optim.batch" in capsys.readouterr().err.splitlines()[-1]
+    assert not (tmp_path / "none").exists()
+    assert is_out_of_memory(RuntimeError("DefaultCPUAllocator: can't allocate memory"))
+    assert not is_out_of_memory(RuntimeError("shapes do not match"))
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        (["--bench.steps", "0"], "--bench.steps must be at least 1"),
+        (["--bench.values", "3"], "--bench.values needs --bench.vary"),
+        (["--bench.vary", "batch", "--bench.values", "many"], "positive integers"),
+        (["--bench.vary", "batch", "--bench.values", "4096"], "--optim.batch 1024"),
+        (["--bench.vary", "heads", "--bench.values", "5"], "1 (the last tokens) and 3"),
+        (["--bench.vary", "k-start", "--bench.values", "73"], "more than the 72 tokens"),
+        (["--bench.vary", "model", "--bench.values", "vit_smal_patch16_224"], "did you mean"),
+        (["--bench.to", "/proc/nowhere/bench"], "/proc/nowhere"),
+        (["--data.root", "no/such/folder"], "no/such/folder"),
+        (["--run.devices", "2"], "one device"),
+        (["--bench.to", "there"], "choose another --bench.to"),
+    ],
+)
+def test_bad_input_is_one_line(
+    flags: list[str],
+    expected: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / "bench.json").write_text("months of work")
+    assert main(["bench", "demo", *flags]) == 2
+    printed = capsys.readouterr()
+    assert expected in printed.err
+    assert (printed.out, printed.err.count("\n")) == ("", 1)
+    assert [path.name for path in tmp_path.rglob("*")] == ["there", "bench.json"]
+
+
+def test_a_setting_leaves_no_network_in_memory():
+    config = tiny_config()
+    trainer = Trainer(make_fabric(config.run), config)
+    trainer.step(next(synthetic_batches(config, 1, torch.device("cpu"))))
+    student = weakref.ref(trainer.method.student)
+    del trainer
+    gc.collect()
+    assert student() is None
+
+
+def test_host_waits_are_separated_from_other_warnings(monkeypatch: pytest.MonkeyPatch):
+    modes: list[str] = []
+    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", modes.append)
+
+    def wait() -> list[str]:
+        with host_waits(torch.device("cuda")) as places:
+            warnings.warn("Synchronization debug mode is a prototype feature", stacklevel=1)
+            warnings.warn("called a synchronizing CUDA operation", stacklevel=1)
+            warnings.warn("something else", stacklevel=1)
+        return places
+
+    with pytest.warns(UserWarning, match="something else"):
+        (place,) = wait()
+    assert modes == ["warn", "default"]
+    assert place.startswith("test_bench.py:")
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_host_waits_are_found():
+    device = torch.device("cuda")
+    numbers = torch.ones(3, device=device)
+    with host_waits(device) as places:
+        numbers.sum()
+        numbers.sum().item()
+    assert len(places) == 1
+    assert places[0].startswith("test_bench.py:")

@@ -1,0 +1,264 @@
+"""The benchmarks run at tiny sizes, and their numbers are right on inputs of known answers."""
+
+import json
+import os
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from matplotlib.figure import Figure
+from PIL import Image
+
+from benchmarks import chosen_k, folds, variance
+from benchmarks.clustering import Sizes, draw_curve, fit_line, measure_curves, write_scaling
+from benchmarks.input import write_photographs
+from croc.errors import UserError
+from croc.eval.datasets import Labelled
+from croc.eval.evaluate import Machine
+from croc.eval.protocols import KmeansConfig, LinearConfig
+from croc.train.gauges import token_statistics
+from croc.train.loop import pretrain
+from tests.data.pictures import encode, noise, write
+from tests.tiny import tiny_config
+from tests.train.test_gauges import planted
+
+ROOT = Path(__file__).parent.parent.parent
+TINY_VIT = "random:vit_tiny_patch16_224"
+
+
+def run_benchmark(name: str, folder: Path, *options: str) -> tuple[dict[str, Any], str]:
+    """Its JSON and what it prints, in a process of its own: peak memory is the process's."""
+    done = subprocess.run(
+        [sys.executable, "-m", name, *options, "--device", "cpu", "--to", str(folder / "x.json")],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads((folder / "x.json").read_text()), done.stdout
+
+
+def test_evaluation(tmp_path: Path):
+    results, printed = run_benchmark("benchmarks.evaluation", tmp_path, "--quick")
+    assert set(results) == {"date", "hardware", "versions", "figures"}
+    figures = {figure["what"]: figure for figure in results["figures"]}
+    assert {"K-means", "video", "video: propagation alone", "features, eager"} <= set(figures)
+    assert all(figure["value"] > 0 for figure in figures.values())
+    assert all(what in printed for what in figures)
+    assert figures["video"]["setting"]["frames"] == 4
+
+
+def test_input(tmp_path: Path):
+    sizes = "--workers 1 --images 12 --size-px 64 48 --canvas-px 40 --batch 4 --steps 6"
+    options = [*sizes.split(), "--step-ms", "0", "20"]
+    results, printed = run_benchmark("benchmarks.input", tmp_path, *options)
+    values = {(f["what"], f["setting"]["step_ms"]): f["value"] for f in results["figures"]}
+    for source in ("pack", "tar shard", "JPEG files"):
+        assert values[source, 20] <= 4 / 0.020
+        assert values[source, 0] > 0
+        share = 100 * values[source, 20] / values["ready tensors", 20]
+        assert values[f"{source}: of ready tensors", 20] == pytest.approx(share)
+        assert source in printed
+
+
+def test_input_uses_given_photographs_in_turn(tmp_path: Path):
+    for number in range(2):
+        write(tmp_path / "given" / f"{number}.png", encode(noise(30, 30, number)))
+    write_photographs(tmp_path / "made", 3, (40, 20), str(tmp_path / "given"))
+    made = [path.read_bytes() for path in sorted((tmp_path / "made").iterdir())]
+    assert made[0] == made[2] != made[1]
+
+
+def test_scaling_of_the_clustering(tmp_path: Path):
+    base = Sizes(images=2, heads=2, grid=4, width=8, k_start=4, dtype="float32")
+    values = {"images": (1, 2, 3), "grid": (3, 4)}
+    curves = measure_curves(values, base, torch.device("cpu"))
+    write_scaling(tmp_path / "x.png", curves, base, torch.device("cpu"))
+    results = json.loads((tmp_path / "x.json").read_text())
+    assert results["base"]["k_start"] == 4
+    images, tokens = results["curves"]
+    assert [point["value"] for point in images["points"]] == [1, 2, 3]
+    assert [point["value"] for point in tokens["points"]] == [18, 32]
+    assert all(point["by"] == "definition" for point in images["points"])
+    assert tokens["lines"]["definition"] is None
+    with Image.open(tmp_path / "x.png") as picture:
+        assert min(picture.size) > 300
+    points = [
+        {"value": 98, "ms": 1.0, "by": "kernel"},
+        {"value": 98, "ms": 9.0, "by": "definition"},
+    ]
+    axes = Figure().subplots()
+    draw_curve(
+        axes, {"quantity": "", "points": points, "lines": {"kernel": None, "definition": None}}
+    )
+    assert axes.get_yscale() == "log"
+
+
+def test_fit_line():
+    assert fit_line([1, 2, 4], [3, 5, 9]) == pytest.approx(
+        {"slope": 2, "intercept": 1, "r2": 1, "worst": 0}, abs=1e-9
+    )
+    bent = fit_line([1, 2, 3], [1, 4, 9])
+    assert bent is not None
+    assert bent["worst"] == pytest.approx(1 / 3)
+
+
+def spread(*shape: int) -> torch.Tensor:
+    """K from 2 to 9, uniform."""
+    return torch.randint(2, 10, shape, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize(
+    ("k", "shares", "bounds"),
+    [
+        (spread(1, 50, 1).expand(50, 50, 50), (0, 1, 0, 0), (1e-9,) * 4),
+        (spread(1, 1, 50).expand(50, 50, 50), (0, 0, 1, 0), (1e-9,) * 4),
+        # The means of three seeds differ by chance, too.
+        (spread(3, 200, 100), (1, 0, 0, 0), (0.02, 0.01, 0.01, 0.02)),
+        # The image's own K, from 0 to 7 (variance 21/4), and as much again by chance.
+        (
+            torch.arange(8).repeat(25)[None, :, None] + spread(4, 200, 50),
+            (0.5, 0.5, 0, 0),
+            (0.02,) * 4,
+        ),
+        (torch.full((3, 4, 5), 7), (0, 0, 0, 0), (0,) * 4),
+    ],
+)
+def test_shares_of_the_variance_of_k(
+    k: torch.Tensor, shares: tuple[float, ...], bounds: tuple[float, ...]
+):
+    result = chosen_k.analyse("run", k)
+    for name, share, bound in zip(("seeds", "images", "heads", "both"), shares, bounds):
+        assert result[name] == pytest.approx(share, abs=bound), name
+    assert result["mean"] == pytest.approx(k.double().mean().item())
+    assert result["variance"] == pytest.approx(k.double().var(correction=0).item())
+
+
+def test_chosen_k(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    run = pretrain(tiny_config(tmp_path / "run", stop_after_steps=1, report=False), "tiny")
+    capsys.readouterr()
+    options = ["--images", "5", "--seeds", "3", "--to", str(tmp_path / "k.png")]
+    chosen_k.main(["--run", str(run), *options])
+    printed = json.loads(capsys.readouterr().out)
+    record = json.loads((tmp_path / "k.json").read_text())
+    assert record["runs"] == [printed]
+    assert (record["images"], record["seeds"]) == (5, 3)
+    assert sum(printed["histogram"].values()) == pytest.approx(1)
+    assert set(map(int, printed["histogram"])) <= set(range(2, 6))  # K_start is 5
+    with Image.open(tmp_path / "k.png") as picture:
+        assert picture.size[0] > 500
+
+
+class Halves:
+    """Twelve images of two shades, each of them a class."""
+
+    classes = ("dark", "bright")
+
+    def __len__(self) -> int:
+        return 12
+
+    def name(self, index: int) -> str:
+        return str(index)
+
+    def read(self, index: int) -> Labelled:
+        labels = np.zeros((32, 32), np.uint8)
+        labels[:, : 8 + 8 * (index % 3)] = 1
+        return Labelled((200 * labels[..., None]).repeat(3, axis=2), labels, self.name(index))
+
+
+class Brightness:
+    """Two features per patch of 4 px: its brightness and noise, or noise alone."""
+
+    name, stride_px = "brightness", 4
+
+    def __init__(self, sees: bool) -> None:
+        self.sees = sees
+
+    def features(self, images: torch.Tensor, blocks: int = 1) -> torch.Tensor:
+        noise = torch.rand(len(images), 2, 8, 8, generator=torch.Generator().manual_seed(0))
+        seen = torch.nn.functional.avg_pool2d(images.mean(dim=1, keepdim=True), 4)
+        return torch.cat([seen, noise[:, 1:]], dim=1) if self.sees else noise
+
+
+def test_each_image_is_scored_by_a_layer_that_has_not_seen_it():
+    pairs = folds.split_into_folds(Halves(), 5)
+    assert sorted(number for _, scored in pairs for number in scored.numbers) == list(range(12))
+    for train, scored in pairs:
+        assert sorted(train.numbers + scored.numbers) == list(range(12))
+    for count in (1, 13):
+        with pytest.raises(UserError, match=r"--folds must be between 2 and 12"):
+            folds.split_into_folds(Halves(), count)
+
+
+@pytest.mark.parametrize(("sees", "least", "most"), [(True, 99, 100), (False, 0, 60)])
+def test_fold_scores_depend_on_the_features(sees: bool, least: float, most: float):
+    linear = LinearConfig(
+        image_px=32, blocks=1, standardise=True, rates=(0.1,), batch=4, epochs=None, steps=60,
+        crop=None, train_px=8, score_px=8,
+    )  # fmt: skip
+    kmeans = KmeansConfig(reading="tokens", image_px=32, label_px=8, pca=2, seeds=3)
+    machine = Machine(torch.device("cpu"), torch.float32, workers=0)
+    scores = folds.score(Brightness(sees), Halves(), linear, kmeans, 4, machine)
+    assert least <= scores["linear"] <= most
+    assert least <= scores["kmeans"] <= most
+
+
+def test_folds(capsys: pytest.CaptureFixture[str]):
+    options = "--data scenes --image-px 32 --steps 5 --seeds 2 --most 9 --folds 3"
+    folds.main(["--weights", TINY_VIT, *options.split()])
+    record = json.loads(capsys.readouterr().out)
+    assert (record["weights"], record["data"], record["images"]) == (TINY_VIT, "scenes", 9)
+    assert 0 < record["linear"] < 100
+    assert 0 < record["kmeans"] < 100
+
+
+def test_reweighted_tokens_have_their_shares():
+    class Constant:
+        name, stride_px = "constant", 16
+
+        def features(self, images: torch.Tensor, blocks: int = 1) -> torch.Tensor:
+            return tokens
+
+    tokens = planted(0.4, 0.2, 0.4)
+    _, place = token_statistics(tokens.split(10))
+    for image, own, share, within in ((1, 1, 1 / 3, 0.03), (2, 1, 2 / 3, 0.03), (1, 0, 1, 1e-6)):
+        changed = variance.Reweighted(Constant(), place, image, own).features(torch.zeros(1))
+        statistics, _ = token_statistics([changed])
+        assert (statistics.place, statistics.image) == pytest.approx((0, share), abs=within)
+
+
+def test_variance(capsys: pytest.CaptureFixture[str]):
+    variance.main(["--weights", TINY_VIT, "--data", "scenes:8", "--image-px", "96", "--kmeans"])
+    record = json.loads(capsys.readouterr().out)
+    assert (record["weights"], record["data"]) == (TINY_VIT, "scenes")
+    assert 0 < record["place"] < 1
+    assert 0 < record["image"] < 1
+    assert 1 < record["rank"] < 192
+    scores = [value for name, value in record.items() if name.startswith(("kmeans", "within"))]
+    assert len(scores) == 8
+    assert all(0 < mean < 100 and 0 <= deviation < 50 for mean, deviation in scores)
+
+
+@pytest.mark.parametrize(
+    ("program", "options"),
+    [
+        ("folds", ("--weights", "no/run", "--data", "scenes")),
+        ("variance", ("--weights", "no/run", "--data", "scenes")),
+        ("chosen_k", ("--run", "no/run", "--to", "k.png")),
+    ],
+)
+def test_bad_input_is_one_line_and_code_2(program, options, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", [f"{program}.py", *options])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(ROOT / "benchmarks" / f"{program}.py"), run_name="__main__")
+    (line,) = capsys.readouterr().err.splitlines()
+    assert ended.value.code == 2
+    assert line.startswith(f"{program}: ")
+    assert "no/run" in line

@@ -1,0 +1,262 @@
+"""The kernel against the definition: small in Triton's interpreter, at full size on a GPU."""
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from croc.config import ClusterConfig
+from croc.method.clustering import paper
+from croc.method.clustering.cluster import choose, cluster, split, split_views
+from croc.method.clustering.paper import paper_steps
+from croc.method.clustering.steps import closest_pair
+from croc.method.types import Clusters
+from tests.kernels.interpreter import gpu, interpreted, knowing_bfloat16
+from tests.method.clustering import Case, make_case
+from tests.oracles.clustering import cluster_paper
+
+TIE = 1e-5
+
+
+@pytest.fixture(scope="module")
+def kernel():
+    """The kernel's module."""
+    from croc.kernels import clustering as kernel
+
+    with knowing_bfloat16():
+        yield kernel
+
+
+def run_kernel(kernel, case: Case) -> Clusters:
+    parts = split_views(*case.arguments, case.views)
+    return kernel.cluster_views(*parts, case.seeds, case.config)
+
+
+def run_definition(case: Case) -> Clusters:
+    """As `cluster` does where the kernel does not fit."""
+    tokens, positions, saliency = case.arguments
+    unit = F.normalize(tokens if tokens.dtype == torch.float64 else tokens.float(), dim=-1)
+    steps = paper_steps(unit, positions, saliency, case.seeds, case.config)
+    return split(*choose(steps, case.config), case.config, case.views)
+
+
+def assert_agree(
+    result: Clusters, expected: Clusters, where: torch.Tensor, sharpness: float
+) -> None:
+    """All that they say, for the pairs of image and head `where`. Cosines have 16 bits in the
+    kernel, λ multiplies their error, and the centroids of later merges inherit it."""
+    assert result.assignments.shape == expected.assignments.shape
+    assert result.assignments.dtype == result.cost.dtype == torch.float32
+    assert torch.isfinite(result.assignments).all()
+    assert torch.equal(result.count[where], expected.count[where])
+    assert torch.equal(result.valid[where], expected.valid[where])
+    torch.testing.assert_close(
+        result.cost[where], expected.cost[where].float(), rtol=1e-4, atol=1e-4
+    )
+    error = (result.assignments - expected.assignments)[:, where].abs()
+    assert error.max() < max(1e-4, sharpness * 2**-13)
+    assert (error > max(1e-4, sharpness * 2**-15)).double().mean() < 1e-4
+    padding = torch.arange(result.valid.shape[-1], device=where.device) >= result.count[..., None]
+    assert (result.assignments.movedim(3, -1)[:, padding] == 0).all()
+    assert not result.valid[padding].any()
+
+
+INF = float("inf")
+SMALL = [  # configuration, and what make_case takes
+    ({"k_start": 3}, {}),
+    ({"k_start": 2}, {"grid": (1, 5), "views": 2}),
+    ({"k_start": 6, "position_weight": 0.0}, {"layout": "prototypes", "empty": True}),
+    ({"k_start": 8, "position_weight": 3.0}, {"grid": (4, 5), "d": 16}),
+    ({"k_start": 7, "position_weight": INF}, {"grid": (2, 5), "views": 3}),
+    ({"k_start": 5}, {"views": 1, "grid": (2, 5), "layout": "random"}),
+    ({"k_start": 12}, {"grid": (3, 6), "empty": True, "layout": "random"}),
+    ({"k_start": 18}, {"grid": (2, 7), "d": 3, "layout": "prototypes"}),
+    ({"k_start": 32}, {"grid": (4, 5), "d": 16, "layout": "random"}),
+    ({"k_start": 10, "k_max": 4}, {"disjoint": True}),
+    ({"k_start": 10, "k_max": 9}, {"layout": "prototypes"}),
+    ({"k_start": 10, "k_max": 9, "k_select": "fixed"}, {"layout": "prototypes"}),
+    ({"k_start": 7, "k_max": 7, "k_select": "fixed"}, {}),
+    ({"k_start": 6, "k_max": 2, "k_select": "fixed"}, {"layout": "random"}),
+    ({"k_start": 6, "sinkhorn_iterations": 1}, {}),
+    ({"k_start": 6, "sinkhorn_iterations": 12, "sharpness": 80.0}, {"empty": True}),
+    ({"k_start": 6, "sharpness": 5.0}, {"layout": "random"}),
+    ({"k_start": 10, "sharpness": 200.0}, {"disjoint": True, "empty": True}),
+    ({"k_start": 9, "sharpness": 200.0, "sinkhorn_iterations": 1}, {"grid": (3, 5)}),
+    ({"k_start": 6, "position_weight": 12.0}, {"layout": "random", "views": 3}),
+]
+
+
+@interpreted
+@pytest.mark.parametrize("number", range(len(SMALL)))
+def test_agrees_with_the_definition(kernel, number: int) -> None:
+    options, layout = SMALL[number]
+    config = ClusterConfig(**options)
+    dtype = [torch.float32, torch.bfloat16, torch.float16][number % 3]
+    case = make_case(number, config, **({"B": 1, "H": 2} | layout))
+    case = case.changed(tokens=case.tokens.to(dtype))
+    exact = case.changed(tokens=case.tokens.double())
+    oracle = cluster_paper(*exact.arguments, case.seeds, config, case.views)
+    gaps = np.minimum(np.minimum(oracle.merge_gap, oracle.count_gap), oracle.argmax_gap)
+    clear = torch.from_numpy(gaps >= TIE)
+    print(options, layout, "left out:", int((~clear).sum()), "count:", oracle.count.tolist())
+    assert clear.any()
+    assert_agree(run_kernel(kernel, case), run_definition(exact), clear, config.sharpness)
+
+
+@interpreted
+def test_takes_any_strides(kernel) -> None:
+    """As a backbone gives them: heads beside each other."""
+    case = make_case(0, ClusterConfig(k_start=4), B=2, H=2).to(torch.float32)
+    tokens, positions, saliency = split_views(*case.arguments, case.views)
+    expected = kernel.cluster_views(tokens, positions, saliency, case.seeds, case.config)
+    qkv = torch.randn(2, 2, 13, 3, 2, 8)  # M B n s H d, with a CLS token
+    qkv[:, :, 1:, 2] = tokens.movedim(2, 3)
+    apart = qkv[:, :, 1:, 2].movedim(3, 2)
+    flat = positions.transpose(0, 1).contiguous().transpose(0, 1)
+    other = [apart, flat, saliency, case.seeds.mT.contiguous().mT]
+    result = kernel.cluster_views(*other, case.config)
+    for one, two in zip(vars(result).values(), vars(expected).values()):
+        assert torch.equal(one, two)
+
+
+@interpreted
+@pytest.mark.parametrize("weight", [4.0, 0.0, INF])
+def test_identical_tokens_and_places(kernel, weight: float) -> None:
+    """Every cluster is the same, and a token belongs to each by its importance alone."""
+    config = ClusterConfig(k_start=5, position_weight=weight)
+    case = make_case(1, config, B=1, H=1).to(torch.float32)
+    case = case.changed(
+        tokens=torch.ones_like(case.tokens), positions=torch.ones_like(case.positions)
+    )
+    result = run_kernel(kernel, case)
+    assert torch.isfinite(result.assignments).all()
+    sums = result.assignments.sum(-1)
+    torch.testing.assert_close(sums, torch.ones_like(sums))
+    torch.testing.assert_close(result.cost, run_definition(case).cost, rtol=0, atol=1e-5)
+
+
+@interpreted
+def test_zero_tokens_spoil_nothing(kernel) -> None:
+    case = make_case(2, ClusterConfig(k_start=4), B=1, H=1).to(torch.float32)
+    tokens = case.tokens.clone()
+    tokens[:, :, ::2] = 0
+    assert torch.isfinite(run_kernel(kernel, case.changed(tokens=tokens)).assignments).all()
+
+
+# --- on a GPU -------------------------------------------------------------------------------
+
+FULL = {  # B, grid, d, K_start, and the tokens' type
+    "usual": (64, (14, 14), 64, 12, torch.bfloat16),
+    "float32": (64, (11, 11), 64, 12, torch.float32),
+    "float16": (16, (11, 11), 64, 12, torch.float16),
+    "narrow heads": (16, (14, 14), 32, 12, torch.bfloat16),
+    "wide heads": (16, (14, 14), 128, 12, torch.bfloat16),
+    "small views": (16, (7, 7), 64, 12, torch.float32),
+    "many centroids": (16, (14, 14), 64, 32, torch.bfloat16),
+    "few centroids": (16, (14, 14), 64, 6, torch.bfloat16),
+}
+
+
+def full_case(B: int, grid: tuple[int, int], d: int, k: int, dtype: torch.dtype, **options) -> Case:
+    config = ClusterConfig(k_start=k, **options)
+    layout = "places" if k <= 12 else "random"  # where 32 clusters differ by more than rounding
+    case = make_case(0, config, B=B, H=6, grid=grid, d=d, layout=layout, empty=True)
+    case = case.to("cuda").to(torch.float32)
+    return case.changed(tokens=case.tokens.to(dtype))
+
+
+def near_ties(case: Case) -> tuple[Clusters, torch.Tensor]:
+    """The result in float64, and the pairs in which a decision may fall either way in float32."""
+    gaps: list[torch.Tensor] = []
+
+    def record(similarity: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        i, j = torch.triu_indices(*similarity.shape[-2:], offset=1, device=similarity.device)
+        gaps.append(gap(similarity[..., i, j]))
+        return closest_pair(similarity)
+
+    exact, config = case.to(torch.float64), case.config
+    unit = F.normalize(exact.tokens, dim=-1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(paper, "closest_pair", record)
+        steps = list(paper_steps(unit, exact.positions, exact.saliency, exact.seeds, config))
+    costs = torch.stack(
+        [step.cost for step in steps if step.assignments.shape[-1] <= largest(config)]
+    )
+    expected = split(*choose(iter(steps), config), config, case.views)
+    ties = (torch.stack(gaps) < 1e-6).any(dim=0) | (gap(-costs.movedim(0, -1)) < 1e-6)
+    return expected, ties | (gap(expected.assignments) < 2e-5).any(dim=-1).any(dim=0)
+
+
+def largest(config: ClusterConfig) -> int:
+    return config.k_max or config.k_start
+
+
+def gap(values: torch.Tensor) -> torch.Tensor:
+    """Between the two largest."""
+    first, second = values.topk(2, dim=-1).values.unbind(dim=-1)
+    return first - second
+
+
+def differ(a: Clusters, b: Clusters) -> torch.Tensor:
+    far = (a.assignments - b.assignments).abs().amax(dim=(0, 3, 4)) > 0.01
+    return far | (a.count != b.count) | (a.valid != b.valid).any(dim=-1)
+
+
+@pytest.mark.cuda
+@gpu
+@pytest.mark.parametrize("name", FULL)
+def test_full_size_agrees_with_the_definition(name: str) -> None:
+    from croc.kernels.clustering import fits
+
+    case = full_case(*FULL[name])
+    assert fits(split_views(*case.arguments, case.views)[0], case.config)
+    result = cluster(*case.arguments, case.config, seeds=case.seeds)
+    expected, left_out = near_ties(case)
+    plain = differ(run_definition(case), expected)
+    error = (result.assignments - expected.assignments)[:, ~left_out].abs().max()
+    print(
+        f"\n{name}: near ties {left_out.float().mean():.2%}; kernel differs in "
+        f"{differ(result, expected).float().mean():.2%}, float32 in {plain.float().mean():.2%}; "
+        f"else error {error:.1e}, K {result.count.float().mean():.2f}"
+    )
+    assert differ(result, expected).float().mean() <= plain.float().mean() + 0.02
+    assert left_out.float().mean() < 0.5
+    assert_agree(result, expected, ~left_out, case.config.sharpness)
+
+
+@pytest.mark.cuda
+@gpu
+@pytest.mark.parametrize("sharpness", [20.0, 200.0])
+@pytest.mark.parametrize("weight", [0.0, 3.0, 8.0, INF])
+def test_full_size_with_other_weights(weight: float, sharpness: float) -> None:
+    options = {"position_weight": weight, "sharpness": sharpness, "k_max": 7}
+    case = full_case(8, (14, 14), 64, 12, torch.bfloat16, **options)
+    result = cluster(*case.arguments, case.config, seeds=case.seeds)
+    expected, left_out = near_ties(case)
+    assert_agree(result, expected, ~left_out, sharpness)
+
+
+@pytest.mark.cuda
+@gpu
+def test_too_large_is_left_to_the_definition() -> None:
+    case = full_case(2, (28, 28), 64, 12, torch.bfloat16)
+    result = cluster(*case.arguments, case.config, seeds=case.seeds)
+    assert torch.equal(result.assignments, run_definition(case).assignments)
+
+
+@pytest.mark.cuda
+@pytest.mark.compiled
+@gpu
+def test_compiled_is_one_graph_without_a_wait() -> None:
+    case = full_case(8, (14, 14), 64, 12, torch.bfloat16)
+    keys = torch.arange(8, device="cuda")
+    compiled = torch.compile(cluster, fullgraph=True)
+    compiled(*case.arguments, case.config, keys=keys)
+    mode = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        result = compiled(*case.arguments, case.config, keys=keys)
+        plain = cluster(*case.arguments, case.config, keys=keys)
+    finally:
+        torch.cuda.set_sync_debug_mode(mode)
+    assert not differ(result, plain).any()

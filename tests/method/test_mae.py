@@ -1,0 +1,175 @@
+"""MAE against loops over images and patches."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from lightning_fabric import Fabric
+
+from croc.errors import UserError
+from croc.method.backbone import sines_and_cosines
+from croc.method.mae import Mae, MaeNetwork, compare, draw_mask, into_patches
+from croc.method.optim import make_optimizer
+from croc.method.randomness import sample_key
+from croc.method.views import make_views
+from tests.method.test_croc import SETTINGS, make_canvases
+from tests.tiny import tiny_config, tiny_mae
+
+
+def keys_of(count: int) -> torch.Tensor:
+    return torch.tensor([sample_key(0, 0, index) for index in range(count)])
+
+
+def test_masks_hide_their_share_everywhere_alike():
+    visible, hidden = draw_mask(keys_of(4000), 16, 0.75)
+    assert visible.shape == (4000, 4)
+    assert (hidden.sum(dim=1) == 12).all()
+    assert not hidden.gather(1, visible).any()
+    assert (hidden.float().mean(dim=0) - 0.75).abs().max() < 0.03
+    assert draw_mask(keys_of(2), 196, 0.75)[0].shape == (2, 49)
+    both = draw_mask(keys_of(7), 16, 0.75)[1]
+    assert torch.equal(both[3:4], draw_mask(keys_of(7)[3:4], 16, 0.75)[1])  # of the sample alone
+
+
+def test_patches_are_pixels_in_their_order():
+    pixels = torch.arange(2 * 3 * 4 * 6).float().view(2, 3, 4, 6)
+    patches = into_patches(pixels, 2)
+    assert patches.shape == (2, 6, 12)
+    for row in range(2):
+        for column in range(3):
+            patch = pixels[1, :, 2 * row : 2 * row + 2, 2 * column : 2 * column + 2]
+            assert torch.equal(patches[1, 3 * row + column], patch.permute(1, 2, 0).flatten())
+
+
+def test_error_equals_the_loops():
+    torch.manual_seed(0)
+    painted, wanted = torch.randn(2, 3, 5, 12).unbind()
+    hidden = torch.tensor([[1, 0, 1, 1, 0], [0, 0, 0, 1, 0], [1, 1, 1, 1, 1]]).bool()
+    for normalise in (True, False):
+        for image, error in enumerate(compare(painted, wanted, hidden, normalise)):
+            errors = []
+            for patch in range(5):
+                if hidden[image, patch]:
+                    target = wanted[image, patch].double().numpy()
+                    if normalise:
+                        target = (target - target.mean()) / np.sqrt(target.var(ddof=1) + 1e-6)
+                    errors.append(((painted[image, patch].double().numpy() - target) ** 2).mean())
+            assert math.isclose(error, np.mean(errors), rel_tol=1e-5)
+
+
+def test_places_follow_the_formula():
+    places = sines_and_cosines(3, 16)
+    for y in range(3):
+        for x in range(3):
+            for i in range(4):
+                rate = 10_000 ** (-i / 4)
+                waves = [wave(c * rate) for c in (x, y) for wave in (math.sin, math.cos)]
+                got = [float(places[3 * y + x, i + 4 * part]) for part in range(4)]
+                np.testing.assert_allclose(got, waves, atol=1e-6)
+
+
+def test_the_encoder_sees_nothing_of_the_hidden_patches():
+    torch.manual_seed(0)
+    network = MaeNetwork(tiny_mae()).eval()
+    pixels, visible = torch.randn(2, 3, 32, 32), torch.tensor([[3, 0, 9, 14], [1, 2, 5, 15]])
+    before = network.backbone.encode(pixels, visible)
+    patches = into_patches(pixels, 8).clone()
+    hidden = torch.ones(2, 16, dtype=torch.bool).scatter(1, visible, False)
+    patches[hidden] = torch.randn(24, patches.shape[-1])
+    other = patches.view(2, 4, 4, 8, 8, 3).permute(0, 5, 1, 3, 2, 4).reshape(2, 3, 32, 32)
+    for one, two in zip(before, network.backbone.encode(other, visible)):
+        torch.testing.assert_close(one, two)
+
+
+def test_with_everything_visible_the_encoder_is_the_backbone():
+    network = MaeNetwork(tiny_mae()).eval()
+    pixels, everything = torch.randn(2, 3, 32, 32), torch.arange(16).expand(2, -1)
+    cls, patches = network.backbone(pixels[None])
+    found = network.backbone.encode(pixels, everything)
+    torch.testing.assert_close(found[0], cls[0])
+    torch.testing.assert_close(found[1], patches[0])
+
+
+def test_the_order_of_the_visible_patches_does_not_matter():
+    torch.manual_seed(0)
+    network = MaeNetwork(tiny_mae()).eval()
+    pixels, visible = torch.randn(1, 3, 32, 32), torch.tensor([[3, 0, 9, 14]])
+    painted = [
+        network.decoder(*network.backbone.encode(pixels, order), order)
+        for order in (visible, visible.flip(1))
+    ]
+    torch.testing.assert_close(*painted)
+
+
+def test_the_network_equals_mae_as_its_paper_shuffles():
+    """Visible patches first, mask tokens appended, then everything put back into its place."""
+    torch.manual_seed(0)
+    config = tiny_mae()
+    network = MaeNetwork(config).eval()
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.add_(0.02 * torch.randn_like(parameter))
+    pixels, keys = torch.randn(4, 3, 32, 32), keys_of(4)
+    visible, _ = draw_mask(keys, 16, 0.75)
+    order = [[*row, *(n for n in range(16) if n not in row)] for row in visible.tolist()]
+    back = torch.tensor(order).argsort(dim=1)
+    vit, decoder, every = network.backbone.vit, network.decoder, torch.arange(4)[:, None]
+
+    x = vit.patch_embed(pixels).flatten(1, 2) + vit.pos_embed[:, 1:]
+    first = (vit.cls_token + vit.pos_embed[:, :1]).expand(4, -1, -1)
+    x = decoder.embed(vit.norm(vit.blocks(torch.cat([first, x[every, visible]], dim=1))))
+    masked = torch.cat([x[:, 1:], decoder.mask_token.expand(4, 12, -1)], dim=1)[every, back]
+    places = torch.cat([torch.zeros(1, 32), sines_and_cosines(4, 32)])
+    x = torch.cat([x[:, :1], masked], dim=1) + places
+    painted = decoder.paint(decoder.norm(decoder.blocks(x)))[:, 1:]
+    wanted = torch.einsum("bchpwq->bhwpqc", pixels.reshape(4, 3, 4, 8, 4, 8)).reshape(4, 16, 192)
+    wanted = (wanted - wanted.mean(-1, keepdim=True)) / (wanted.var(-1, keepdim=True) + 1e-6) ** 0.5
+    hidden = torch.cat([torch.zeros(4, 4), torch.ones(4, 12)], dim=1)[every, back]
+    expected = ((painted - wanted).square().mean(dim=-1) * hidden).sum(dim=1) / 12
+    torch.testing.assert_close(network(pixels, keys), expected)
+
+
+def test_it_starts_as_mae_does():
+    torch.manual_seed(0)
+    network = MaeNetwork(tiny_mae())
+    vit, decoder = network.backbone.vit, network.decoder
+    assert torch.equal(vit.pos_embed[0, 1:], sines_and_cosines(4, 192))
+    assert not vit.pos_embed[0, 0].any()
+    assert not vit.pos_embed.requires_grad
+    for layer in (vit.blocks[0].mlp.fc1, decoder.blocks[0].attn.qkv, decoder.paint):
+        bound = math.sqrt(6 / (layer.in_features + layer.out_features))
+        assert 0.97 * bound < layer.weight.abs().max() <= bound
+        assert not layer.bias.any()
+    bound = math.sqrt(6 / (192 + 3 * 8 * 8))
+    assert 0.97 * bound < vit.patch_embed.proj.weight.abs().max() <= bound
+    assert 0.01 < decoder.mask_token.std() < 0.03
+    decayed = make_optimizer(network, torch.device("cpu")).param_groups[0]["params"]
+    assert any(parameter is decoder.mask_token for parameter in decayed)
+
+
+@pytest.mark.parametrize("mask", [0.95, 1e-18])
+def test_a_mask_must_leave_some_and_hide_some(mask: float):
+    config = tiny_mae()
+    with pytest.raises(UserError, match=r"--decoder\.mask"):
+        MaeNetwork(replace(config, decoder=replace(config.decoder, mask=mask)))
+
+
+def test_a_step_is_the_mean_of_the_images_errors():
+    config = tiny_mae()
+    torch.manual_seed(0)
+    method = Mae(config, torch.device("cpu"))
+    canvases = make_canvases(tiny_config())
+    fabric = Fabric(accelerator="cpu", devices=1)
+    views = make_views(canvases, config.views, 8, views=1)
+    expected = method.student(views.pixels[0], canvases.keys).mean()
+    expected.backward()
+    gradient = method.student.decoder.mask_token.grad.clone()
+    method.student.zero_grad()
+    method.micro_batch = 4  # of 6
+    method.set_schedule(SETTINGS)
+    metrics = method.compute_gradients(fabric, fabric.setup(method.student), canvases)
+    torch.testing.assert_close(metrics["loss"], expected.detach())
+    torch.testing.assert_close(method.student.decoder.mask_token.grad, gradient)
+    assert method.student.backbone.vit.pos_embed.grad is None

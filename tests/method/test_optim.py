@@ -1,0 +1,278 @@
+"""Schedules, weight decay, the moving average; Muon against PyTorch's own and an SVD."""
+
+import copy
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from croc.config import LossConfig, OptimConfig
+from croc.errors import UserError
+from croc.method.croc import Network
+from croc.method.optim import (
+    QUINTIC,
+    Muon,
+    Settings,
+    clip_gradient,
+    make_optimizer,
+    orthogonalize,
+    set_rates,
+    settings_at,
+    teacher_momentum,
+    teacher_temperature,
+    update_teacher,
+)
+from croc.train.loop import pretrain
+from croc.weights.checkpoint import checkpoints, load_checkpoint
+from tests.tiny import tiny_config
+
+
+def table(base: float, final: float, epochs: int, per_epoch: int, warmup_epochs: int = 0):
+    warmup = np.linspace(0, base, warmup_epochs * per_epoch)
+    steps = np.arange(epochs * per_epoch - len(warmup))
+    cosine = final + 0.5 * (base - final) * (1 + np.cos(np.pi * steps / len(steps)))
+    return np.concatenate([warmup, cosine])
+
+
+def test_rate_decay_and_momentum_follow_the_tables():
+    optim = OptimConfig(batch=1024, epochs=30, warmup_epochs=3)
+    loss = LossConfig()
+    settings = [settings_at(step, optim, 7) for step in range(30 * 7)]
+    np.testing.assert_allclose(
+        [s.rate for s in settings], table(5e-4 * 4, 1e-5, 30, 7, 3), rtol=1e-12, atol=1e-18
+    )
+    np.testing.assert_allclose([s.weight_decay for s in settings], table(0.04, 0.4, 30, 7))
+    np.testing.assert_allclose(
+        [teacher_momentum(loss, s) for s in settings], table(0.996, 1.0, 30, 7)
+    )
+    assert [s.epoch for s in settings] == [step // 7 for step in range(30 * 7)]
+
+
+@pytest.mark.parametrize("warmup", [0, 1, 2, 30])
+def test_temperature_rises_by_whole_epochs(warmup: int):
+    loss = LossConfig(temperature_warmup_epochs=warmup)
+    expected = np.concatenate([np.linspace(0.04, 0.07, warmup), np.full(40 - warmup, 0.07)])
+    if warmup == 1:
+        expected[0] = 0.07  # one epoch of warm-up leaves nothing to warm
+    got = [teacher_temperature(loss, epoch) for epoch in range(40)]
+    np.testing.assert_allclose(got, expected)
+
+
+def test_without_warmup_the_rate_starts_at_its_peak():
+    optim = OptimConfig(batch=256, epochs=2, warmup_epochs=0)
+    assert settings_at(0, optim, 5).rate == pytest.approx(5e-4)
+
+
+def test_biases_and_vectors_are_not_decayed_but_lengths_positions_and_cls_are():
+    network = Network(tiny_config(), drop_path=0.0)
+    optimizer = make_optimizer(network, torch.device("cpu"))
+    names = {parameter: name for name, parameter in network.named_parameters()}
+    decayed, kept = ({names[p] for p in group["params"]} for group in optimizer.param_groups)
+    assert {"head.image.lengths", "backbone.vit.pos_embed", "backbone.vit.cls_token"} <= decayed
+    assert {"backbone.vit.norm.weight", "backbone.vit.blocks.0.attn.qkv.bias"} <= kept
+    assert not any(name.endswith("bias") for name in decayed)
+    assert len(decayed) + len(kept) == len(names)
+    set_rates(optimizer, Settings(0, 1, 0, rate=0.5, weight_decay=0.25))
+    assert [(g["lr"], g["weight_decay"]) for g in optimizer.param_groups] == [(0.5, 0.25), (0.5, 0)]
+
+
+def test_clipping_shortens_long_gradients_only():
+    layer = nn.Linear(3, 3)
+    for factor, expected in ((10.0, 1.0), (1e-3, None)):
+        layer.weight.grad, layer.bias.grad = torch.randn(3, 3) * factor, torch.randn(3) * factor
+        before = torch.cat([layer.weight.grad.flatten(), layer.bias.grad]).norm()
+        told = clip_gradient(layer.parameters(), 1.0)
+        after = torch.cat([layer.weight.grad.flatten(), layer.bias.grad]).norm()
+        torch.testing.assert_close(told, before)
+        torch.testing.assert_close(after, before if expected is None else torch.tensor(expected))
+
+
+def test_zero_clips_nothing():
+    layer = nn.Linear(3, 3)
+    layer.weight.grad = torch.full((3, 3), 100.0)
+    assert clip_gradient(layer.parameters(), 0.0) == 300
+    assert torch.equal(layer.weight.grad, torch.full((3, 3), 100.0))
+
+
+def test_the_teacher_is_a_moving_average():
+    student, teacher = nn.Linear(4, 4), nn.Linear(4, 4)
+    before = copy.deepcopy(teacher)
+    update_teacher(teacher, student, 0.9)
+    for new, old, now in zip(teacher.parameters(), before.parameters(), student.parameters()):
+        torch.testing.assert_close(new, 0.9 * old + 0.1 * now)
+
+
+MUON = OptimConfig(matrices="muon", muon_rate_factor=2.0)
+SETTINGS = Settings(0, 1, 0, rate=0.01, weight_decay=0.1)
+
+
+def gradients_for(network: nn.Module, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in network.parameters():
+        parameter.grad = torch.randn(parameter.shape, generator=generator)
+
+
+def take_step(network: nn.Module, optimizer: torch.optim.Optimizer, seed: int) -> None:
+    set_rates(optimizer, SETTINGS)
+    gradients_for(network, seed)
+    optimizer.step()
+
+
+def values(network: nn.Module) -> dict[str, Tensor]:
+    return {name: value.clone() for name, value in network.state_dict().items()}
+
+
+@pytest.mark.parametrize("shape", [(5, 9), (9, 5), (6, 6)])
+def test_singular_vectors_stay_and_singular_values_follow_the_polynomial(shape):
+    generator = torch.Generator().manual_seed(0)
+    matrices = torch.randn(3, *shape, dtype=torch.float64, generator=generator)
+    a, b, c = QUINTIC
+    for given, made in zip(matrices, orthogonalize(matrices)):
+        left, s, right = torch.linalg.svd(given / given.norm(), full_matrices=False)
+        for _ in range(5):
+            s = a * s + b * s**3 + c * s**5
+        torch.testing.assert_close(made.double(), left @ s.diag() @ right, atol=1e-5, rtol=1e-4)
+        assert s.max() < 1.3
+        assert s.median() > 0.6
+
+
+def test_it_is_pytorchs_muon_where_a_parameter_is_one_matrix(monkeypatch: pytest.MonkeyPatch):
+    """But for the precision: PyTorch's computes in bfloat16 on the CPU too."""
+    monkeypatch.setattr(torch.Tensor, "bfloat16", torch.Tensor.float)
+    mine, theirs = (nn.Sequential(nn.Linear(6, 9, False), nn.Linear(9, 4, False)) for _ in range(2))
+    theirs.load_state_dict(mine.state_dict())
+    lone = torch.optim.AdamW([{"params": [nn.Parameter(torch.zeros(1))]}])
+    ours = Muon(dict(mine.named_parameters()), lone, lr=0.02, weight_decay=0.1)
+    how = {"adjust_lr_fn": "match_rms_adamw", "momentum": 0.95}
+    other = torch.optim.Muon(theirs.parameters(), lr=0.02, weight_decay=0.1, **how)
+    for seed in range(4):
+        for network, optimizer in ((mine, ours), (theirs, other)):
+            gradients_for(network, seed)
+            optimizer.step()
+    for one, another in zip(mine.parameters(), theirs.parameters()):
+        torch.testing.assert_close(one, another, atol=1e-5, rtol=1e-4)
+
+
+def test_queries_keys_and_values_move_each_on_their_own():
+    network = Network(tiny_config(), drop_path=0.0)
+    qkv = network.backbone.vit.blocks[0].attn.qkv.weight
+    before = qkv.detach().clone()
+    take_step(network, make_optimizer(network, torch.device("cpu"), MUON), seed=0)
+    assert qkv.grad is not None
+    rate, width = SETTINGS.rate * MUON.muon_rate_factor, qkv.shape[1]
+    thirds = zip(before.chunk(3), qkv.grad.chunk(3), qkv.detach().chunk(3))
+    for old, gradient, new in thirds:
+        move = orthogonalize(gradient[None])[0] * 0.2 * width**0.5
+        expected = old * (1 - rate * SETTINGS.weight_decay) - rate * move
+        torch.testing.assert_close(new, expected, atol=1e-6, rtol=1e-4)
+
+
+def test_the_blocks_matrices_are_muons_and_all_else_is_adamws():
+    network = Network(tiny_config(), drop_path=0.0)
+    twin = copy.deepcopy(network)
+    optimizer = make_optimizer(network, torch.device("cpu"), MUON)
+    names = {parameter: name for name, parameter in network.named_parameters()}
+    matrices, *rest = ({names[p] for p in group["params"]} for group in optimizer.param_groups)
+    kinds = ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2")
+    depth = len(network.backbone.vit.blocks)
+    expected = {f"backbone.vit.blocks.{i}.{kind}.weight" for i in range(depth) for kind in kinds}
+    assert matrices == expected
+    assert sorted([*matrices, *rest[0], *rest[1]]) == sorted(names.values())
+    plain = make_optimizer(twin, torch.device("cpu"))
+    for seed in range(3):
+        take_step(network, optimizer, seed)
+        take_step(twin, plain, seed)
+    for name, value in values(twin).items():
+        assert torch.equal(value, values(network)[name]) == (name not in matrices), name
+    assert [g["lr"] for g in optimizer.param_groups] == [0.02, 0.01, 0.01]
+    assert [g["weight_decay"] for g in optimizer.param_groups] == [0.1, 0.1, 0.0]
+
+
+def test_what_is_loaded_goes_on_as_if_nothing_had_been():
+    network = Network(tiny_config(), drop_path=0.0)
+    optimizer = make_optimizer(network, torch.device("cpu"), MUON)
+    take_step(network, optimizer, seed=0)
+    other = copy.deepcopy(network)
+    again = make_optimizer(other, torch.device("cpu"), MUON)
+    again.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    for seed in (1, 2):
+        take_step(network, optimizer, seed)
+        take_step(other, again, seed)
+    for name, value in values(network).items():
+        assert torch.equal(value, values(other)[name]), name
+    assert len(optimizer.state_dict()["state"]) == len(list(network.parameters()))
+
+
+def test_a_step_that_is_to_be_left_out_changes_nothing(monkeypatch: pytest.MonkeyPatch):
+    """As on a GPU, where the fused optimiser is told by a number on the device."""
+    real = torch.optim.AdamW
+    monkeypatch.setattr(torch.optim, "AdamW", lambda *a, **k: real(*a, **k | {"fused": True}))
+    network = Network(tiny_config(), drop_path=0.0)
+    optimizer = make_optimizer(network, torch.device("cpu"), MUON)
+    assert isinstance(optimizer, Muon)
+    optimizer.found_inf = torch.tensor(0.0)
+    take_step(network, optimizer, seed=0)
+    before, memories = values(network), copy.deepcopy(optimizer.state_dict()["state"])
+    optimizer.found_inf = torch.tensor(1.0)
+    set_rates(optimizer, SETTINGS)
+    gradients_for(network, 1)
+    qkv = network.backbone.vit.blocks[0].attn.qkv.weight
+    assert qkv.grad is not None
+    qkv.grad[0, 0] = torch.inf
+    optimizer.step()
+    assert all(torch.equal(value, before[name]) for name, value in values(network).items())
+    for number, memory in optimizer.state_dict()["state"].items():
+        assert all(torch.equal(memory[name], memories[number][name]) for name in memory)
+    optimizer.found_inf = torch.tensor(0.0)
+    take_step(network, optimizer, seed=2)
+    assert not torch.equal(qkv, before["backbone.vit.blocks.0.attn.qkv.weight"])
+
+
+def muon_run(folder: Path, **run: object):
+    config = tiny_config(folder, report=False, **run)
+    return replace(config, optim=replace(config.optim, matrices="muon"))
+
+
+def test_a_run_that_was_broken_off_ends_as_the_whole_one(tmp_path: Path):
+    whole = pretrain(muon_run(tmp_path / "whole"), "tiny")
+    pretrain(muon_run(tmp_path / "broken", stop_after_steps=3), "tiny")
+    broken = pretrain(muon_run(tmp_path / "broken"), "tiny")
+    one, other = (load_checkpoint(checkpoints(folder)[-1]) for folder in (whole, broken))
+    assert one["step"] == other["step"] > 3
+    for name, value in one["modules"]["teacher"].items():
+        assert torch.equal(value, other["modules"]["teacher"][name]), name
+    page = json.loads((whole / "config.json").read_text())
+    assert page["optim"]["matrices"] == "muon"
+
+
+def test_shares_of_matrices_are_refused_before_anything_is_made(tmp_path: Path):
+    with pytest.raises(UserError, match=r"use --run\.strategy ddp"):
+        muon_run(tmp_path / "run", strategy="fsdp")
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.cuda
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
+def test_on_a_gpu_it_is_near_the_cpus_and_waits_for_nothing():
+    network = Network(tiny_config(), drop_path=0.0)
+    twin = copy.deepcopy(network).cuda()
+    mine = make_optimizer(network, torch.device("cpu"), MUON)
+    theirs = make_optimizer(twin, torch.device("cuda"), MUON)
+    theirs.found_inf = torch.zeros((), device="cuda")  # pyright: ignore[reportAttributeAccessIssue]
+    before = values(network)
+    for seed in range(3):
+        take_step(network, mine, seed)
+        set_rates(theirs, SETTINGS)
+        for parameter, told in zip(twin.parameters(), network.parameters()):
+            assert told.grad is not None
+            parameter.grad = told.grad.cuda()
+        torch.cuda.set_sync_debug_mode("error" if seed else "default")
+        theirs.step()
+        torch.cuda.set_sync_debug_mode("default")
+    for name, value in values(network).items():
+        moved, other = value - before[name], twin.state_dict()[name].cpu() - before[name]
+        assert (moved - other).norm() <= 0.02 * moved.norm() + 1e-6, name

@@ -1,0 +1,140 @@
+"""Recorded steps are the launched ones."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from croc.config import PretrainConfig, RunConfig
+from croc.errors import UserError
+from croc.io import read_metrics
+from croc.method.build import build_method
+from croc.method.optim import make_optimizer, settings_at
+from croc.train.cuda_graph import WARM_UPS, RecordedGradients, records
+from croc.train.distributed import make_fabric
+from croc.train.health import Guard
+from croc.train.loop import pretrain, train_step
+from tests.method.test_croc import make_canvases
+from tests.tiny import tiny_config, tiny_dino, tiny_mae
+
+GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+def test_nothing_is_recorded_on_the_cpu():
+    fabric = make_fabric(RunConfig(accelerator="cpu"))
+    assert not records(RunConfig(), fabric, compiled=True)
+    assert not records(RunConfig(record=False), fabric, compiled=True)
+    with pytest.raises(UserError, match=r"--run\.record True is for one process on a GPU"):
+        records(RunConfig(record=True), fabric, compiled=True)
+
+
+def released() -> PretrainConfig:
+    config = tiny_config()
+    return replace(config, cluster=replace(config.cluster, variant="released"))
+
+
+def sinkhorn() -> PretrainConfig:
+    config = tiny_config()
+    return replace(config, loss=replace(config.loss, centring="sinkhorn"))
+
+
+def frozen_beyond_the_recording() -> PretrainConfig:
+    """The prototypes keep still for six steps, of which the first three are launched."""
+    config = tiny_config()
+    return replace(config, loss=replace(config.loss, frozen_prototype_epochs=2))
+
+
+def with_early_views() -> PretrainConfig:
+    """Six small steps, then three large ones, so that both are recorded in a longer run."""
+    config = tiny_config()
+    views = replace(config.views, early_px=16, early_epochs=2)
+    return replace(config, views=views, optim=replace(config.optim, epochs=4))
+
+
+def in_parts() -> PretrainConfig:
+    return tiny_config(micro_batch=3)
+
+
+CONFIGS = {
+    make.__name__: make
+    for make in (
+        tiny_config,
+        tiny_dino,
+        tiny_mae,
+        released,
+        sinkhorn,
+        frozen_beyond_the_recording,
+        in_parts,
+        with_early_views,
+    )
+}
+
+
+def metrics_of(config: PretrainConfig, folder: Path, **run: object) -> list[dict[str, float | int]]:
+    run = {"accelerator": "cuda", "devices": 1, "precision": "float32", **run}
+    settings = replace(config.run, folder=str(folder), **run)  # pyright: ignore[reportArgumentType]
+    return read_metrics(pretrain(replace(config, run=settings), "tiny"))
+
+
+@GPU
+@pytest.mark.cuda
+@pytest.mark.parametrize("name", list(CONFIGS))
+def test_recorded_runs_equal_launched_ones(name: str, tmp_path: Path):
+    launched, recorded = (
+        metrics_of(CONFIGS[name](), tmp_path / str(flag), compile=False, record=flag)
+        for flag in (False, True)
+    )
+    assert len(recorded) in (9, 12)
+    for one, other in zip(recorded, launched, strict=True):
+        assert one.keys() == other.keys()
+        for metric in one.keys() - {"images_per_s", "seconds", "time"}:
+            assert one[metric] == pytest.approx(other[metric], rel=2e-3, abs=2e-4), metric
+
+
+@GPU
+@pytest.mark.cuda
+@pytest.mark.compiled
+def test_compiled_steps_are_recorded_by_themselves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    replays: list[int] = []
+    real = torch.cuda.CUDAGraph.replay
+    monkeypatch.setattr(
+        torch.cuda.CUDAGraph, "replay", lambda graph: (replays.append(1), real(graph))[1]
+    )
+    recorded = metrics_of(tiny_config(), tmp_path / "recorded", compile=True)
+    assert len(replays) == 9 - WARM_UPS
+    launched = metrics_of(tiny_config(), tmp_path / "launched", compile=True, record=False)
+    assert len(replays) == 9 - WARM_UPS
+    for one, other in zip(recorded, launched, strict=True):
+        assert one["loss"] == pytest.approx(other["loss"], rel=2e-3)
+
+
+@GPU
+@pytest.mark.cuda
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
+def test_a_recorded_step_never_waits_and_leaves_the_batch_alone():
+    config = tiny_config()
+    fabric = make_fabric(RunConfig(accelerator="cuda", devices=1))
+    method = build_method(config, fabric.device, compile=False)
+    optimizer = make_optimizer(method.student, fabric.device)
+    student, optimizer = fabric.setup(method.student, optimizer)
+    student.train()
+    gradients = RecordedGradients(fabric, method, student)
+    canvases = make_canvases(config).to(fabric.device)
+    before = canvases.copied()
+    losses = []
+    for step in range(WARM_UPS + 5):
+        if step == WARM_UPS + 1:
+            torch.cuda.synchronize()
+            torch.cuda.set_sync_debug_mode("error")
+        try:
+            settings = settings_at(step, config.optim, 3)
+            metrics = train_step(
+                gradients, Guard(optimizer, fabric.device), canvases, settings, config.optim
+            )
+            losses.append(metrics["loss"].clone())
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    assert torch.equal(before.pixels, canvases.pixels)
+    assert torch.equal(before.keys, canvases.keys)
+    assert len({round(loss.item(), 6) for loss in losses}) == len(losses)  # it moves on

@@ -1,0 +1,248 @@
+"""Several processes: the losses of one, FSDP, signals, lost peers, SLURM's environment."""
+
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from croc.config import PretrainConfig, RunConfig
+from croc.errors import UserError
+from croc.signals import NAMES, is_first_process, process_number
+from croc.train.distributed import processes_and_nodes
+from croc.train.loop import pretrain
+from croc.weights.checkpoint import checkpoints, load_checkpoint
+from tests.tiny import tiny_config, tiny_dino, tiny_mae
+from tests.train import metrics_of, soak, train
+from tests.train.kills import command, environment, same_weights
+
+LONG = ("--optim.epochs", "40")
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
+
+
+def launch(*arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        arguments, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
+
+
+def wait_for_steps(folder: Path, steps: int, processes: list[subprocess.Popen[str]]) -> None:
+    deadline, path = time.monotonic() + 120, folder / "metrics.jsonl"
+    while not path.exists() or len(path.read_text().splitlines()) < steps:
+        assert time.monotonic() < deadline
+        ended = [each.communicate() for each in processes if each.poll() is not None]
+        assert not ended, ended
+        time.sleep(0.02)
+
+
+def assert_close(one: Path, other: Path) -> None:
+    for ours, theirs in zip(metrics_of(one), metrics_of(other), strict=True):
+        assert ours == pytest.approx(theirs, rel=5e-4)
+
+
+@pytest.mark.parametrize("centring", ["sinkhorn", pytest.param("mean", marks=soak)])
+def test_two_processes_give_the_losses_of_one(tmp_path: Path, centring: str):
+    """Randomness follows the sample, and denominators are those of all processes."""
+    more = ("--loss.centring", centring)
+    two = launch(
+        *TORCHRUN, "--standalone", "--nproc-per-node", "2", *command(tmp_path / "2", *more)[1:]
+    )
+    train(tmp_path / "1", *more)
+    _, errors = two.communicate(timeout=240)
+    assert two.returncode == 0, errors
+    assert_close(tmp_path / "2", tmp_path / "1")
+
+
+@soak
+def test_two_machines_of_two_processes_give_the_losses_of_one(tmp_path: Path):
+    stop = ("--run.stop-after-steps", "4")
+    meet = ["--nnodes", "2", "--nproc-per-node", "2", "--rdzv-backend", "c10d"]
+    meet += ["--rdzv-endpoint", f"127.0.0.1:{free_port()}", "--rdzv-id", "croc"]
+    run = command(tmp_path / "4", *stop)[1:]
+    nodes = [
+        launch(*TORCHRUN, *meet, "--local-addr", f"127.0.0.{node + 1}", *run) for node in range(2)
+    ]
+    for each in nodes:
+        _, errors = each.communicate(timeout=240)
+        assert each.returncode == 0, errors
+    train(tmp_path / "1", *stop)
+    assert_close(tmp_path / "4", tmp_path / "1")
+
+
+@pytest.mark.parametrize("strategy", ["fsdp", pytest.param("ddp", marks=soak)])
+def test_processes_stop_together_and_one_process_resumes(tmp_path: Path, strategy: str):
+    """One of them gets the signal; all agree on a step and save it, however rarely they log."""
+    folder = tmp_path / "run"
+    rarely = ("--run.log-every-steps", "5", "--run.checkpoint-every-steps", "1000")
+    process = launch(
+        *command(folder, *LONG, *rarely, "--run.devices", "2", "--run.strategy", strategy)
+    )
+    wait_for_steps(folder, 2, [process])
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 75, errors
+    saved = load_checkpoint(checkpoints(folder)[-1])["step"]
+    assert f"asked to end: saved step {saved};" in errors
+    assert "2 × cpu" in errors
+    assert metrics_of(folder)[-1]["step"] == saved < 120
+    stop = (*LONG, *rarely, "--run.stop-after-steps", str(saved + 2))
+    train(folder, *stop)
+    train(tmp_path / "whole", *stop)
+    ours, theirs = metrics_of(folder)[-1], metrics_of(tmp_path / "whole")[-1]
+    assert ours == pytest.approx(theirs, rel=5e-4)
+
+
+@pytest.mark.parametrize(
+    ("victim", "how", "timeout_s", "strategy"),
+    [
+        pytest.param(1, signal.SIGKILL, 600, "ddp", id="one is killed"),
+        pytest.param(0, signal.SIGKILL, 600, "fsdp", id="the first is killed", marks=soak),
+        pytest.param(1, signal.SIGSTOP, 4, "ddp", id="one does not answer", marks=soak),
+    ],
+)
+def test_a_lost_peer_ends_the_others_with_one_line_and_exit_code_1(
+    tmp_path: Path, victim: int, how: signal.Signals, timeout_s: int, strategy: str
+):
+    """Started as torchrun would, but without it, since it ends all processes when one ends."""
+    folder, port = tmp_path / "run", free_port()
+    more = (*LONG, "--run.timeout-s", str(timeout_s), "--run.strategy", strategy)
+    common = {
+        "GROUP_RANK": "0",
+        "WORLD_SIZE": "2",
+        "LOCAL_WORLD_SIZE": "2",
+        "TORCHELASTIC_RUN_ID": "test",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
+    processes = [
+        subprocess.Popen(
+            command(folder, *more),
+            env=environment() | common | {"RANK": str(number), "LOCAL_RANK": str(number)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for number in range(2)
+    ]
+    try:
+        wait_for_steps(folder, 5, processes)
+        processes[victim].send_signal(how)
+        lost = time.monotonic()
+        _, errors = processes[1 - victim].communicate(timeout=60)
+        assert time.monotonic() - lost < 30
+    finally:
+        for each in processes:
+            each.kill()
+            each.communicate()
+    assert processes[1 - victim].returncode == 1
+    last = errors.strip().splitlines()[-1]
+    assert "another process of this run has ended or does not answer" in last
+    assert "Traceback" not in errors
+    assert load_checkpoint(checkpoints(folder)[-1])["step"] >= 4
+
+
+@pytest.mark.usefixtures("own_environment")
+@pytest.mark.parametrize("make", [tiny_config, tiny_dino, tiny_mae])
+def test_fsdp_of_one_process_equals_ddp_and_resumes_its_checkpoints(
+    make: Callable[..., PretrainConfig], tmp_path: Path
+):
+    whole, sharded = tmp_path / "whole", tmp_path / "sharded"
+    common = {"micro_batch": 3, "report": make is tiny_config}
+    pretrain(make(whole, strategy="ddp", **common), "demo")
+    pretrain(make(sharded, strategy="fsdp", stop_after_steps=4, **common), "demo")
+    pretrain(make(sharded, strategy="ddp", stop_after_steps=6, **common), "demo")
+    pretrain(make(sharded, strategy="fsdp", **common), "demo")
+    assert metrics_of(sharded) == metrics_of(whole)
+    assert same_weights(sharded, whole)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.cuda
+@pytest.mark.usefixtures("own_environment")
+@pytest.mark.parametrize("compile", [False, True])
+def test_fsdp_equals_ddp_on_a_gpu(tmp_path: Path, compile: bool):
+    """In bfloat16, with the fused optimizer and our kernels."""
+    gpu = {"accelerator": "cuda", "devices": 1, "compile": compile, "record": False}
+    pretrain(tiny_config(tmp_path / "whole", **gpu), "demo")
+    pretrain(tiny_config(tmp_path / "sharded", strategy="fsdp", **gpu), "demo")
+    lines = zip(metrics_of(tmp_path / "sharded"), metrics_of(tmp_path / "whole"), strict=True)
+    for ours, theirs in lines:
+        assert ours == pytest.approx(theirs, rel=2e-2)
+
+
+def test_two_processes_hold_half_each_and_skip_a_bad_gradient_together():
+    two = launch(
+        *TORCHRUN, "--standalone", "--nproc-per-node", "2", "-m", "tests.train.fsdp_of_two"
+    )
+    output, errors = two.communicate(timeout=240)
+    assert two.returncode == 0, errors
+    assert output.count("all is well") == 2
+
+
+@pytest.fixture
+def launcher(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Sets the environment of a launcher, after removing any other."""
+    for name in list(os.environ):
+        if name.startswith("SLURM_") or name in (*NAMES, "LOCAL_WORLD_SIZE", "WORLD_SIZE"):
+            monkeypatch.delenv(name)
+
+    def set_environment(**variables: str) -> None:
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+
+    return set_environment
+
+
+SRUN = {"SLURM_JOB_NAME": "croc", "SLURM_STEP_ID": "0", "SLURM_NNODES": "2"}
+
+
+def test_processes_and_nodes_follow_the_launcher(launcher: Callable[..., None]):
+    assert processes_and_nodes(RunConfig()) == ("auto", 1)
+    launcher(SLURM_NTASKS="4", SLURM_JOB_NAME="bash")  # an interactive job
+    assert processes_and_nodes(RunConfig()) == ("auto", 1)
+    launcher(**SRUN | {"SLURM_NTASKS": "16", "SLURM_PROCID": "9"})
+    assert processes_and_nodes(RunConfig()) == (8, 2)
+    assert (process_number(), is_first_process()) == ("9", False)
+    assert processes_and_nodes(RunConfig(devices=1)) == (1, 1)  # an option wins
+    launcher(LOCAL_WORLD_SIZE="4", WORLD_SIZE="8", RANK="5")  # torchrun within SLURM
+    assert processes_and_nodes(RunConfig()) == (4, 2)
+    assert process_number() == "5"
+
+
+def test_wrong_slurm_jobs_are_refused(launcher: Callable[..., None]):
+    launcher(**SRUN | {"SLURM_NTASKS": "7"})
+    with pytest.raises(UserError, match="do not fill 2 nodes"):
+        processes_and_nodes(RunConfig())
+    launcher(SLURM_NTASKS="8")
+    del os.environ["SLURM_STEP_ID"]
+    with pytest.raises(UserError, match="srun did not start this"):
+        processes_and_nodes(RunConfig())
+
+
+@pytest.mark.parametrize(("code", "requeued"), [(75, True), (143, True), (0, False), (2, False)])
+def test_the_slurm_script_requeues_only_interrupted_runs(tmp_path: Path, code: int, requeued: bool):
+    for name, body in {"srun": f"exit {code}", "scontrol": "exit 0"}.items():
+        stub = tmp_path / name
+        stub.write_text(f'#!/bin/bash\necho "{name} $@" >> "{tmp_path}/calls"\n{body}\n')
+        stub.chmod(stub.stat().st_mode | stat.S_IXUSR)
+    paths = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "7"}
+    script = Path(__file__).parents[2] / "docs" / "slurm.sh"
+    arguments = ["coco-vits16", "--data.root", "/data/with space"]
+    done = subprocess.run(["bash", str(script), *arguments], env=os.environ | paths)
+    assert done.returncode == code
+    calls = (tmp_path / "calls").read_text().splitlines()
+    assert calls[0].endswith("croc pretrain coco-vits16 --data.root /data/with space --resume auto")
+    assert ("scontrol requeue 7" in calls) == requeued

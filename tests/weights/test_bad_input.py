@@ -1,0 +1,205 @@
+"""Whatever is wrong with weights or a request, the user reads one line, and nothing is written."""
+
+import json
+import re
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import timm
+import torch
+from safetensors.torch import load_file, save_file
+from timm.models.vision_transformer import ParallelScalingBlock, VisionTransformer
+
+from croc.cli import main
+from croc.config import ModelConfig
+from croc.errors import UserError
+from croc.method.backbone import Backbone
+from croc.weights.export import KINDS, formats
+from croc.weights.files import read_metadata
+from croc.weights.open import describe_file, load_into
+from tests.weights.conftest import make_file
+
+TINY = ModelConfig("vit_tiny_patch16_224", patch_px=8, depth=2)
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def check_refusal(capsys: pytest.CaptureFixture[str], arguments: list[str], message: str) -> None:
+    before = sorted(Path().rglob("*"))
+    assert main(arguments) == 2
+    printed = capsys.readouterr()
+    assert message in printed.err
+    assert (printed.out, printed.err.count("\n")) == ("", 1)
+    assert sorted(Path().rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("nowhere --to timm --folder a/b", "nowhere is no run: give a folder of croc pretrain"),
+        ("timm:vit_tiny_patch16_224 --to onnx", "is no run"),
+        ("other.safetensors --to timm", "is no run"),
+        (". --to timm", "holds no run"),
+        ("RUN --to tim", "give timm, transformers, torchhub, onnx or safetensors"),
+        ("RUN --to a.onnx", "ends in .safetensors"),
+        ("RUN --to a.safetensors --folder a", "--folder is for folders"),
+        ("RUN --to a.safetensors --name a", "--name is for folders"),
+        ("RUN --to onnx --dtype bfloat16", "written in float32"),
+        ("RUN --to timm --dtype int8", "invalid choice"),
+        ("RUN --to timm --name a/b", "--name 'a/b': give a name"),
+        ("RUN --to timm --scores nowhere", "nowhere"),
+        ("RUN --to timm --scores results.jsonl", "holds no scores of these weights"),
+        ("RUN --to other.safetensors", "other.safetensors exists, and nothing is overwritten"),
+        ("RUN --to card.safetensors", "card.md exists, and nothing is overwritten"),
+        ("RUN --to timm --folder empty", "empty exists, and nothing is overwritten"),
+        ("RUN --to onnx --folder link", "link exists"),
+        ("RUN --to torchhub --name taken", "taken-torchhub exists"),
+    ],
+)
+def test_export(arguments: str, message: str, run: Path, capsys: pytest.CaptureFixture[str]):
+    save_file({"a": torch.zeros(1)}, "other.safetensors")
+    Path("card.md").touch()
+    Path("empty").mkdir()
+    Path("taken-torchhub").mkdir()
+    Path("link").symlink_to("nowhere")
+    Path("results.jsonl").write_text(json.dumps({"weights_hash": "0" * 16}) + "\n[1]\n")
+    check_refusal(capsys, ["export", *arguments.replace("RUN", str(run)).split()], message)
+
+
+@pytest.mark.parametrize("missing", ["onnx", "onnxscript"])
+def test_export_without_onnx(
+    missing: str, run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr(formats, "find_spec", lambda x: None if x == missing else find_spec(x))
+    check_refusal(capsys, ["export", str(run), "--to", "onnx"], "pip install 'croc[onnx]'")
+
+
+def test_networks_that_transformers_lacks(here: Path, capsys: pytest.CaptureFixture[str]):
+    file = make_file(here / "a.safetensors", "flexivit_small")
+    message = "flexivit_small differs from transformers' ViTModel in the position of its CLS token"
+    check_refusal(capsys, ["export", str(file), "--to", "transformers"], message)
+    plain: dict[str, Any] = {"embed_dim": 8, "depth": 1, "num_heads": 2, "num_classes": 0}
+    formats.check_is_vit_model(VisionTransformer(**plain), "plain")
+    for options, feature in (
+        ({"qk_norm": True}, "k_norm"),
+        ({"init_values": 0.1}, "ls1.gamma"),
+        ({"pre_norm": True}, "norm_pre"),
+        ({"proj_bias": False}, "attn.proj.bias"),
+        ({"reg_tokens": 4}, "reg_token"),
+        ({"act_layer": "gelu_tanh"}, "not the exact GELU"),
+        ({"final_norm": False}, "norm.bias"),
+        ({"pos_embed": "none"}, "pos_embed"),
+        ({"mlp_layer": timm.layers.mlp.GluMlp}, "gated MLP"),
+        ({"block_fn": ParallelScalingBlock}, "blocks.0"),
+    ):
+        with pytest.raises(UserError, match=f"mine differs .* in .*{feature}"):
+            formats.check_is_vit_model(VisionTransformer(**plain, **options), "mine")
+
+
+def test_files_with_impossible_content(shipped: Path):
+    """Metadata and tensors that a stranger changed; unknown metadata, as of earlier versions, are
+    ignored, and control characters are not printed."""
+    path = shipped / "small-a.safetensors"
+    tensors, record = load_file(path), json.loads(read_metadata(path)["croc"])
+    changes: list[tuple[dict[str, Any], str]] = [
+        ({"model": "vit_nosuch"}, "timm has no model 'vit_nosuch'"),
+        ({"model": "hf-hub:someone/something"}, "timm has no model"),
+        ({"model": "resnet50"}, "no plain ViT"),
+        ({"model": "vit_giant_patch14_224"}, "does not fit"),
+        ({"model": 7}, "cannot be read"),
+        ({"depth": 10**9}, "does not have the 1,000,000,000 blocks"),
+        ({"depth": 1}, 'does not fit: Unexpected key(s) in state_dict: "blocks.1'),
+        ({"patch_px": 16}, "does not fit"),
+        ({"image_px": 10**6}, "impossible size"),
+        ({"image_px": 64}, "does not fit: size mismatch for pos_embed"),
+        ({"image_px": 33}, "not a whole number of"),
+        ({"format": 2}, "format 2, this version reads 1"),
+        ({"licence": None}, "cannot be read"),
+    ]
+    cases = [(json.dumps(record | change), {}, message) for change, message in changes]
+    cases += [(text, {}, "cannot be read") for text in ("", "[]", "null", "[" * 100_000, "{}")]
+    cases += [
+        (json.dumps(record), {"head.weight": torch.zeros(2)}, "head.weight"),
+        (json.dumps(record), {"cls_token": torch.full((1, 1, 192), torch.nan)}, "not finite"),
+        (json.dumps(record), {"cls_token": torch.zeros(1, 1, 3)}, "size mismatch for cls_token"),
+    ]
+    for text, more, message in cases:
+        save_file(tensors | more, path, {"croc": text})
+        with pytest.raises(UserError, match=re.escape(message)) as refused:
+            describe_file(path)
+        assert str(path) in str(refused.value)
+    record |= {"context": 0.5, "data": ["a\x1b[31m"]}
+    save_file(tensors, path, {"croc": json.dumps(record)})
+    assert not any("\x1b" in line for line in describe_file(path))
+
+
+@pytest.mark.parametrize("file", ["cut.safetensors", "empty.safetensors", "empty.pth", ".", "no"])
+def test_show_weights(file: str, shipped: Path, capsys: pytest.CaptureFixture[str]):
+    whole = (shipped / "small-a.safetensors").read_bytes()
+    Path("cut.safetensors").write_bytes(whole[:5000])
+    Path("empty.safetensors").touch()
+    Path("empty.pth").touch()
+    check_refusal(capsys, ["show", "weights", file], file.strip("."))
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("r18.pth", "r18 is a ConvNet"),
+        ("list.pth", "holds no named tensors but a list"),
+        ("object.pth", r"an object \(torch.nn.modules.linear.Linear\).* save its state_dict\(\)"),
+        ("random:vit_tiny_patch16_224", "leave --init out"),
+        ("nowhere", r"^--init nowhere: no such run or file(?!.*random:)"),
+        ("", "^--init names nothing"),
+        ("timm:vit_tin", "timm has no model 'vit_tin'; near to it: gcvit_tiny"),
+        ("timm:vit_tiny_patch16_224@nowhere.pth", "there is no file"),
+        ("timm:vit_tiny_patch16_224@r18.pth", "the file does not fit|the file lacks"),
+        ("RUN/config.json", "name the run's folder"),
+    ],
+)
+def test_init(spec: str, message: str, run: Path):
+    torch.save(timm.create_model("resnet18").state_dict(), "r18.pth")
+    torch.save([1, 2], "list.pth")
+    torch.save(torch.nn.Linear(2, 2), "object.pth")
+    with pytest.raises(UserError, match=message) as refused:
+        load_into(Backbone(TINY, 32), spec.replace("RUN", str(run)))
+    assert "--weights" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"embed_dim": 384, "num_heads": 6, "depth": 3}, "width 384, not 192, depth 3, not 2"),
+        ({"patch_size": 16}, "patches of 16 px, not 8 px"),
+        ({"patch_size": 64, "img_size": 64}, "does not fit"),
+        ({"init_values": 1.0}, "does not fit: .*ls1.gamma"),
+        ({"reg_tokens": 4}, "registers 4, not 0"),
+        ({"mlp_ratio": 2.0}, "does not fit: .*fc1.weight"),
+        ({"class_token": False, "global_pool": "avg"}, "class token False, not True"),
+        ({"no_embed_class": True}, "a position for the class token False, not True"),
+    ],
+    ids=str,
+)
+def test_init_from_another_architecture(options: dict[str, Any], message: str):
+    tiny: dict[str, Any] = {"patch_size": 8, "depth": 2, "img_size": 32}
+    vit: Any = timm.create_model(TINY.name, **(tiny | options))
+    torch.save(vit.state_dict(), "w.pth")
+    with pytest.raises(UserError, match=message):
+        load_into(Backbone(TINY, 32), "w.pth")
+
+
+def test_a_full_disk_leaves_nothing(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    for to in (*KINDS[:2], "a.safetensors"):
+        check_refusal(capsys, ["export", str(run), "--to", to], "No space left")

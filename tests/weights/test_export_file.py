@@ -1,0 +1,179 @@
+"""`croc export`: files and folders give the same weights by themselves; the card describes them."""
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+
+import croc
+from croc.cli import main
+from croc.config import CrocConfig, parse_config
+from croc.eval.evaluate import identify_network
+from croc.eval.results import read_results
+from croc.train.loop import pretrain
+from croc.weights.card import bare, hub_licence, read_record, without_paths
+from croc.weights.checkpoint import checkpoints
+from croc.weights.export import Export, export
+from croc.weights.export.formats import snippet
+from croc.weights.export.write import seconds_trained
+from croc.weights.open import fingerprint, open_backbone
+from tests.tiny import tiny_config
+from tests.weights.conftest import RECORD, make_file
+
+IMAGES = torch.rand(2, 3, 48, 32, generator=torch.Generator().manual_seed(0))
+
+
+def features(backbone: Any) -> torch.Tensor:
+    return backbone.features(IMAGES, blocks=2)
+
+
+@pytest.mark.parametrize("fixture", ["run", "mae_run"])
+def test_the_features_are_those_of_the_rounded_backbone(
+    fixture: str, tmp_path: Path, request: pytest.FixtureRequest
+):
+    run = request.getfixturevalue(fixture)
+    file, card = export(Export(str(run), str(tmp_path / "new" / "a.safetensors")))
+    original, loaded = open_backbone(str(run)), open_backbone(str(file))
+    assert not torch.equal(features(loaded), features(original))
+    original.bfloat16().float()
+    assert torch.equal(features(loaded), features(original))
+    assert fingerprint(loaded) == fingerprint(original)
+    assert identify_network(loaded) == identify_network(original)
+    with safe_open(file, framework="pt") as opened:
+        assert not [name for name in opened.keys() if "head" in name]  # noqa: SIM118
+        assert opened.get_tensor("cls_token").dtype == torch.bfloat16
+        assert opened.metadata()["format"] == "pt"
+    network = "student" if fixture == "mae_run" else "teacher"  # MAE has no teacher
+    assert f"backbone of the {network}" in card.read_text()
+    assert ("Masked Autoencoders" in card.read_text()) == (fixture == "mae_run")
+
+
+def test_every_source(run: Path, shipped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A run, its checkpoint, a file, a shipped name: the same weights, and a name for each."""
+    monkeypatch.chdir(tmp_path)
+    exact = fingerprint(open_backbone(str(run)))
+    export(Export(str(run), "one.safetensors", dtype="float32"))
+    rounded = fingerprint(open_backbone("small-a"))
+    assert exact != rounded
+    for source, name, kind, weights in (
+        (str(run), "tiny", "timm", exact),
+        (str(checkpoints(run)[-1]), "tiny", "safetensors", exact),
+        ("one.safetensors", "one", "timm", exact),
+        ("small-a", "small-a", "timm", rounded),
+    ):
+        (folder,) = export(Export(source, kind))
+        assert folder == Path(f"{name}-{kind}")
+        assert fingerprint(croc.load_backbone(f"{folder}/model.safetensors")) == weights
+        assert f"\n# {name}\n" in (folder / "README.md").read_text()
+        record = read_record(folder / "model.safetensors")
+        assert record
+        assert (record.model, record.patch_px, record.depth) == ("vit_tiny_patch16_224", 8, 2)
+        assert (record.image_px, record.step, record.images_seen) == (32, 2, 16)
+        assert (record.recipe, record.method, record.network) == ("tiny", "croc", "teacher")
+        assert record.epochs == pytest.approx(2 / 3)
+        config, recipe = parse_config(record.config, "record")
+        assert isinstance(config, CrocConfig)
+        assert (config.cluster, recipe) == (tiny_config().cluster, "tiny")
+
+
+def test_no_path_leaves_the_machine(run: Path, tmp_path: Path):
+    config = tiny_config(Path("/home/me/runs/x"))
+    data = replace(config.data, root=("/home/me/coco/", "~/more/a-{00..09}.tar", "scenes"))
+    model = replace(config.model, init="timm:vit_tiny_patch16_224@/home/me/w.pth")
+    cleaned = without_paths(replace(config, data=data, model=model))
+    assert cleaned.data.root == ("coco", "a-{00..09}.tar", "scenes")
+    assert cleaned.model.init == "timm:vit_tiny_patch16_224@w.pth"
+    assert cleaned.run.folder is None
+    assert bare("timm:vit_small_patch16_224.dino") == "timm:vit_small_patch16_224.dino"
+    for path in export(Export(str(run), str(tmp_path / "a.safetensors"))):
+        assert str(run.parent).encode() not in path.read_bytes()
+
+
+def evaluate(weights: object, out: Path, *more: str) -> None:
+    small = ("--linear.image-px", "32", "--linear.steps", "5", "--linear.train-px", "16")
+    data = ("--weights", str(weights), "--data", "scenes:8", "--to", str(out), "--workers", "0")
+    assert main(["evaluate", "linear", *data, *small, *more]) == 0
+
+
+def test_the_card_of_a_file(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """With the scores of these weights, exact or rounded, and of no others."""
+    to, out = tmp_path / "a|b.safetensors", tmp_path / "out"
+    for weights in (run, f"random:{run}"):
+        evaluate(weights, out, "--hold-out", "0.5")
+    export(Export(str(run), str(tmp_path / "same.safetensors")))
+    evaluate(tmp_path / "same.safetensors", out)
+    capsys.readouterr()
+    scores = ("--scores", str(out / "results.jsonl"))
+    licence = ("--licence", "mine | *alone*")
+    assert main(["export", str(run), "--to", str(to), *scores, *licence]) == 0
+    assert capsys.readouterr().out.split() == [str(to), str(to.with_suffix(".md"))]
+    text = to.with_suffix(".md").read_text()
+    exact, _, rounded = (line["scores"]["mIoU"] for line in read_results(out))
+    assert f"| Scenes, 50% of its training part | mIoU {exact:.1f} | before rounding |" in text
+    assert f"| Scenes, 8 images | mIoU {rounded:.1f} | as here |" in text
+    assert text.count("| mIoU") == 2
+    for part in (r"mine \| \*alone\*", r"# a\|b", "16 (0.667 epochs)", "tiny, step 2"):
+        assert part in text
+    assert "minus (0.485, 0.456, 0.406), over (0.229, 0.224, 0.225)" in text
+    assert "@inproceedings{stegmuller2023croc" in text
+    assert '"k_start": 5' in text
+
+
+def test_front_matter_and_licences(run: Path, tmp_path: Path):
+    """A file's own licence stays unless another is given; what hubs do not know is "other". Of
+    weights that a run started from, the licence and whether they had labels are not known."""
+    licences = [hub_licence(text) for text in ("MIT", "mine", "", " Apache-2.0, x")]
+    assert licences == ["mit", None, None, "apache-2.0"]
+    file = make_file(tmp_path / "a.safetensors", "vit_tiny_patch16_224")
+    (same,) = export(Export(str(file), "timm", folder=str(tmp_path / "same")))
+    tags = ("timm", "self-supervised", "dense-features", "vision-transformer", "croc")
+    assert (
+        (same / "README.md")
+        .read_text()
+        .startswith(
+            "---\nlicense: apache-2.0\nlibrary_name: timm\npipeline_tag: image-feature-extraction\n"
+            "tags:\n" + "".join(f'- "{tag}"\n' for tag in tags) + "---\n\n# a\n"
+        )
+    )
+    (other,) = export(Export(str(file), "timm", folder=str(tmp_path / "o"), licence="ask me: mine"))
+    card = (other / "README.md").read_text()
+    assert card.startswith("---\nlicense: other\nlicense_name: see-the-card\n")
+    assert "| licence | ask me: mine |" in card
+    assert json.loads((other / "config.json").read_text())["pretrained_cfg"]["license"] == "other"
+
+    config = tiny_config(tmp_path / "second", stop_after_steps=1, report=False)
+    config = replace(config, model=replace(config.model, init=str(run)))
+    (made,) = export(Export(str(pretrain(config, "tiny")), "timm", folder=str(tmp_path / "out")))
+    card = (made / "README.md").read_text()
+    for part in ("license: other", "| started from | tiny |", "trained further without labels"):
+        assert part in card
+
+
+def test_names_are_quoted_in_code():
+    for kind in ("timm", "onnx"):
+        compile(snippet(kind, 'a"b\\c\nü', RECORD), "card", "exec")
+
+
+def test_seconds_of_all_starts(tmp_path: Path):
+    marks = [(1, 5.0), (2, 10.0), (3, 4.0), (4, 6.0), (5, 9.0)]
+    lines = [json.dumps({"step": step, "seconds": seconds}) for step, seconds in marks]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(lines))
+    assert seconds_trained(tmp_path, 4) == 16.0
+    assert seconds_trained(tmp_path, 0) is None
+    assert seconds_trained(tmp_path / "nowhere", 4) is None
+
+
+def test_a_folder_is_whole_and_new(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Also after an export that was killed."""
+    monkeypatch.chdir(tmp_path)
+    Path("new/made.partial").mkdir(parents=True)
+    Path("new/made.partial/stale").touch()
+    assert main(["export", str(run), "--to", "torchhub", "--folder", "new/made"]) == 0
+    assert os.listdir("new") == ["made"]
+    names = ["README.md", "config.json", "hubconf.py", "model.safetensors"]
+    assert sorted(os.listdir("new/made")) == names

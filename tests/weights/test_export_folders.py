@@ -1,0 +1,248 @@
+"""Each folder, loaded where croc cannot be imported, gives what `croc.load_backbone` gives.
+
+One process executes all jobs: the code in a folder's card or in the docs, which leaves variables,
+followed by a definition of describe(images) -> cls, patches.
+"""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from torch import Tensor
+
+import croc
+from croc.cli import main
+from croc.method.photometric import IMAGENET_MEAN, IMAGENET_STD
+from croc.weights.export import KINDS
+from croc.weights.open import VitBackbone
+from tests.weights.conftest import make_file
+
+ROOT = Path(__file__).parents[2]
+Results = dict[str, dict[str, Tensor]]
+FOREIGN = """
+import json, sys
+import numpy as np
+
+class NoCroc:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "croc":
+            raise ImportError("there is no croc")
+
+sys.meta_path.insert(0, NoCroc())
+images, results = dict(np.load("images.npz")), {}
+for job, (code, sizes) in json.load(open("jobs.json")).items():
+    space = {}
+    exec(code, space)
+    names = space.get("results", ("images", "cls", "patches"))
+    results |= {f"{job}|{name}": np.asarray(space[name]) for name in names if name in space}
+    for size in sizes:
+        cls, patches = space["describe"](images[size])
+        results[f"{job}|{size} cls"] = np.asarray(cls)
+        results[f"{job}|{size} patches"] = np.asarray(patches)
+np.savez("results.npz", **results)
+"""
+DRAWS = torch.Generator().manual_seed(0)
+IMAGES = {
+    name: torch.randn(*shape, generator=DRAWS)
+    for name, shape in {
+        "native": (2, 3, 32, 32),
+        "tall and larger": (3, 3, 72, 40),
+        "square and smaller": (2, 3, 16, 16),
+        "one patch": (1, 3, 8, 8),
+        "native of 14 px": (2, 3, 56, 56),
+        "other of 14 px": (1, 3, 42, 84),
+    }.items()
+}
+SIZES, SIZES_14 = list(IMAGES)[:4], list(IMAGES)[4:]
+FOLDERS = {
+    **{f"tiny-{kind}": ("RUN", SIZES) for kind in KINDS},
+    "rounded-timm": ("rounded-timm/model.safetensors", SIZES),
+    "registers-timm": ("registers.safetensors", SIZES_14),
+    "registers-onnx": ("registers.safetensors", SIZES_14),
+    "biasless-transformers": ("biasless.safetensors", SIZES[:1]),
+    "repository": ("repository/weights/small.safetensors", SIZES),
+}
+"""What each must agree with, and the images that it is compared on."""
+TOKENS = """
+def describe(images):
+    with torch.inference_mode():
+        tokens = vit.eval().forward_features(torch.from_numpy(images))
+    return tokens[:, 0], tokens[:, vit.num_prefix_tokens:]
+"""
+DESCRIBE = {
+    "onnx": """
+def describe(images):
+    return session.run(["cls", "patches"], {"images": images})
+""",
+    "transformers": """
+def describe(images):
+    native = images.shape[2] == images.shape[3] == vit.config.image_size
+    with torch.inference_mode():
+        tokens = vit(torch.from_numpy(images), interpolate_pos_encoding=not native)
+    return tokens.last_hidden_state[:, 0], tokens.last_hidden_state[:, 1:]
+""",
+}
+HUB = """
+import torch
+vit = torch.hub.load("repository", "backbone", source="local", name="small")
+try:
+    torch.hub.load("repository", "backbone", source="local", name="smal")
+except ValueError as error:
+    assert str(error) == "there is no smal.safetensors here; names: small", error
+else:
+    raise AssertionError("it found smal")
+"""
+PREPARATION = """
+import numpy as np
+import timm
+from PIL import Image
+from transformers import AutoImageProcessor
+known = timm.data.resolve_model_data_config(timm.create_model("local-dir:tiny-timm"))
+assert known["interpolation"] == "bicubic"
+mean, std, size = known["mean"], known["std"], known["input_size"]
+processor = AutoImageProcessor.from_pretrained("tiny-transformers")
+picture = np.random.default_rng(0).integers(0, 256, (32, 32, 3), dtype=np.uint8)
+image, filter = Image.fromarray(picture), int(processor.resample)
+pixels = processor(image, return_tensors="np")["pixel_values"]
+larger = processor(image.resize((90, 60)), return_tensors="np")["pixel_values"]
+results = ("mean", "std", "size", "picture", "pixels", "larger", "filter")
+"""
+DOCS = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "use.md").read_text(), re.DOTALL)
+DOCS = [code for code in DOCS if "mine-" in code]
+
+
+def card_code(folder: Path) -> str:
+    (code,) = re.findall(r"```python\n(.*?)```", (folder / "README.md").read_text(), re.DOTALL)
+    assert max(map(len, code.splitlines())) <= 100
+    return code
+
+
+@pytest.fixture(scope="module")
+def place(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """tiny-KIND of every kind, one with rounded weights, and unusual networks."""
+    place = tmp_path_factory.mktemp("folders")
+    command = [sys.executable, "-m", "croc", "export", str(run), "--to", "onnx"]
+    done = subprocess.run(command, cwd=place, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "tiny-onnx\n", "")
+    make_file(place / "registers.safetensors", "vit_small_patch14_reg4_dinov2", 14, 56)
+    make_file(place / "biasless.safetensors", "vit_base_patch16_224_miil")
+    (place / "repository").mkdir()
+    shutil.copy(ROOT / "hubconf.py", place / "repository")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(place)
+        for arguments in (
+            *(f"{run} --to {kind}" for kind in KINDS if kind != "onnx"),
+            f"{run} --to timm --dtype bfloat16 --name rounded",
+            f"{run} --to repository/weights/small.safetensors",
+            "registers.safetensors --to timm",
+            "registers.safetensors --to onnx",
+            "biasless.safetensors --to transformers",
+        ):
+            assert main(["export", *arguments.split()]) == 0
+    return place
+
+
+@pytest.fixture(scope="module")
+def results(place: Path) -> Results:
+    """By job, as a process without croc computes them."""
+    jobs: dict[str, tuple[str, list[str]]] = {"preparation": (PREPARATION, [])}
+    for folder, (_, sizes) in FOLDERS.items():
+        code = HUB if folder == "repository" else card_code(place / folder)
+        jobs[folder] = code + DESCRIBE.get(folder.rpartition("-")[2], TOKENS), sizes
+    for number, code in enumerate(DOCS):
+        code = code.replace("mine-", "tiny-")
+        before = "import torch\nimages = torch.linspace(-2, 2, 3072).view(1, 3, 32, 32)\n"
+        after = "tokens = torch.as_tensor(tokens).detach()\nresults = ('images', 'tokens')\n"
+        jobs[f"docs {number}"] = before + code + after, []
+    np.savez(place / "images.npz", **{name: value.numpy() for name, value in IMAGES.items()})
+    (place / "jobs.json").write_text(json.dumps(jobs))
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-I", "-c", FOREIGN]
+    done = subprocess.run(
+        command, cwd=place, env=environment, capture_output=True, text=True, timeout=240
+    )
+    assert done.returncode == 0, done.stderr
+    results: Results = {job: {} for job in jobs}
+    with np.load(place / "results.npz") as arrays:
+        for name, value in arrays.items():
+            job, _, name = name.partition("|")
+            results[job][name] = torch.from_numpy(value)
+    return results
+
+
+@torch.no_grad()
+def describe_here(weights: str, images: Tensor) -> tuple[Tensor, Tensor]:
+    """CLS and patches as `croc.load_backbone` gives them."""
+    backbone = croc.load_backbone(weights)
+    assert isinstance(backbone, VitBackbone)
+    tokens = backbone.vit.forward_features(images)
+    patches = backbone.features(images).flatten(2).transpose(1, 2)
+    assert torch.equal(tokens[:, backbone.vit.num_prefix_tokens :], patches)
+    return tokens[:, 0], patches
+
+
+def normalise(images: Tensor) -> Tensor:
+    mean, std = (torch.tensor(values)[:, None, None] for values in (IMAGENET_MEAN, IMAGENET_STD))
+    return (images - mean) / std
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_tokens_are_the_same(folder: str, run: Path, place: Path, results: Results):
+    weights, sizes = FOLDERS[folder]
+    weights = str(run) if weights == "RUN" else str(place / weights)
+    for size in sizes:
+        # transformers resizes the positions by another filter.
+        is_exact = "transformers" not in folder or size == "native"
+        for name, expected in zip(("cls", "patches"), describe_here(weights, IMAGES[size])):
+            value = results[folder][f"{size} {name}"]
+            assert value.shape == expected.shape
+            assert (value - expected).abs().max() < (1e-4 if is_exact else 1), (size, name)
+    if "images" in results[folder]:  # those in the card's code
+        expected = describe_here(weights, normalise(results[folder]["images"]))
+        for name, value in zip(("cls", "patches"), expected):
+            assert torch.allclose(results[folder][name], value, atol=1e-4)
+
+
+def test_the_code_in_the_docs(run: Path, results: Results):
+    assert len(DOCS) == len(KINDS)
+    for number in range(len(DOCS)):
+        result = results[f"docs {number}"]
+        _, patches = describe_here(str(run), result["images"])
+        assert torch.allclose(result["tokens"][:, -16:], patches, atol=1e-4)
+
+
+def test_images_are_prepared_as_in_training(results: Results):
+    known = results["preparation"]
+    assert torch.equal(known["mean"], torch.tensor(IMAGENET_MEAN, dtype=torch.float64))
+    assert torch.equal(known["std"], torch.tensor(IMAGENET_STD, dtype=torch.float64))
+    assert known["size"].tolist() == [3, 32, 32]
+    expected = normalise(known["picture"].permute(2, 0, 1) / 255)
+    assert torch.allclose(known["pixels"][0], expected, atol=1e-5)
+    assert (known["larger"].shape, known["filter"].item()) == ((1, 3, 32, 32), 3)
+
+
+def test_the_onnx_graph(place: Path):
+    path = place / "tiny-onnx" / "model.onnx"
+    onnx.checker.check_model(path, full_check=True)
+    assert b".py" not in path.read_bytes(), "it contains paths of this machine"
+    model = onnx.load(path)
+    assert [(used.domain, used.version) for used in model.opset_import] == [("", 18)]
+    shapes = {
+        value.name: [dim.dim_param or dim.dim_value for dim in value.type.tensor_type.shape.dim]
+        for value in (*model.graph.input, *model.graph.output)
+    }
+    assert shapes == {
+        "images": ["batch", 3, "8*rows", "8*columns"],
+        "cls": ["batch", 192],
+        "patches": ["batch", "rows*columns", 192],
+    }
+    config = json.loads((place / "tiny-onnx" / "config.json").read_text())
+    assert (config["input"]["mean"], config["patch_px"]) == (list(IMAGENET_MEAN), 8)

@@ -1,0 +1,115 @@
+"""Weights by name, wherever weights are named; and a run's start from weights (--init)."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import timm
+import torch
+from safetensors.torch import load_file, save_file
+
+import croc
+from croc.cli import main
+from croc.config import ModelConfig
+from croc.errors import UserError
+from croc.method.backbone import Backbone
+from croc.weights import open as weights_open
+from croc.weights.checkpoint import checkpoints, load_checkpoint
+from croc.weights.open import DenseBackbone, describe_file, fingerprint, load_into, open_backbone
+from tests.weights.projects import croc_authors
+
+TINY = ModelConfig("vit_tiny_patch16_224", patch_px=8, depth=2)
+
+
+def test_load_backbone(run: Path, shipped: Path):
+    backbone = croc.load_backbone("small-a")
+    assert isinstance(backbone, DenseBackbone)
+    assert not any(module.training for module in backbone.modules())
+    assert {value.dtype for value in backbone.parameters()} == {torch.float32}
+    assert backbone.features(torch.rand(1, 3, 32, 48)).shape == (1, 192, 4, 6)
+    for name in (str(shipped / "small-a.safetensors"), "small-b"):
+        assert fingerprint(croc.load_backbone(name)) == fingerprint(backbone)
+    assert fingerprint(croc.load_backbone(str(run))) != fingerprint(backbone)
+    assert croc.load_backbone("random:vit_tiny_patch16_224").name == "vit_tiny_patch16_224"
+    with pytest.raises(UserError, match=r"load_backbone small: no such.*: small-a, small-b"):
+        croc.load_backbone("small")
+
+
+def test_where_shipped_weights_are(shipped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A path comes before a name; a file without metadata is recognised by its keys."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "small-a").mkdir()
+    with pytest.raises(UserError, match="small-a holds no run"):
+        open_backbone("small-a")
+    path = shipped / "small-b.safetensors"
+    save_file(load_file(path), path)
+    assert "timm's keys" in open_backbone("small-b").origin
+
+
+def test_the_environment_variable_comes_before_the_checkout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv(weights_open.SHIPPED, str(tmp_path))
+    (tmp_path / "coco-20min.safetensors").touch()
+    assert weights_open.find_weights("coco-20min") == tmp_path / "coco-20min.safetensors"
+    assert weights_open.find_weights("../x") == Path("../x")
+    assert Path(__file__).parents[2] / "weights" in weights_open.shipped_folders()
+
+
+def test_show_weights(shipped: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    assert main(["show", "weights", "small-a"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert {"images_seen: 16", "recipe: tiny"} <= set(lines)
+    vit: Any = timm.create_model("vit_tiny_patch16_224", depth=1, img_size=32)
+    torch.save(croc_authors(vit.state_dict()), tmp_path / "croc.pth")
+    lines = describe_file(tmp_path / "croc.pth")
+    assert lines[0] == "layout: the authors' CrOC full checkpoint, from teacher.backbone"
+    assert lines[1].startswith("network: vit_tiny_patch16_224")
+    assert "n_centroids_max: 8" in lines
+
+
+def test_a_run_starts_from_a_run(run: Path):
+    """From its teacher; stochastic depth stays as the new run has it."""
+    backbone = Backbone(TINY, 32, drop_path=0.25)
+    assert load_into(backbone, str(run)) == "tiny@2, the teacher"
+    teacher = load_checkpoint(checkpoints(run)[-1])["modules"]["teacher"]
+    for name, value in backbone.state_dict().items():
+        assert torch.equal(value, teacher[f"backbone.{name}"])
+    assert [drop.rate for drop in backbone._drop_paths] == [0.25, 0.25]
+    again = Backbone(TINY, 32)
+    load_into(again, str(checkpoints(run)[-1]))
+    assert torch.equal(again.vit.pos_embed, backbone.vit.pos_embed)
+
+
+def test_a_run_starts_from_views_of_another_size(run: Path, shipped: Path):
+    backbone = Backbone(TINY, 48)
+    load_into(backbone, str(run))
+    teacher = load_checkpoint(checkpoints(run)[-1])["modules"]["teacher"]
+    expected = timm.layers.pos_embed.resample_abs_pos_embed(
+        teacher["backbone.vit.pos_embed"], new_size=[6, 6], num_prefix_tokens=1
+    )
+    torch.testing.assert_close(backbone.vit.pos_embed, expected)
+    assert load_into(backbone, "small-a") == "small-a, tiny, 16 images seen"
+    rounded = load_file(shipped / "small-a.safetensors")["cls_token"].float()
+    assert torch.equal(backbone.vit.cls_token, rounded)
+
+
+def test_a_run_starts_from_timm_with_a_file(tmp_path: Path):
+    vit: Any = timm.create_model("vit_tiny_patch16_224")
+    torch.save(vit.state_dict(), tmp_path / "w.pth")
+    backbone = Backbone(ModelConfig("vit_tiny_patch16_224"), 224)
+    before = torch.random.get_rng_state()
+    spec = f"timm:vit_tiny_patch16_224@{tmp_path / 'w.pth'}"
+    assert load_into(backbone, spec) == "vit_tiny_patch16_224"
+    load_into(backbone, str(tmp_path / "w.pth"))
+    assert torch.equal(torch.random.get_rng_state(), before), "heads must not depend on --init"
+    for name, value in backbone.vit.state_dict().items():
+        assert torch.equal(value, vit.state_dict()[name])
+
+
+@pytest.mark.parametrize("method", ["croc", "dino"])
+def test_runs_of_earlier_versions_load(method: str):
+    run = Path(__file__).parents[1] / "golden" / "runs" / method
+    trained, untrained = open_backbone(str(run)), open_backbone(f"random:{run}")
+    assert trained.name == f"{method}@4"
+    assert fingerprint(trained) != fingerprint(untrained)
