@@ -1,7 +1,5 @@
 """python -m croc."""
 
-import sys
+from croc.cli import run
 
-from croc.cli import main
-
-sys.exit(main())
+run()

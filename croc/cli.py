@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import tyro
 
@@ -18,7 +18,7 @@ from croc.errors import AskedToEnd, LostPeerError, UserError
 from croc.eval.protocols import PROTOCOLS
 from croc.lab.bench.options import BenchOptions, with_bench
 from croc.recipes import RECIPES, demo
-from croc.signals import is_first_process, process_number
+from croc.signals import exit_process, is_first_process, process_number
 
 HELP = """CrOC: dense visual features from unlabeled images of scenes.
 
@@ -61,13 +61,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; mistakes of the user become one line and exit code 2."""
     try:
         _run(list(sys.argv[1:] if arguments is None else arguments))
+        sys.stdout.flush()  # here, where a closed pipe is handled
     except UserError as error:
         print(f"{_prefix()}: {_one_line(str(error))}", file=sys.stderr)
         return 2
     except LostPeerError as error:
-        print(f"{_prefix()}: {error}", file=sys.stderr, flush=True)
-        sys.stdout.flush()
-        os._exit(1)  # threads that still wait for the peer would abort the interpreter's exit
+        print(f"{_prefix()}: {error}", file=sys.stderr)
+        return 1
     except AskedToEnd as error:
         if not is_first_process():  # Lightning takes another's code for a crash
             return 0
@@ -278,5 +278,10 @@ def _one_line(text: str) -> str:
     return re.sub(r"\s*\n\s*", " ", text.strip())
 
 
+def run() -> NoReturn:
+    """The `croc` command."""
+    exit_process(main())
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    run()

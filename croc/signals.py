@@ -1,14 +1,15 @@
-"""Signals that ask for an end, as a notice that work in hand may read, not as an exception in it.
+"""Signals as notices that a loop reads, not as exceptions; which process this is, and its exit.
 
-Raised by a signal, an exception can hit any line, and is lost if that is one of a finaliser.
+Raised by a signal, an exception can hit any line, and is lost if that is one of a finalizer.
 """
 
 import contextlib
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 NOTICES = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 """SIGUSR1 is what SLURM sends ahead of the end, if asked to (--signal)."""
@@ -47,3 +48,12 @@ def process_number() -> str:
 
 def is_first_process() -> bool:
     return process_number() == "0"
+
+
+def exit_process(code: int) -> NoReturn:
+    """One of several processes skips the interpreter's shutdown, which gloo's threads can abort."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if int(os.environ.get("WORLD_SIZE", os.environ.get("SLURM_NTASKS", 1))) > 1:
+        os._exit(code)
+    sys.exit(code)

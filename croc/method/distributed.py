@@ -29,7 +29,7 @@ def process_count() -> int:
 
 
 def leave_processes() -> None:
-    """At the end of a run, however it came: gloo's threads would abort the interpreter's exit."""
+    """At the end of a run, however it came."""
     if dist.is_initialized():
         dist.destroy_process_group()
 

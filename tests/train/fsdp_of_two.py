@@ -6,6 +6,7 @@ import torch.distributed as dist
 from croc.method.build import build_method
 from croc.method.distributed import full_state, leave_processes, local_shards, shard_teacher
 from croc.method.optim import clip_gradient, make_optimizer, set_rates, settings_at, update_teacher
+from croc.signals import exit_process
 from croc.train.distributed import make_fabric
 from croc.train.health import Guard
 from tests.tiny import tiny_config
@@ -54,6 +55,7 @@ def main() -> None:
         same(follows, {name: value.lerp(moved[name], 0.25) for name, value in full.items()})
     print("all is well")
     leave_processes()
+    exit_process(0)
 
 
 def same(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> None:
