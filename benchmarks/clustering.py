@@ -27,9 +27,7 @@ from croc.io import gpu_versions, hardware
 from croc.kernels import use_kernels
 from croc.lab.bench.run import clustering_by
 from croc.method.clustering import draw_seeds
-from croc.method.clustering.centroids import pool
-from croc.method.clustering.cluster import choose, split
-from croc.method.clustering.paper import paper_steps
+from croc.method.clustering.paper import choose, paper_steps, pool, split
 from croc.method.croc import locate
 from croc.method.types import Clusters, Tokens, Views
 

@@ -17,8 +17,7 @@ from torch import Tensor, nn
 
 from croc.config import ClusterConfig, CrocConfig, DinoConfig, require
 from croc.method.backbone import Backbone
-from croc.method.clustering.centroids import pool, softness
-from croc.method.clustering.cluster import check_k_start, cluster_views
+from croc.method.clustering.paper import check_k_start, cluster_views, pool, softness
 from croc.method.distributed import hold_gradients, process_count, sum_over_processes
 from croc.method.heads import ImageHead, ProjectionHead
 from croc.method.layers import autocast_dtype

@@ -25,7 +25,7 @@ from croc.lab.app.models import Model
 from croc.lab.app.pictures import Picture
 from croc.lab.app.requests import Box, Query
 from croc.lab.show.look import whole_view
-from croc.method.clustering.centroids import softness
+from croc.method.clustering.paper import softness
 from croc.method.clustering.trace import Trace, trace_views
 from croc.method.croc import locate, saliency
 from croc.method.photometric import normalise

@@ -37,7 +37,7 @@ from croc.lab.bench.options import BenchConfig
 from croc.lab.bench.report import draw_results, print_results
 from croc.method.backbone import Backbone
 from croc.method.build import build_method
-from croc.method.clustering.cluster import check_k_start
+from croc.method.clustering.paper import check_k_start
 from croc.method.distributed import fetch
 from croc.method.optim import make_optimizer, settings_at
 from croc.method.randomness import sample_key

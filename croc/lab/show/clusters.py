@@ -16,7 +16,7 @@ from croc.lab.show import look as looks
 from croc.lab.show.command import ShowClusters
 from croc.lab.show.look import Look, grid_of
 from croc.method.backbone import Backbone
-from croc.method.clustering.centroids import softness
+from croc.method.clustering.paper import softness
 from croc.method.croc import locate
 from croc.method.photometric import unnormalise
 from croc.method.types import Canvases, Clusters, Views

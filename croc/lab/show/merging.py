@@ -16,7 +16,7 @@ from croc.lab.show.clusters import to_rows, views_of
 from croc.lab.show.command import ShowMerging
 from croc.lab.show.figures import GAP_IN, LABEL_PT, LINE_IN
 from croc.lab.show.look import WHOLE_PX, Look, grid_of, read_photograph
-from croc.method.clustering.centroids import softness
+from croc.method.clustering.paper import softness
 from croc.method.clustering.trace import Trace, TraceStep, trace_views
 from croc.method.croc import saliency
 from croc.method.photometric import unnormalise

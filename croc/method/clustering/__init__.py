@@ -1,6 +1,5 @@
 """Online clustering of the joined tokens by optimal transport."""
 
-from croc.method.clustering.cluster import cluster, draw_seeds
-from croc.method.clustering.steps import sinkhorn
+from croc.method.clustering.paper import cluster, draw_seeds, sinkhorn
 
 __all__ = ["cluster", "draw_seeds", "sinkhorn"]

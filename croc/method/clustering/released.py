@@ -14,9 +14,13 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from croc.config import ClusterConfig
-from croc.method.clustering.steps import Step, closest_pair, distances, take
-
-SALIENCY_TEMPERATURE = 2.0
+from croc.method.clustering.paper import (
+    SALIENCY_TEMPERATURE,
+    Step,
+    closest_pair,
+    distances,
+    take,
+)
 
 
 def released_steps(

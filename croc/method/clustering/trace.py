@@ -10,17 +10,18 @@ from jaxtyping import Bool, Float, Int, Int64
 from torch import Tensor
 
 from croc.config import ClusterConfig
-from croc.method.clustering.cluster import (
+from croc.method.clustering.paper import (
+    Step,
     at_least_float32,
     check_k_start,
     choose,
     draw_for,
     join,
+    merge,
+    merge_steps,
     split,
 )
-from croc.method.clustering.paper import merge
 from croc.method.clustering.released import add_columns
-from croc.method.clustering.steps import Step
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,8 @@ def trace_views(
         positions, saliency = at_least_float32(positions), at_least_float32(saliency)
         if seeds is None:
             seeds = draw_for(saliency, keys, config)
-        steps = list(join(at_least_float32(tokens), positions, saliency, seeds, config))
+        joined = join(at_least_float32(tokens), positions, saliency)
+        steps = list(merge_steps(*joined, seeds, config, views))
         _, _, count = choose(iter(steps), config)
         return Trace(tuple(_split(step, config, views) for step in steps), count)
 

@@ -17,7 +17,7 @@ from starlette.exceptions import HTTPException
 
 from croc.config import ClusterConfig
 from croc.lab.app.worker import MAX_WAITING, Worker, follow_colours
-from croc.method.clustering.cluster import cluster_views
+from croc.method.clustering.paper import cluster_views
 from croc.method.clustering.trace import trace_views
 from croc.method.croc import locate, saliency
 from croc.method.photometric import normalise

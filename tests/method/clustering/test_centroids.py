@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from croc.method.clustering.centroids import softness
+from croc.method.clustering.paper import softness
 
 SHAPE = (2, 3, 4, 5)  # views, images, heads, tokens
 

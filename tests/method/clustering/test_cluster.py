@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from croc.config import ClusterConfig
 from croc.method.clustering import cluster
-from croc.method.clustering.centroids import pool
+from croc.method.clustering.paper import pool
 from croc.method.types import Clusters
 from tests.method.clustering import Case, make_case
 from tests.oracles.clustering import OracleResult, centroids, cluster_paper, cluster_released

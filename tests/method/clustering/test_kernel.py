@@ -7,9 +7,14 @@ import torch.nn.functional as F
 
 from croc.config import ClusterConfig
 from croc.method.clustering import paper
-from croc.method.clustering.cluster import choose, cluster, split, split_views
-from croc.method.clustering.paper import paper_steps
-from croc.method.clustering.steps import closest_pair
+from croc.method.clustering.paper import (
+    choose,
+    closest_pair,
+    cluster,
+    paper_steps,
+    split,
+    split_views,
+)
 from croc.method.types import Clusters
 from tests.kernels.interpreter import gpu, interpreted, knowing_bfloat16
 from tests.method.clustering import Case, make_case

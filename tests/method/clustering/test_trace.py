@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from croc.config import ClusterConfig
 from croc.errors import UserError
-from croc.method.clustering.cluster import cluster_views, split_views
+from croc.method.clustering.paper import cluster_views, split_views
 from croc.method.clustering.trace import Trace, trace_views
 from tests.method.clustering import Case, make_case
 from tests.method.clustering.test_cluster import cases
