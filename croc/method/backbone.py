@@ -18,9 +18,9 @@ from torch import Tensor, nn
 
 from croc.config import ModelConfig
 from croc.errors import UserError
-from croc.method.layers import autocast_dtype, replace_layers
+from croc.method.layers import replace_layers
 from croc.method.randomness import uniform
-from croc.method.types import Tokens
+from croc.method.types import Tokens, autocast_dtype
 
 WHOLE_GRID = (1.0, 1.0)
 """The sides of position windows that are the grid itself."""

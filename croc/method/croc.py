@@ -15,23 +15,23 @@ from lightning_fabric import Fabric
 from lightning_fabric.wrappers import _FabricModule
 from torch import Tensor, nn
 
-from croc.config import ClusterConfig, CrocConfig, DinoConfig, require
+from croc.config import ClusterConfig, CrocConfig, DinoConfig, DistillationConfig, require
 from croc.method.backbone import Backbone
 from croc.method.clustering.paper import check_k_start, cluster_views, pool, softness
-from croc.method.distributed import hold_gradients, process_count, sum_over_processes
+from croc.method.distributed import hold_gradients, local_shards, process_count, sum_over_processes
 from croc.method.heads import ImageHead, ProjectionHead
-from croc.method.layers import autocast_dtype
 from croc.method.losses import Center, distil, sinkhorn_center, weighted_total
-from croc.method.optim import (
-    Settings,
-    teacher_momentum,
-    teacher_temperature,
-    update_teacher,
-    views_at,
-)
 from croc.method.stages import stage
-from croc.method.types import Canvases, Clusters, Tokens, Views
-from croc.method.views import VIEWS, make_views
+from croc.method.types import (
+    Canvases,
+    Clusters,
+    Settings,
+    Tokens,
+    Views,
+    autocast_dtype,
+    cosine,
+)
+from croc.method.views import VIEWS, make_views, views_at
 
 
 def locate(
@@ -318,3 +318,25 @@ class Croc:
         with stage("EMA"):
             momentum = teacher_momentum(self.config.loss, settings)
             update_teacher(self.teacher, self.student, momentum)
+
+
+def teacher_momentum(loss: DistillationConfig, settings: Settings) -> float:
+    """From its start to 1."""
+    return cosine(loss.teacher_momentum, 1.0, settings.step, settings.total_steps)
+
+
+def teacher_temperature(loss: DistillationConfig, epoch: int) -> float:
+    """Linear over the warm-up, by whole epochs."""
+    if epoch >= loss.temperature_warmup_epochs - 1:
+        return loss.teacher_temperature
+    share = epoch / (loss.temperature_warmup_epochs - 1)
+    start, end = loss.teacher_temperature_start, loss.teacher_temperature
+    return start + (end - start) * share
+
+
+@torch.no_grad()
+def update_teacher(teacher: nn.Module, student: nn.Module, momentum: float) -> None:
+    """teacher ← momentum · teacher + (1 − momentum) · student."""
+    averages: list[Tensor] = local_shards(p.data for p in teacher.parameters())
+    latest: list[Tensor] = local_shards(p.data for p in student.parameters())
+    torch._foreach_lerp_(averages, latest, 1 - momentum)  # pyright: ignore[reportPrivateImportUsage]

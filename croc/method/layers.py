@@ -13,6 +13,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from croc import kernels
+from croc.method.types import autocast_dtype
 
 
 class KeyedDropPath(nn.Module):
@@ -77,12 +78,6 @@ class PatchConv2d(nn.Conv2d):
         height, width = self.kernel_size
         patches = rearrange(input, "b c (y h) (x w) -> b y x (c h w)", h=height, w=width)
         return F.linear(patches, self.weight.flatten(1), self.bias).permute(0, 3, 1, 2)
-
-
-def autocast_dtype(device: torch.device, otherwise: torch.dtype) -> torch.dtype:
-    """The type in which autocast computes matrix products now."""
-    kind = device.type
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else otherwise
 
 
 def replace_layers(vit: VisionTransformer) -> list[KeyedDropPath]:

@@ -20,11 +20,10 @@ from croc.method.backbone import (
     start_linear_layers,
 )
 from croc.method.distributed import hold_gradients, process_count
-from croc.method.layers import autocast_dtype, replace_in_blocks
-from croc.method.optim import Settings
+from croc.method.layers import replace_in_blocks
 from croc.method.randomness import uniform
 from croc.method.stages import stage
-from croc.method.types import Canvases
+from croc.method.types import Canvases, Settings, autocast_dtype
 from croc.method.views import make_views
 
 

@@ -1,75 +1,21 @@
-"""Schedules, the optimizer (AdamW, or Muon for the blocks' matrices), and the moving average.
-
-Schedules are pure functions of the step, so that a resumed run needs no state of them.
-"""
+"""The optimizer: AdamW, or Muon for the blocks' matrices; clipping; steps that may be skipped."""
 
 import math
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, cast
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from croc.config import DistillationConfig, OptimConfig, ViewsConfig
-from croc.method.distributed import is_sharded, local_shards, sum_over_processes
+from croc.config import OptimConfig
+from croc.method.distributed import is_sharded, local_shards, process_count, sum_over_processes
+from croc.method.types import Settings
 
 QUINTIC = (3.4445, -4.7750, 2.0315)
 """a·s + b·s³ + c·s⁵ drives every singular value from 0 … 1 to near 1: Muon's own coefficients."""
 QUINTIC_ITERATIONS = 5
-
-
-@dataclass(frozen=True)
-class Settings:
-    """Where the run stands, and what its optimizer is set to."""
-
-    step: int
-    total_steps: int
-    epoch: int
-    rate: float
-    weight_decay: float
-
-
-def settings_at(step: int, optim: OptimConfig, steps_per_epoch: int) -> Settings:
-    """Linear warm-up from 0, then half a cosine; the rate is scaled by batch / 256."""
-    total = optim.epochs * steps_per_epoch
-    warmup = optim.warmup_epochs * steps_per_epoch
-    peak = optim.rate * optim.batch / 256
-    if step < warmup:
-        rate = peak * step / max(1, warmup - 1)
-    else:
-        rate = cosine(peak, optim.rate_end, step - warmup, total - warmup)
-    decay = cosine(optim.weight_decay, optim.weight_decay_end, step, total)
-    return Settings(step, total, step // steps_per_epoch, rate, decay)
-
-
-def teacher_momentum(loss: DistillationConfig, settings: Settings) -> float:
-    """From its start to 1."""
-    return cosine(loss.teacher_momentum, 1.0, settings.step, settings.total_steps)
-
-
-def teacher_temperature(loss: DistillationConfig, epoch: int) -> float:
-    """Linear over the warm-up, by whole epochs."""
-    if epoch >= loss.temperature_warmup_epochs - 1:
-        return loss.teacher_temperature
-    share = epoch / (loss.temperature_warmup_epochs - 1)
-    start, end = loss.teacher_temperature_start, loss.teacher_temperature
-    return start + (end - start) * share
-
-
-def views_at(views: ViewsConfig, epoch: int) -> ViewsConfig:
-    """Smaller views, with as much less blur, in the early epochs; other schedules do not change."""
-    if views.early_px is None or epoch >= views.early_epochs:
-        return views
-    low, high = (sigma * views.early_px / views.size_px for sigma in views.blur_sigma)
-    return replace(views, size_px=views.early_px, blur_sigma=(low, high))
-
-
-def cosine(start: float, end: float, step: int, steps: int) -> float:
-    """Half a cosine from start (step 0) to end (which step `steps` would reach)."""
-    return end + (start - end) * (1 + math.cos(math.pi * step / max(1, steps))) / 2
 
 
 def make_optimizer(
@@ -116,12 +62,42 @@ def clip_gradient(parameters: Iterable[nn.Parameter], max_norm: float) -> Tensor
     return norm
 
 
-@torch.no_grad()
-def update_teacher(teacher: nn.Module, student: nn.Module, momentum: float) -> None:
-    """teacher ← momentum · teacher + (1 − momentum) · student."""
-    averages: list[Tensor] = local_shards(p.data for p in teacher.parameters())
-    latest: list[Tensor] = local_shards(p.data for p in student.parameters())
-    torch._foreach_lerp_(averages, latest, 1 - momentum)  # pyright: ignore[reportPrivateImportUsage]
+class Guard:
+    """Steps the optimizer unless the gradient is not finite; nothing waits for the device.
+
+    A skipped step leaves the student and the optimizer's state alone. The teacher still follows
+    the student, and centers take finite values only.
+    """
+
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, device: torch.device, skipped: int = 0
+    ) -> None:
+        """`optimizer` may be Fabric's wrapper; `skipped` counts those of earlier starts."""
+        self.optimizer = optimizer
+        self._inner = getattr(optimizer, "optimizer", optimizer)
+        sharded = any(is_sharded(p) for group in optimizer.param_groups for p in group["params"])
+        # With FSDP the device is waited for: the fused optimizer does not mix kinds of tensors.
+        self._skips_on_device = device.type == "cuda" and not sharded
+        self._skipped = torch.full((), float(skipped), device=device)
+        self._in_a_row = torch.zeros((), device=device)
+
+    def step(self, norm: Tensor, loss: Tensor) -> None:
+        bad = ~norm.isfinite()
+        if process_count() == 1:  # several have a loss each, but the same norm
+            bad |= ~loss.isfinite()
+        self._skipped += bad
+        self._in_a_row = (self._in_a_row + 1) * bad
+        if self._skips_on_device:  # the fused optimizer reads found_inf there
+            self._inner.found_inf = bad.float()  # pyright: ignore[reportAttributeAccessIssue]
+            self.optimizer.step()
+        elif not bad:
+            self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def counts(self) -> tuple[int, int]:
+        """Steps skipped in all, and how many of them in a row until now."""
+        skipped, in_a_row = torch.stack([self._skipped, self._in_a_row]).tolist()
+        return int(skipped), int(in_a_row)
 
 
 class Piece(NamedTuple):

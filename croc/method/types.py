@@ -1,4 +1,4 @@
-"""The data passed between the parts of the method, and the letters that name the axes.
+"""What the parts of the method pass to each other, and the letters that name the axes.
 
 M views of an image        B images                  H attention heads
 N patches in a view        T = M·N joined tokens     K clusters
@@ -8,9 +8,11 @@ h, w pixels of a view      S pixels of a canvas's side
 Shapes are written with jaxtyping and checked in the tests; at run time they cost nothing.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import torch
 from jaxtyping import Bool, Float, Int, Int64, UInt8
 from torch import Tensor, device
 
@@ -80,3 +82,25 @@ class Clusters:
     """Transport cost of the chosen step."""
     count: Int[Tensor, "B H"]
     """The chosen K, before pruning."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Where the run stands, and what its optimizer is set to."""
+
+    step: int
+    total_steps: int
+    epoch: int
+    rate: float
+    weight_decay: float
+
+
+def cosine(start: float, end: float, step: int, steps: int) -> float:
+    """Half a cosine from start (step 0) to end (which step `steps` would reach)."""
+    return end + (start - end) * (1 + math.cos(math.pi * step / max(1, steps))) / 2
+
+
+def autocast_dtype(device: torch.device, otherwise: torch.dtype) -> torch.dtype:
+    """The type in which autocast computes matrix products now."""
+    kind = device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else otherwise

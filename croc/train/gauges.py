@@ -29,10 +29,9 @@ from croc.data import ImageSource, UndecodableImage, epoch_order, place_on_canva
 from croc.data.decode import reduce_image
 from croc.method.backbone import Backbone
 from croc.method.croc import locate
-from croc.method.layers import autocast_dtype
 from croc.method.photometric import normalise
 from croc.method.randomness import sample_key
-from croc.method.types import Canvases, Clusters
+from croc.method.types import Canvases, Clusters, autocast_dtype
 from croc.method.views import VIEWS, Crops, crop, make_views
 
 IMAGES, MAX_TRIED = 64, 256

@@ -21,9 +21,8 @@ from croc.data.loader import batch_indices
 from croc.data.sources import ImageSource
 from croc.errors import UserError
 from croc.io import replacing
-from croc.method.distributed import fetch, full_state, is_sharded, process_count
-from croc.method.optim import Settings
-from croc.method.types import Canvases
+from croc.method.distributed import fetch, full_state
+from croc.method.types import Canvases, Settings
 from croc.train.cuda_graph import Gradients, RecordedGradients
 from croc.train.log import finite_or_none
 from croc.weights.checkpoint import checkpoints
@@ -38,44 +37,6 @@ MAX_NAMES, MAX_STEPS = 50, 20
 Metrics = Mapping[str, float]
 Sign = tuple[str, str, Callable[[Metrics], bool]]
 """A message, the metric that it is about, and when it applies."""
-
-
-class Guard:
-    """Steps the optimizer unless the gradient is not finite; nothing waits for the device.
-
-    A skipped step leaves the student and the optimizer's state alone. The teacher still follows
-    the student, and centers take finite values only.
-    """
-
-    def __init__(
-        self, optimizer: torch.optim.Optimizer, device: torch.device, skipped: int = 0
-    ) -> None:
-        """`optimizer` may be Fabric's wrapper; `skipped` counts those of earlier starts."""
-        self.optimizer = optimizer
-        self._inner = getattr(optimizer, "optimizer", optimizer)
-        sharded = any(is_sharded(p) for group in optimizer.param_groups for p in group["params"])
-        # With FSDP the device is waited for: the fused optimizer does not mix kinds of tensors.
-        self._skips_on_device = device.type == "cuda" and not sharded
-        self._skipped = torch.full((), float(skipped), device=device)
-        self._in_a_row = torch.zeros((), device=device)
-
-    def step(self, norm: Tensor, loss: Tensor) -> None:
-        bad = ~norm.isfinite()
-        if process_count() == 1:  # several have a loss each, but the same norm
-            bad |= ~loss.isfinite()
-        self._skipped += bad
-        self._in_a_row = (self._in_a_row + 1) * bad
-        if self._skips_on_device:  # the fused optimizer reads found_inf there
-            self._inner.found_inf = bad.float()  # pyright: ignore[reportAttributeAccessIssue]
-            self.optimizer.step()
-        elif not bad:
-            self.optimizer.step()
-        self.optimizer.zero_grad()
-
-    def counts(self) -> tuple[int, int]:
-        """Steps skipped in all, and how many of them in a row until now."""
-        skipped, in_a_row = torch.stack([self._skipped, self._in_a_row]).tolist()
-        return int(skipped), int(in_a_row)
 
 
 class Health:

@@ -26,14 +26,14 @@ from croc.method.distributed import (
     shard_teacher,
     union_over_processes,
 )
-from croc.method.optim import Settings, clip_gradient, make_optimizer, set_rates, settings_at
+from croc.method.optim import Guard, clip_gradient, make_optimizer, set_rates
 from croc.method.stages import stage
-from croc.method.types import Canvases
+from croc.method.types import Canvases, Settings, cosine
 from croc.signals import notice_of_end
 from croc.train.cuda_graph import Gradients, make_gradients, records
 from croc.train.distributed import StopRequest, compiles, make_fabric, processes_here
 from croc.train.gauges import Gauges
-from croc.train.health import Guard, Health, diagnose
+from croc.train.health import Health, diagnose
 from croc.train.log import RunLog
 from croc.train.run_folder import Saver, TrainState, open_run_folder
 from croc.weights.checkpoint import checkpoints, load_checkpoint
@@ -181,16 +181,30 @@ def train(
                 )
 
 
+def settings_at(step: int, optim: OptimConfig, steps_per_epoch: int) -> Settings:
+    """The schedule: linear warm-up from 0, then half a cosine; scaled by batch / 256. A pure
+    function of the step, so that a resumed run needs no state of it."""
+    total = optim.epochs * steps_per_epoch
+    warmup = optim.warmup_epochs * steps_per_epoch
+    peak = optim.rate * optim.batch / 256
+    if step < warmup:
+        rate = peak * step / max(1, warmup - 1)
+    else:
+        rate = cosine(peak, optim.rate_end, step - warmup, total - warmup)
+    decay = cosine(optim.weight_decay, optim.weight_decay_end, step, total)
+    return Settings(step, total, step // steps_per_epoch, rate, decay)
+
+
 def train_step(
     gradients: Gradients, guard: Guard, canvases: Canvases, settings: Settings, optim: OptimConfig
 ) -> dict[str, Tensor]:
     """One update of student and teacher. Nothing in it waits for the device."""
     method = gradients.method
-    set_rates(guard.optimizer, settings)
     method.set_schedule(settings)
     metrics = gradients(canvases)
     method.freeze_prototypes(settings)
     with stage("update"):
+        set_rates(guard.optimizer, settings)
         norm = clip_gradient(method.student.parameters(), optim.clip_gradient)
         # Metrics are summed over processes, and this one is the same on all of them.
         metrics["gradient_norm"] = norm / gradients.fabric.world_size

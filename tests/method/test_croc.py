@@ -13,14 +13,13 @@ from croc.data.sources import open_source
 from croc.method.build import build_method
 from croc.method.croc import Croc
 from croc.method.losses import teacher_probabilities
-from croc.method.optim import Settings, make_optimizer, settings_at
-from croc.method.types import Canvases
+from croc.method.optim import Guard, make_optimizer
+from croc.method.types import Canvases, Settings
 from croc.method.views import make_views
 from croc.recipes import without_clusters
 from croc.train.cuda_graph import Gradients
 from croc.train.distributed import make_fabric
-from croc.train.health import Guard
-from croc.train.loop import pretrain, train_step
+from croc.train.loop import pretrain, settings_at, train_step
 from tests.tiny import tiny_config, tiny_dino
 from tests.train import metrics_of
 

@@ -9,7 +9,7 @@ import croc.method.croc as step
 from croc.config import CrocConfig, PretrainConfig, ViewsConfig
 from croc.errors import UserError
 from croc.method.build import build_method
-from croc.method.optim import views_at
+from croc.method.views import views_at
 from croc.recipes import without_clusters
 from croc.train.distributed import make_fabric
 from croc.train.loop import pretrain

@@ -12,21 +12,17 @@ from torch import Tensor, nn
 
 from croc.config import LossConfig, OptimConfig
 from croc.errors import UserError
-from croc.method.croc import Network
+from croc.method.croc import Network, teacher_momentum, teacher_temperature, update_teacher
 from croc.method.optim import (
     QUINTIC,
     Muon,
-    Settings,
     clip_gradient,
     make_optimizer,
     orthogonalize,
     set_rates,
-    settings_at,
-    teacher_momentum,
-    teacher_temperature,
-    update_teacher,
 )
-from croc.train.loop import pretrain
+from croc.method.types import Settings
+from croc.train.loop import pretrain, settings_at
 from croc.weights.checkpoint import checkpoints, load_checkpoint
 from tests.tiny import tiny_config
 

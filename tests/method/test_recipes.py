@@ -8,11 +8,10 @@ from lightning_fabric import Fabric
 
 from croc.config import CrocConfig, DinoConfig, MaeConfig, PretrainConfig
 from croc.method.build import Method, build_method
-from croc.method.optim import make_optimizer, settings_at
+from croc.method.optim import Guard, make_optimizer
 from croc.recipes import RECIPES
 from croc.train.cuda_graph import Gradients
-from croc.train.health import Guard
-from croc.train.loop import train_step
+from croc.train.loop import settings_at, train_step
 from tests.method.test_croc import make_canvases
 from tests.tiny import tiny_config, tiny_dino, tiny_mae
 

@@ -4,11 +4,12 @@ import torch
 import torch.distributed as dist
 
 from croc.method.build import build_method
+from croc.method.croc import update_teacher
 from croc.method.distributed import full_state, leave_processes, local_shards, shard_teacher
-from croc.method.optim import clip_gradient, make_optimizer, set_rates, settings_at, update_teacher
+from croc.method.optim import Guard, clip_gradient, make_optimizer, set_rates
 from croc.signals import exit_process
 from croc.train.distributed import make_fabric
-from croc.train.health import Guard
+from croc.train.loop import settings_at
 from tests.tiny import tiny_config
 
 

@@ -10,11 +10,10 @@ from croc.config import PretrainConfig, RunConfig
 from croc.errors import UserError
 from croc.io import read_metrics
 from croc.method.build import build_method
-from croc.method.optim import make_optimizer, settings_at
+from croc.method.optim import Guard, make_optimizer
 from croc.train.cuda_graph import WARM_UPS, RecordedGradients, records
 from croc.train.distributed import make_fabric
-from croc.train.health import Guard
-from croc.train.loop import pretrain, train_step
+from croc.train.loop import pretrain, settings_at, train_step
 from tests.method.test_croc import make_canvases
 from tests.tiny import tiny_config, tiny_dino, tiny_mae
 

@@ -15,7 +15,8 @@ from croc.io import read_metrics
 from croc.method.croc import Croc
 from croc.method.distributed import local_shard
 from croc.method.losses import Center
-from croc.train.health import DIAGNOSIS, LINES, Guard, Health
+from croc.method.optim import Guard
+from croc.train.health import DIAGNOSIS, LINES, Health
 from croc.train.loop import pretrain
 from croc.weights.checkpoint import checkpoint_path, checkpoints, load_checkpoint
 from tests.tiny import tiny_config, tiny_mae

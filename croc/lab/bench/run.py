@@ -39,15 +39,14 @@ from croc.method.backbone import Backbone
 from croc.method.build import build_method
 from croc.method.clustering.paper import check_k_start
 from croc.method.distributed import fetch
-from croc.method.optim import make_optimizer, settings_at
+from croc.method.optim import Guard, make_optimizer
 from croc.method.randomness import sample_key
 from croc.method.stages import Stopwatch
 from croc.method.types import Canvases
 from croc.method.views import VIEWS
 from croc.train.cuda_graph import WARM_UPS, Gradients, make_gradients, records
 from croc.train.distributed import compiles, in_bfloat16, make_fabric
-from croc.train.health import Guard
-from croc.train.loop import train_step
+from croc.train.loop import settings_at, train_step
 
 FILE, PICTURE = "bench.json", "bench.png"
 BATCHES, STAGE_STEPS, HOST_STEPS = 3, 10, 5
