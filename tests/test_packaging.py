@@ -1,5 +1,6 @@
 """Wheel and sdist, built without network, and the wheel as it runs where it is installed."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -20,9 +21,10 @@ TAKEN = ("croc", "tests", "docs", "dev", "benchmarks", "examples")
 
 
 def call(*command: str | Path, folder: Path) -> str:
-    done = subprocess.run(
-        list(map(str, command)), cwd=folder, capture_output=True, text=True, timeout=300
-    )
+    """Its output, in an environment in which the checkout cannot be imported."""
+    clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    words = list(map(str, command))
+    done = subprocess.run(words, cwd=folder, env=clean, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
