@@ -59,13 +59,10 @@ def test_python_of_a_page_runs(name: str, capsys: pytest.CaptureFixture[str]):
     assert capsys.readouterr().out
 
 
-def test_python_of_all_pages_parses():
+def test_python_parses_and_links_exist():
     for page in PAGES:
         for block in blocks(page, "python"):
             compile(block, page.name, "exec")
-
-
-def test_links_exist():
     for page in [*PAGES, ROOT / "dev" / "LOG.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]:
         for target in re.findall(r"\]\(([^)]+)\)", page.read_text()):
             path, _, anchor = target.partition("#")
