@@ -164,7 +164,7 @@ def bench_command(arguments: list[str]) -> None:
 def sweep_command(arguments: list[str]) -> bool:
     if _recipes_help("sweep", arguments):
         return True
-    from croc.lab.sweep.command import run_command
+    from croc.lab.sweep import run_command
 
     return run_command(arguments[0], arguments[1:], _recipe)
 
@@ -193,9 +193,9 @@ class ShowWeights:
 
 def show_command(kind: str, arguments: list[str]) -> None:
     if kind == "report":
-        from croc.lab.report.command import run_command as write_report
+        from croc.lab.report.page import run_command as write_report
 
-        print(write_report(arguments))
+        write_report(arguments)
     elif kind == "weights":
         options = parse(ShowWeights, arguments, "croc show weights")
         from croc.weights.open import describe_file

@@ -13,7 +13,7 @@ from torch import Tensor
 from croc.config import PretrainConfig
 from croc.data import open_source
 from croc.io import read_gauges
-from croc.lab.report.reading import read_run
+from croc.lab.report.page import read_run
 from croc.method.build import build_method
 from croc.method.types import Clusters
 from croc.train.distributed import make_fabric
@@ -168,7 +168,7 @@ def test_gauges_reach_tensorboard_and_the_report(tmp_path: Path):
     events = EventAccumulator(str(run / "tensorboard")).Reload()
     assert [event.step for event in events.Scalars("gauges/agreement")] == [0, 2]
     found = read_run(run)
-    assert found.metrics["rank"].steps == [0, 2]
+    assert [step for step, _ in found.metrics["rank"]] == [0, 2]
     assert found.notes == []
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from croc.lab.report.build import write_report
+from croc.lab.report.page import write_report
 from tests.lab.browser import BROWSER, is_dark, open_page, sideways
 from tests.lab.report.fakes import add_bench, add_pictures, add_scores, line, make_run
 
