@@ -626,7 +626,7 @@ def make_figure(record: dict[str, Any]) -> Figure:
         axes.set_xlim(-0.5, len(names) - 0.5)
         axes.tick_params(labelsize=8)
         axes.spines[["top", "right"]].set_visible(False)
-    about = textwrap.wrap("; ".join(table_of(record)[2]), int(14 * size[0]), max_lines=4)
+    about = textwrap.wrap(" ".join(table_of(record)[2]), int(14 * size[0]), max_lines=4)
     figure.suptitle(verbatim("\n".join(about)), x=0.01, ha="left", fontsize=9)
     handles = figure.axes[0].get_legend_handles_labels()
     figure.legend(*handles, loc="outside lower left", ncols=3, fontsize=8, frameon=False)

@@ -251,7 +251,7 @@ def thin(series: Series, points: int) -> dict[str, list[Any]]:
 
 def training_seconds(seconds: Sequence[float]) -> float:
     """Of all parts of a run, from its lines: the clock restarts at every resume."""
-    return sum(now for now, after in pairwise(seconds) if after < now) + sum(seconds[-1:])
+    return sum((now for now, after in pairwise(seconds) if after < now), sum(seconds[-1:], 0.0))
 
 
 def _facts(run: Run) -> Iterator[tuple[str, str, bool | None]]:
