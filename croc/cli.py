@@ -16,7 +16,6 @@ from croc.arguments import parse
 from croc.config import CrocConfig, DataConfig, PretrainConfig, read_config
 from croc.errors import AskedToEnd, LostPeerError, UserError
 from croc.eval.protocols import PROTOCOLS
-from croc.lab.bench.options import BenchOptions, with_bench
 from croc.recipes import RECIPES, demo
 from croc.signals import exit_process, is_first_process, process_number
 
@@ -157,22 +156,15 @@ def demo_command(arguments: list[str]) -> bool:
 def bench_command(arguments: list[str]) -> None:
     if _recipes_help("bench", arguments):
         return
-    default, recipe = _recipe(arguments[0])
-    if not isinstance(default, CrocConfig):
-        raise UserError(f"croc bench measures CrOC's step, and {arguments[0]} is another method")
-    program = f"croc bench {arguments[0]}"
-    options = parse(BenchOptions, arguments[1:], program, with_bench(default))
-    if options.model.init is not None:
-        raise UserError("croc bench measures with fresh weights: leave --init out")
-    from croc.lab.bench.run import run_bench
+    from croc.lab.bench import run_bench
 
-    print(f"the results are in {run_bench(options.recipe, options.bench, recipe)}")
+    run_bench(arguments[0], arguments[1:], _recipe)
 
 
 def sweep_command(arguments: list[str]) -> bool:
     if _recipes_help("sweep", arguments):
         return True
-    from croc.lab.sweep.command import run_command
+    from croc.lab.sweep import run_command
 
     return run_command(arguments[0], arguments[1:], _recipe)
 
@@ -201,9 +193,9 @@ class ShowWeights:
 
 def show_command(kind: str, arguments: list[str]) -> None:
     if kind == "report":
-        from croc.lab.report.command import run_command as write_report
+        from croc.lab.report.page import run_command as write_report
 
-        print(write_report(arguments))
+        write_report(arguments)
     elif kind == "weights":
         options = parse(ShowWeights, arguments, "croc show weights")
         from croc.weights.open import describe_file

@@ -19,7 +19,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"^ *```(\w*)[^\n]*\n(.*?)^ *```", re.DOTALL | re.MULTILINE)
 INLINE = re.compile(r"`croc ((?:pretrain|sweep|evaluate) [a-z][^`…]* --[^`…]+)`")
 STARTS = {
-    "sweep": "croc.lab.sweep.sweep.run_sweep",
+    "sweep": "croc.lab.sweep.run_sweep",
     "evaluate table": "croc.eval.table.make_table",
     "evaluate curve": "croc.eval.curve.points_of",
     "evaluate": "croc.eval.evaluate.evaluate",

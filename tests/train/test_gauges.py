@@ -1,5 +1,6 @@
 """Gauges of dense quality: on planted features, and in runs that are stopped and resumed."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,16 +10,17 @@ from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor
 
+from croc.config import PretrainConfig
 from croc.data import open_source
 from croc.io import read_gauges
-from croc.lab.report.reading import read_run
+from croc.lab.report.page import read_run
 from croc.method.build import build_method
 from croc.method.types import Clusters
 from croc.train.distributed import make_fabric
 from croc.train.gauges import Gauges, count_matches, token_statistics
 from croc.train.log import RunLog
 from croc.train.loop import pretrain
-from tests.tiny import tiny_config, tiny_mae
+from tests.tiny import tiny_config, tiny_dino, tiny_mae
 
 NAMES = {"step", "place", "image", "neighbors", "rank", "agreement", "agreement_chance"}
 
@@ -33,20 +35,29 @@ def planted(place: float, image: float, own: float) -> Tensor:
 
 @pytest.mark.parametrize(
     ("weights", "tolerance"),
-    [((1, 0, 0), 1e-6), ((0, 1, 0), 1e-6), ((0.5, 0.25, 0.25), 0.05), ((0, 0, 1), 0.03)],
+    [((1, 0, 0), 1e-6), ((0, 1, 0), 1e-6), ((0.5, 0.25, 0.25), 0.05)],
 )
 def test_place_and_image_are_the_shares_that_were_planted(weights, tolerance):
-    """Whatever the scale and offset of a feature; constant features do not count."""
-    tokens = planted(*weights) * torch.linspace(0.1, 50, 16)[:, None, None] + 7
-    tokens[:, 0] = 3.0
-    statistics, _ = token_statistics(tokens.split(10))
+    """Whatever the scale and offset of the features; constant ones do not count."""
+    tokens = planted(*weights)
+    shares, _ = token_statistics(tokens.split(10))
     # A mean over 64 values keeps 1/64 of the variance of what is independent.
-    assert statistics.place == pytest.approx(weights[0], abs=tolerance)
-    assert statistics.image == pytest.approx(weights[1], abs=tolerance)
+    assert shares.place == pytest.approx(weights[0], abs=tolerance)
+    assert shares.image == pytest.approx(weights[1], abs=tolerance)
+    other = tokens * torch.linspace(0.1, 50, 16)[:, None, None] + 7
+    other = torch.cat([other, torch.full_like(other[:, :1], 3.0)], dim=1)
+    scaled, _ = token_statistics([other])
+    assert (scaled.place, scaled.image) == pytest.approx((shares.place, shares.image), abs=1e-6)
+
+
+def test_independent_tokens_have_neither_share():
+    shares, _ = token_statistics([planted(0, 0, 1)])
+    assert (shares.place, shares.image) == pytest.approx((1 / 64, 1 / 64), rel=0.3)
 
 
 def test_neighbors_is_the_correlation_of_adjacent_tokens():
     for tokens, expected in (
+        (planted(0, 1, 0), 1.0),
         (planted(0, 0, 1), 0.0),
         (planted(0, 0.5, 0.5), 0.5),
         (planted(0, 1, 0) * (-1) ** torch.arange(8)[:, None] * (-1) ** torch.arange(8), -1.0),
@@ -56,6 +67,10 @@ def test_neighbors_is_the_correlation_of_adjacent_tokens():
 
 
 def test_rank_is_that_of_the_singular_values():
+    for rank in (1, 4, 16):  # equally strong directions
+        mixing = torch.linalg.qr(torch.randn(16, 16, generator=torch.Generator().manual_seed(1))).Q
+        tokens = torch.einsum("bchw,cd->bdhw", planted(0, 0, 1)[:, :rank], mixing[:rank])
+        assert token_statistics(tokens.split(10))[0].rank == pytest.approx(rank, rel=0.02)
     tokens = planted(0.5, 0.2, 0.3)[:2] + 0.5
     singular = torch.linalg.svdvals(tokens.double().permute(0, 2, 3, 1).flatten(0, 2))
     p = singular / singular.sum() + 1e-7
@@ -78,6 +93,15 @@ def test_clusters_of_distinct_constant_tokens_all_agree():
     assert count_matches(patches, clusters) == (2 * 30, 30, 6)
 
 
+def test_clusters_of_random_tokens_agree_by_chance():
+    g = torch.Generator().manual_seed(0)
+    labels = torch.randint(4, (2, 500, 40), generator=g)
+    clusters = hard_clusters(labels, 4, torch.ones(500, 1, 4, dtype=torch.bool))
+    matches, count, pairs = count_matches(torch.randn(2, 500, 40, 8, generator=g), clusters)
+    assert (count, pairs) == (2000, 500)
+    assert matches / (2 * count) == pytest.approx(0.25, abs=0.03)
+
+
 def test_invalid_clusters_are_neither_counted_nor_matched():
     """Of three images one has a single valid cluster, and one a pruned copy of a valid cluster."""
     labels = torch.arange(4).repeat(2, 3, 1)
@@ -88,50 +112,58 @@ def test_invalid_clusters_are_neither_counted_nor_matched():
     assert count_matches(patches, hard_clusters(labels, 4, valid)) == (2 * 7, 7, 2)
 
 
-@pytest.mark.parametrize("tiny", [tiny_config, tiny_mae])
-def test_every_checkpoint_has_gauges_and_a_resumed_run_the_same(tmp_path, tiny, monkeypatch):
-    whole = pretrain(tiny(tmp_path / "whole", stop_after_steps=5), "tiny")
+@pytest.mark.parametrize("tiny", [tiny_config, tiny_dino, tiny_mae])
+def test_every_checkpoint_has_gauges_and_a_resumed_run_the_same(
+    tmp_path: Path, tiny: Callable[..., PretrainConfig], monkeypatch: pytest.MonkeyPatch
+):
+    whole = pretrain(tiny(tmp_path / "whole"), "tiny")
     lines = read_gauges(whole)
-    assert [line["step"] for line in lines] == [0, 2, 4, 5]
+    assert [line["step"] for line in lines] == [0, 2, 4, 6, 8, 9]
     for line in lines:
         assert line.keys() == NAMES
         assert all(0 < line[name] <= 1 for name in NAMES - {"step", "rank"})
         assert 1 < line["rank"] <= 192
     assert len({line["rank"] for line in lines}) > 1
-    events = EventAccumulator(str(whole / "tensorboard")).Reload()
-    assert [event.step for event in events.Scalars("gauges/agreement")] == [0, 2, 4, 5]
-    run = read_run(whole)
-    assert (run.metrics["rank"].steps, run.notes) == ([0, 2, 4, 5], [])
 
     class Killed(BaseException):
         pass
 
     def die(self: RunLog, step: int) -> None:
-        if step == 3:
+        if step == 5:
             raise Killed
 
     with monkeypatch.context() as patch:
         patch.setattr(RunLog, "advance", die)
         with pytest.raises(Killed):
-            pretrain(tiny(tmp_path / "run", stop_after_steps=5), "tiny")
+            pretrain(tiny(tmp_path / "run"), "tiny")
     with (tmp_path / "run" / "gauges.jsonl").open("a") as file:
-        file.write('{"step": 3, "place": 0.5}\n{"step": 4, "pl')
-    pretrain(tiny(tmp_path / "run", stop_after_steps=5), "tiny")
+        file.write('{"step": 5, "place": 0.5}\n{"step": 6, "pl')
+    pretrain(tiny(tmp_path / "run"), "tiny")
     assert read_gauges(tmp_path / "run") == lines
 
 
-def test_gauges_that_a_signal_left_out_are_measured_on_resume(tmp_path: Path, capsys, monkeypatch):
-    """A failure to measure them is reported once, and training continues."""
+def test_gauges_reach_tensorboard_and_the_report_and_are_measured_again_on_resume(tmp_path: Path):
+    run = pretrain(tiny_config(tmp_path / "run", stop_after_steps=2), "tiny")
+    events = EventAccumulator(str(run / "tensorboard")).Reload()
+    assert [event.step for event in events.Scalars("gauges/agreement")] == [0, 2]
+    report = read_run(run)
+    assert [step for step, _ in report.metrics["rank"]] == [0, 2]
+    assert report.notes == []
+    lines = read_gauges(run)
+    (run / "gauges.jsonl").unlink()  # as after a signal, which leaves no time for them
+    pretrain(tiny_config(run, stop_after_steps=2), "tiny")
+    assert read_gauges(run) == lines[-1:]
 
+
+def test_a_failure_is_reported_once_and_training_continues(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
     def fail(*_: object) -> None:
         raise torch.OutOfMemoryError("out of memory")
 
-    with monkeypatch.context() as patch:
-        patch.setattr(Gauges, "measure", fail)
-        run = pretrain(tiny_config(tmp_path / "run", stop_after_steps=4), "tiny")
+    monkeypatch.setattr(Gauges, "measure", fail)
+    pretrain(tiny_config(tmp_path / "run"), "tiny")
     assert capsys.readouterr().err.count("the gauges cannot be measured (OutOfMemoryError") == 1
-    pretrain(tiny_config(run, stop_after_steps=4), "tiny")
-    assert [line["step"] for line in read_gauges(run)] == [4]
 
 
 def test_measuring_leaves_networks_and_random_numbers_alone(tmp_path: Path):

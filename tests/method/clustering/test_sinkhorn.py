@@ -11,7 +11,7 @@ from torch import Tensor
 from croc.method.clustering import sinkhorn
 from tests.oracles.clustering import sinkhorn as sinkhorn_loops
 
-many = settings(max_examples=40, deadline=None, derandomize=True)
+many = settings(max_examples=60, deadline=None, derandomize=True)
 
 
 def marginal(rng: np.random.Generator, size: int, peak: float = 1.0) -> np.ndarray:

@@ -24,7 +24,7 @@ def test_chosen_step_is_what_the_definition_returns(variant: str) -> None:
     """To the last digit: assignments, validity, cost and K."""
 
     @settings(
-        max_examples=15,
+        max_examples=25,
         deadline=None,
         derandomize=True,
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
