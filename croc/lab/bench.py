@@ -112,6 +112,7 @@ def run_bench(
             "croc bench measures one device: leave out --run.devices, --run.nodes, --run.strategy "
             "and torchrun, and pass one device's share as --optim.batch"
         )
+    require(options.model.init is None, "croc bench measures with fresh weights: leave --init out")
     config = CrocConfig(**{each.name: getattr(options, each.name) for each in fields(CrocConfig)})
     settings = plan(replace(config, run=replace(run, devices=1)), bench)
     source = open_source(config.data, run.seed) if config.data.root else None
