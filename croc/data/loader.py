@@ -9,10 +9,10 @@ import os
 import signal
 import sys
 import weakref
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from glob import glob
 from itertools import islice
 from typing import Any, TypeVar
@@ -101,15 +101,15 @@ def make_loader(
     Batches are on the device. The workers start now, not with the first `next`; each makes a part
     of every batch.
     """
-    batch_indices(
-        first_step, len(source), batch, seed, rank, processes
-    )  # raises if it does not fit
+    split = {"batch": batch, "seed": seed, "rank": rank, "processes": processes}
+    indices_of = partial(batch_indices, count=len(source), **split)
+    indices_of(first_step)  # raises if the batch does not fit
     parts = max(1, min(workers, batch // processes))
     # While step s is requested, s − 1 may still be copied, s is being made, and so are the parts
     # of later steps that workers are ahead: none of them may share memory.
     slots = 3 + (workers * _PARTS_AHEAD - 1) // parts
     ring = Ring(slots, batch // processes, canvas_px, shared=workers > 0)
-    dataset = _Parts(source, ring, parts, batch, seed, rank, processes)
+    dataset = _Parts(source, ring, parts, seed, indices_of)
     order = range(first_step * parts, last_step * parts)
     filled = iterate(dataset, order, workers=workers, ahead=_PARTS_AHEAD)
 
@@ -140,16 +140,12 @@ class _Parts:
     source: ImageSource
     ring: "Ring"
     parts: int
-    batch: int
     seed: int
-    rank: int
-    processes: int
+    indices_of: Callable[[int], tuple[int, Int64[np.ndarray, "B"]]]
 
     def __getitem__(self, number: int) -> list[str] | UserError:
         step, part = divmod(number, self.parts)
-        epoch, indices = batch_indices(
-            step, len(self.source), self.batch, self.seed, self.rank, self.processes
-        )
+        epoch, indices = self.indices_of(step)
         canvases = self.ring.of_step(step)
         pixels, canvas_px = canvases.pixels.numpy(), canvases.pixels.shape[-1]
         failed: list[str] = []
@@ -241,9 +237,8 @@ class Ring:
                 for path in glob(f"/dev/shm/torch_{os.getpid()}_*"):  # torch leaves it behind
                     os.unlink(path)
                 raise UserError(
-                    f"the loader's processes share {self.memory.nbytes / 2**20:,.0f} MiB, which do "
-                    "not fit in /dev/shm: enlarge it (docker run --shm-size) or pass "
-                    "--data.workers 0"
+                    f"the loader's processes share {self.memory.nbytes / 2**20:,.0f} MiB, too much "
+                    "for /dev/shm: enlarge it (docker run --shm-size) or pass --data.workers 0"
                 ) from error
         sizes, keys, planes = self.memory.split([16 * numbers, 8 * numbers, pixels])
         self.sizes = sizes.view(torch.int64).view(slots, batch, 2)

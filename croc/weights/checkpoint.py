@@ -38,21 +38,14 @@ def load_checkpoint(
     try:
         with warnings.catch_warnings(action="ignore"):
             state = torch.load(path, map_location="cpu", weights_only=True)
-    except FileNotFoundError:
-        raise UserError(f"there is no checkpoint {path}") from None
-    except MemoryError:
+    except (FileNotFoundError, MemoryError):
         raise
     except Exception as error:  # torch raises almost anything for a broken file
         raise UserError(
             f"checkpoint {path} cannot be read ({first_line(error)}); {advice}"
         ) from None
-    if not isinstance(state, dict) or not isinstance(state.get("format"), int):
-        raise UserError(f"{path} is no checkpoint of a CrOC run; {advice}")
-    if state["format"] != FORMAT:
-        raise UserError(
-            f"{path} has format {state['format']}, this version reads {FORMAT}: use the version "
-            "that wrote it"
-        )
+    if not isinstance(state, dict) or state.get("format") != FORMAT:
+        raise UserError(f"{path} is no checkpoint of a CrOC run of format {FORMAT}; {advice}")
     kinds = {"step": int, "images": int, "failed": list, "optimizer": dict, "modules": dict}
     wrong = [name for name, kind in kinds.items() if not isinstance(state.get(name), kind)]
     if wrong:

@@ -120,10 +120,6 @@ def test_any_number_of_workers_makes_the_same_batches(workers):
     assert_same(loader(source, workers=workers), loader(source))
 
 
-def test_reduces_what_is_larger_than_the_canvas():
-    assert next(loader(canvas_px=4)).sizes.max() == 4
-
-
 def test_abandoning_it_ends_the_workers():
     before = set(multiprocessing.active_children())
     batches = loader(last_step=10**6, workers=1)

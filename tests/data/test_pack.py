@@ -71,7 +71,7 @@ from croc.data.pack import pack
 from tests.data.pictures import MemorySource
 class Slow(MemorySource):
     def read(self, index):
-        time.sleep(0.05)
+        time.sleep(0.01)
         return super().read(index)
 pack(Slow(10_000), sys.argv[1], 40, workers=1)
 """
@@ -81,8 +81,8 @@ def test_stopped_leaves_nothing(tmp_path):
     """Neither files nor processes: workers keep the pipe open as long as they live."""
     command = [sys.executable, "-c", SLOW_PACK, str(tmp_path / "packed")]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, start_new_session=True)
-    deadline = time.monotonic() + 30
-    while not list(tmp_path.glob(".packed-*/pixels-00000.bin")):
+    deadline = time.monotonic() + 60
+    while not any(file.stat().st_size for file in tmp_path.glob(".packed-*/pixels-00000.bin")):
         assert time.monotonic() < deadline
         time.sleep(0.05)
     os.killpg(process.pid, signal.SIGTERM)
