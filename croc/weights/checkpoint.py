@@ -44,8 +44,13 @@ def load_checkpoint(
         raise UserError(
             f"checkpoint {path} cannot be read ({first_line(error)}); {advice}"
         ) from None
-    if not isinstance(state, dict) or state.get("format") != FORMAT:
-        raise UserError(f"{path} is no checkpoint of a CrOC run of format {FORMAT}; {advice}")
+    if not isinstance(state, dict) or not isinstance(state.get("format"), int):
+        raise UserError(f"{path} is no checkpoint of a CrOC run; {advice}")
+    if state["format"] != FORMAT:
+        raise UserError(
+            f"{path} has format {state['format']}, this version reads {FORMAT}: use the version "
+            "that wrote it"
+        )
     kinds = {"step": int, "images": int, "failed": list, "optimizer": dict, "modules": dict}
     wrong = [name for name, kind in kinds.items() if not isinstance(state.get(name), kind)]
     if wrong:
