@@ -228,9 +228,10 @@ def pack_command(arguments: list[str]) -> None:
     from croc.data.pack import pack
 
     config = DataConfig(root=options.sources, canvas_px=options.canvas_px, workers=options.workers)
-    report = pack(open_source(config, seed=0), options.to, options.canvas_px, worker_count(config))
-    print(f"{report.count:,} photographs in {options.to}; train with --data.root {options.to}")
-    for name in report.failed[:20]:
+    source = open_source(config, seed=0)
+    count, failed = pack(source, options.to, options.canvas_px, worker_count(config))
+    print(f"{count:,} photographs in {options.to}; train with --data.root {options.to}")
+    for name in failed[:20]:
         print(f"skipped, cannot be decoded: {name}")
 
 

@@ -16,7 +16,7 @@ from rich.progress import Progress
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from croc.data.workers import iterate
+from croc.data.loader import iterate
 from croc.errors import UserError
 from croc.eval.datasets import SegmentationData
 from croc.eval.metrics import IouReport, confusion, iou
