@@ -16,6 +16,7 @@ from croc.arguments import parse
 from croc.config import CrocConfig, DataConfig, PretrainConfig, read_config
 from croc.errors import AskedToEnd, LostPeerError, UserError
 from croc.eval.protocols import PROTOCOLS
+from croc.eval.protocols import run_command as evaluate_command
 from croc.recipes import RECIPES, demo
 from croc.signals import exit_process, is_first_process, process_number
 
@@ -167,20 +168,6 @@ def sweep_command(arguments: list[str]) -> bool:
     from croc.lab.sweep import run_command
 
     return run_command(arguments[0], arguments[1:], _recipe)
-
-
-def evaluate_command(protocol: str, arguments: list[str]) -> bool | None:
-    if protocol == "table":
-        from croc.eval.table import run_command as make_table
-
-        return make_table(arguments)
-    if protocol == "curve":
-        from croc.eval.curve import run_command as make_curve
-
-        return make_curve(arguments)
-    from croc.eval.command import run_command
-
-    return run_command(protocol, arguments)
 
 
 @dataclass(frozen=True)

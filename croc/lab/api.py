@@ -21,10 +21,15 @@ from torch import Tensor
 
 from croc.config import METHODS, PAGE, ClusterConfig, PretrainConfig, read_config
 from croc.errors import AskedToEnd, UserError
-from croc.eval.command import DEFAULTS, EvaluateOptions, by_epochs_or_steps
 from croc.eval.evaluate import Request
 from croc.eval.evaluate import evaluate as evaluate_requests
-from croc.eval.protocols import PROTOCOLS, protocols_of
+from croc.eval.protocols import (
+    DEFAULTS,
+    PROTOCOLS,
+    EvaluateOptions,
+    by_epochs_or_steps,
+    protocols_of,
+)
 from croc.eval.results import Result
 from croc.io import read_metrics
 from croc.lab.api_input import change, check_cluster_input, check_names, read_image, weights_name

@@ -8,9 +8,8 @@ from statistics import fmean
 from typing import Literal
 
 from croc.config import CrocConfig
-from croc.eval.command import EvaluateOptions
 from croc.eval.evaluate import Request, evaluate
-from croc.eval.protocols import linear_protocol
+from croc.eval.protocols import EvaluateOptions, linear_protocol
 from croc.io import read_metrics
 from croc.lab.report.hook import ReportHook
 from croc.lab.report.page import FILE, write_report

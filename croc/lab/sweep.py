@@ -32,8 +32,7 @@ from croc.config import PretrainConfig, require, write_config
 from croc.data.loader import steps_per_epoch
 from croc.data.sources import open_source
 from croc.errors import AskedToEnd, UserError
-from croc.eval.evaluate import find_machine
-from croc.eval.parts import OpenData, open_data
+from croc.eval.evaluate import OpenData, find_machine, open_data
 from croc.eval.protocols import PROTOCOLS, Request
 from croc.eval.table import (
     STOPPED,
