@@ -189,9 +189,9 @@ def show_command(kind: str, arguments: list[str]) -> None:
 
         print(*describe_file(Path(options.file)), sep="\n")
     else:
-        from croc.lab.show.command import run_command as draw
+        from croc.lab.show import show
 
-        draw(kind, arguments)
+        print(show(kind, arguments))
 
 
 @dataclass(frozen=True)
@@ -229,9 +229,9 @@ def export_command(arguments: list[str]) -> None:
 
 
 def app_command(arguments: list[str]) -> None:
-    from croc.lab.app.command import run_command
+    from croc.lab.app import explore
 
-    run_command(arguments)
+    explore(arguments)
 
 
 COMMANDS: dict[tuple[str, ...], Callable[[list[str]], bool | None]] = {
