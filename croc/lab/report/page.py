@@ -201,10 +201,11 @@ def read_run(folder: Path) -> Run:
     path = folder / PAGE
     if not path.is_file():
         raise UserError(f"{folder} is not a run: give a folder that croc pretrain wrote")
-    config = json.loads(path.read_text(encoding="utf-8"))
-    if "recipe" not in config:
-        raise UserError(f"{path} is not the configuration of a CrOC run")
-    recipe, method = config.pop("recipe"), config.pop("method", "croc")
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+        recipe, method = config.pop("recipe"), config.pop("method", "croc")
+    except (ValueError, LookupError, AttributeError):
+        raise UserError(f"{path} is not the configuration of a CrOC run") from None
     options: dict[str, Any] = {}
     for section, values in config.items():
         options |= {f"{section}.{name}": value for name, value in values.items()}
