@@ -9,7 +9,6 @@ from jaxtyping import Float
 from timm.layers.attention import Attention
 from timm.layers.drop import DropPath
 from timm.layers.mlp import Mlp
-from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from croc import kernels
@@ -26,18 +25,6 @@ class KeyedDropPath(nn.Module):
 
     def forward(self, x: Float[Tensor, "b n D"]) -> Float[Tensor, "b n D"]:
         return x if self.scale is None else x * self.scale.to(x.dtype)[:, None, None]
-
-
-class RecordingLinear(nn.Linear):
-    """A linear layer that appends its outputs to a list, if it has one."""
-
-    outputs: list[Tensor] | None = None
-
-    def forward(self, input: Tensor) -> Tensor:
-        output = super().forward(input)
-        if self.outputs is not None:
-            self.outputs.append(output)
-        return output
 
 
 class LinearGelu(nn.Linear):
@@ -80,10 +67,9 @@ class PatchConv2d(nn.Conv2d):
         return F.linear(patches, self.weight.flatten(1), self.bias).permute(0, 3, 1, 2)
 
 
-def replace_layers(vit: VisionTransformer) -> list[KeyedDropPath]:
+def replace_layers(vit: nn.Module) -> list[KeyedDropPath]:
     """Replace what differs in our ViT; returns its stochastic depths, in order."""
-    take_over(vit.patch_embed.proj, PatchConv2d)
-    take_over(vit.blocks[-1].get_submodule("attn.qkv"), RecordingLinear)
+    take_over(vit.get_submodule("patch_embed.proj"), PatchConv2d)
     replace_in_blocks(vit)
     keyed = []
     for module in list(vit.modules()):
