@@ -19,6 +19,7 @@ from timm.layers.pos_embed_sincos import apply_rot_embed_cat
 from timm.models.eva import Eva, EvaBlockPostNorm
 from timm.models.vision_transformer import ResPostBlock, VisionTransformer
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from croc.config import ModelConfig
 from croc.errors import UserError
@@ -48,16 +49,25 @@ class Backbone(nn.Module):
         self._mixed: bool = getattr(self.vit, "rope_mixed", False)
         self.patch_px: int = self.vit.patch_embed.patch_size[0]
         self.width: int = self.vit.embed_dim
-        self._sides = config.position_window
+        self._sides, self._recomputes = config.position_window, config.checkpoint_blocks
         self._drop_paths = replace_layers(self.vit)
         self._rope: Any = getattr(self.vit, "rope", None)
         keep = torch.tensor([1 - drop_path.rate for drop_path in self._drop_paths])
         self.register_buffer("_keep", keep, persistent=False)
+        if config.train_blocks is not None:
+            self._freeze_below(config.train_blocks)
         if view_px % self.patch_px:
             raise UserError(
                 f"views of {view_px} px are not a whole number of {self.patch_px} px patches; "
                 f"try --views.size-px {max(1, round(view_px / self.patch_px)) * self.patch_px}"
             )
+
+    def _freeze_below(self, trained: int) -> None:
+        if trained > (depth := len(self.vit.blocks)):
+            raise UserError(f"--model.train-blocks {trained}: the network has {depth} blocks")
+        self.vit.requires_grad_(False)
+        for part in (*self.vit.blocks[-trained:], self.vit.norm):
+            part.requires_grad_(True)
 
     def forward(
         self, pixels: Float[Tensor, "M B 3 h w"], keys: Int64[Tensor, "B"] | None = None
@@ -98,7 +108,11 @@ class Backbone(nn.Module):
         self, x: Float[Tensor, "b n D"], rope: Tensor | None, stop: int | None = None
     ) -> Float[Tensor, "b n D"]:
         for number, block in enumerate(self.vit.blocks[:stop]):
-            x = block(x) if rope is None else block(x, rope=self._rope_of(rope, number))
+            own = {} if rope is None else {"rope": self._rope_of(rope, number)}
+            if self._recomputes and self.training and torch.is_grad_enabled():
+                x = checkpoint(block, x, use_reentrant=False, **own)
+            else:
+                x = block(x, **own)
         return x
 
     def _rope_of(self, rope: Tensor, block: int) -> Tensor:
