@@ -25,7 +25,7 @@ from benchmarks.common import run, write_json
 from croc.config import ClusterConfig
 from croc.io import gpu_versions, hardware
 from croc.kernels import use_kernels
-from croc.lab.bench.run import clustering_by
+from croc.lab.bench import clustering_by
 from croc.method.clustering import draw_seeds
 from croc.method.clustering.paper import choose, paper_steps, pool, split
 from croc.method.croc import locate

@@ -155,7 +155,7 @@ def measure_kmeans(bench: Bench) -> Iterator[Figure]:
     yield figure("K-means: memory", resident_gib(resource.RUSAGE_SELF), "GiB", setting)
     workers = resident_gib(resource.RUSAGE_CHILDREN)
     yield figure("K-means: memory of the largest worker", workers, "GiB", setting)
-    yield figure("K-means: mean IoU (of noise)", 100 * report.mean, "%", setting)
+    yield figure("K-means: mean IoU (of noise)", report.scores["mIoU"], "%", setting)
 
 
 def resident_gib(whose: int) -> float:
@@ -181,8 +181,7 @@ def measure_video(bench: Bench) -> Iterator[Figure]:
         report = evaluate_video(backbone, videos, config, device)
         wait(device)
         yield figure("video", frames / (time.perf_counter() - start), "frames/s", whole)
-    if report.scores is not None:
-        yield figure("video: J&F", 100 * report.scores.means["J&F"], "%", whole)
+    yield figure("video: J&F", report.means["J&F"], "%", whole)
     yield from bench.peak("video", whole)
 
     pixels = torch.rand(1, 3, *frame_size(height, width, config.short_px)).to(device)

@@ -16,13 +16,17 @@ from statistics import fmean, stdev
 
 from benchmarks.common import run
 from croc.errors import UserError
-from croc.eval.command import EvaluateOptions
 from croc.eval.datasets import SegmentationData, Subset, open_segmentation
-from croc.eval.evaluate import Machine, find_machine
+from croc.eval.evaluate import Machine, find_machine, split_training
 from croc.eval.kmeans import evaluate_kmeans
 from croc.eval.linear import evaluate_linear
-from croc.eval.parts import split_training
-from croc.eval.protocols import KmeansConfig, LinearConfig, kmeans_protocol, linear_protocol
+from croc.eval.protocols import (
+    EvaluateOptions,
+    KmeansConfig,
+    LinearConfig,
+    kmeans_protocol,
+    linear_protocol,
+)
 from croc.weights.open import DenseBackbone, open_backbone
 
 
@@ -45,15 +49,15 @@ def score(
 ) -> dict[str, float]:
     where = machine.device, machine.workers
     scores = [
-        100 * evaluate_linear(backbone, train, scored, linear, *where).best.iou.mean
+        evaluate_linear(backbone, train, scored, linear, *where).scores["mIoU"]
         for train, scored in split_into_folds(data, folds)
     ]
     clusters = evaluate_kmeans(backbone, data, kmeans, *where)
     return {
         "linear": fmean(scores),
         "linear_deviation": stdev(scores),
-        "kmeans": 100 * clusters.mean,
-        "kmeans_deviation": 100 * clusters.deviation,
+        "kmeans": clusters.scores["mIoU"],
+        "kmeans_deviation": clusters.scores["deviation"],
     }
 
 

@@ -72,7 +72,7 @@ def score_kmeans(
     reports |= {
         f"within{kind}": evaluate_within(b, part, within, device) for kind, b in kinds.items()
     }
-    return {kind: (100 * report.mean, 100 * report.deviation) for kind, report in reports.items()}
+    return {kind: (x.scores["mIoU"], x.scores["deviation"]) for kind, x in reports.items()}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -1,4 +1,4 @@
-"""The command line. Heavy imports wait until their command is called."""
+"""The command line. Heavy modules are imported only by the command that needs them."""
 
 import os
 import re
@@ -16,39 +16,39 @@ from croc.arguments import parse
 from croc.config import CrocConfig, DataConfig, PretrainConfig, read_config
 from croc.errors import AskedToEnd, LostPeerError, UserError
 from croc.eval.protocols import PROTOCOLS
-from croc.lab.bench.options import BenchOptions, with_bench
+from croc.eval.protocols import run_command as evaluate_command
 from croc.recipes import RECIPES, demo
 from croc.signals import exit_process, is_first_process, process_number
 
 HELP = """CrOC: dense visual features from unlabeled images of scenes.
 
   croc demo                          train a small ViT on synthetic scenes (minutes on a laptop)
-  croc pretrain RECIPE [OPTIONS]     pre-train on your photographs
+  croc pretrain RECIPE [OPTIONS]     pre-train on your own images
   croc evaluate linear|kmeans|within|incontext|video|all --weights WEIGHTS --data DATA
                                      evaluate the dense features of a backbone
   croc evaluate table --weights WEIGHTS ... --data DATA ...
-                                     compare several weights in one table
+                                     compare several models in one table
   croc evaluate curve --weights RUN ... --data DATA ...
-                                     scores of every checkpoint against images seen
+                                     plot the scores of every checkpoint against images seen
   croc show clusters [IMAGE ...] --run RUN
-                                     the clusters found in two views of an image, head by head
-  croc show merging IMAGE --run RUN  how clusters are merged, with the cost at each K
+                                     plot the clusters in two views of each image, per head
+  croc show merging IMAGE --run RUN  plot how clusters are merged, with the cost at each K
   croc show features IMAGE ... --run RUN
-                                     PCA of the tokens, similarity to a patch, CLS attention
+                                     plot PCA of the tokens, similarity to a patch, attention
+  croc show report RUN ...           write an HTML report: curves, clusters, scores, settings
+  croc show weights FILE             inspect a checkpoint, ours or a published one
   croc app RUN [RUN2]                explore the clusters of two crops in a browser
-  croc show report RUN ...           HTML report: curves, clusters, scores and settings
-  croc show weights FILE             what a checkpoint contains, ours or a published one
   croc export RUN --to timm|transformers|torchhub|onnx|safetensors
                                      export a run's backbone and a model card to a folder
   croc export RUN --to NAME.safetensors
                                      the same as a single file, for --weights and --init
   croc data pack SOURCE ... --to FOLDER
-                                     decode the photographs once, for faster epochs
+                                     decode images once, for faster data loading
   croc bench RECIPE [OPTIONS]        time the training step of a recipe on this machine
   croc sweep RECIPE --sweep.vary OPTION --sweep.values A B ... [OPTIONS]
                                      run an ablation: train, evaluate and plot every value
 
-Every command takes --help; croc --version prints the version. Recipes: {recipes}.
+Every command accepts --help; croc --version prints the version. Recipes: {recipes}.
 """
 
 WORKER_DIED = (
@@ -58,7 +58,7 @@ WORKER_DIED = (
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; mistakes of the user become one line and exit code 2."""
+    """Run a command; user errors become a one-line message and exit code 2."""
     try:
         _run(list(sys.argv[1:] if arguments is None else arguments))
         sys.stdout.flush()  # here, where a closed pipe is handled
@@ -123,7 +123,7 @@ def _recipe(name: str) -> tuple[PretrainConfig, str]:
 
 
 def _recipes_help(command: str, arguments: list[str]) -> bool:
-    """Whether a command that takes a recipe was asked for help without one; prints it."""
+    """Print the list of recipes if --help was passed without one; return whether it was printed."""
     if arguments and arguments[0] not in ("-h", "--help"):
         return False
     print(f"usage: croc {command} RECIPE [OPTIONS]\n\nRecipes (or a run's config.json):")
@@ -157,62 +157,41 @@ def demo_command(arguments: list[str]) -> bool:
 def bench_command(arguments: list[str]) -> None:
     if _recipes_help("bench", arguments):
         return
-    default, recipe = _recipe(arguments[0])
-    if not isinstance(default, CrocConfig):
-        raise UserError(f"croc bench measures CrOC's step, and {arguments[0]} is another method")
-    program = f"croc bench {arguments[0]}"
-    options = parse(BenchOptions, arguments[1:], program, with_bench(default))
-    if options.model.init is not None:
-        raise UserError("croc bench measures with fresh weights: leave --init out")
-    from croc.lab.bench.run import run_bench
+    from croc.lab.bench import run_bench
 
-    print(f"the results are in {run_bench(options.recipe, options.bench, recipe)}")
+    run_bench(arguments[0], arguments[1:], _recipe)
 
 
 def sweep_command(arguments: list[str]) -> bool:
     if _recipes_help("sweep", arguments):
         return True
-    from croc.lab.sweep.command import run_command
+    from croc.lab.sweep import run_command
 
     return run_command(arguments[0], arguments[1:], _recipe)
 
 
-def evaluate_command(protocol: str, arguments: list[str]) -> bool | None:
-    if protocol == "table":
-        from croc.eval.table import run_command as make_table
-
-        return make_table(arguments)
-    if protocol == "curve":
-        from croc.eval.curve import run_command as make_curve
-
-        return make_curve(arguments)
-    from croc.eval.command import run_command
-
-    return run_command(protocol, arguments)
-
-
 @dataclass(frozen=True)
 class ShowWeights:
-    """Print what a file of weights contains: its layout, its network, its authors' arguments."""
+    """Print a weights file's layout, its network and its authors' training arguments."""
 
     file: Annotated[str, tyro.conf.Positional]
-    """One of our checkpoints, a timm file or a published one; nothing in it is executed."""
+    """A CrOC, timm or published checkpoint; no code in it is executed."""
 
 
 def show_command(kind: str, arguments: list[str]) -> None:
     if kind == "report":
-        from croc.lab.report.command import run_command as write_report
+        from croc.lab.report.page import run_command as write_report
 
-        print(write_report(arguments))
+        write_report(arguments)
     elif kind == "weights":
         options = parse(ShowWeights, arguments, "croc show weights")
         from croc.weights.open import describe_file
 
         print(*describe_file(Path(options.file)), sep="\n")
     else:
-        from croc.lab.show.command import run_command as draw
+        from croc.lab.show import show
 
-        draw(kind, arguments)
+        print(show(kind, arguments))
 
 
 @dataclass(frozen=True)
@@ -236,9 +215,10 @@ def pack_command(arguments: list[str]) -> None:
     from croc.data.pack import pack
 
     config = DataConfig(root=options.sources, canvas_px=options.canvas_px, workers=options.workers)
-    report = pack(open_source(config, seed=0), options.to, options.canvas_px, worker_count(config))
-    print(f"{report.count:,} photographs in {options.to}; train with --data.root {options.to}")
-    for name in report.failed[:20]:
+    source = open_source(config, seed=0)
+    count, failed = pack(source, options.to, options.canvas_px, worker_count(config))
+    print(f"{count:,} photographs in {options.to}; train with --data.root {options.to}")
+    for name in failed[:20]:
         print(f"skipped, cannot be decoded: {name}")
 
 
@@ -249,9 +229,9 @@ def export_command(arguments: list[str]) -> None:
 
 
 def app_command(arguments: list[str]) -> None:
-    from croc.lab.app.command import run_command
+    from croc.lab.app import explore
 
-    run_command(arguments)
+    explore(arguments)
 
 
 COMMANDS: dict[tuple[str, ...], Callable[[list[str]], bool | None]] = {
@@ -271,7 +251,7 @@ COMMANDS: dict[tuple[str, ...], Callable[[list[str]], bool | None]] = {
     ("export",): export_command,
     ("app",): app_command,
 }
-"""False means that a part failed: exit code 1."""
+"""A command that returns False has partly failed: exit code 1."""
 
 
 def _one_line(text: str) -> str:

@@ -1,7 +1,7 @@
-"""Configurations: frozen dataclasses with a docstring per field, validated when they are made.
+"""Configurations: frozen dataclasses with a docstring per field, validated on construction.
 
-The defaults are the paper's for COCO (its implementation section and appendix); recipes.py
-names whole configurations. config.json is such a configuration on disk.
+The defaults are the paper's for COCO (its implementation section and appendix); recipes.py has
+named configurations. A run's config.json is such a configuration on disk.
 """
 
 import dataclasses
@@ -23,13 +23,13 @@ PAGE = "config.json"
 
 
 class Limit(NamedTuple):
-    """The values that an option may have, as metadata of its field; None and words pass."""
+    """The allowed range of an option, as metadata of its field; not for None and strings."""
 
     text: str
     low: float | int
     high: float | int = math.inf
     rising: bool = False
-    """For pairs: the second is not below the first."""
+    """For pairs: the second must not be less than the first."""
 
 
 _TINY, _BELOW_ONE = math.ulp(0.0), math.nextafter(1.0, 0.0)
@@ -51,7 +51,7 @@ def require(condition: bool, message: str) -> None:
 
 
 def require_least(config: Any, section: str, least: float | int, *names: str) -> None:
-    """Numbers, or tuples of them, of at least so much; None and words pass."""
+    """Require numbers, or tuples of numbers, to be at least `least`; skips None and strings."""
     for name in names:
         require(getattr(config, name) != (), f"{_flag(section, name)} is empty")
         _require_limit(config, section, name, at_least(least))
@@ -91,7 +91,7 @@ def _limits(section: type) -> dict[str, Limit]:
 
 
 class Section:
-    """A part of a configuration. Its options are checked by the limits in their annotations."""
+    """A part of a configuration; options are checked against the limits in their annotations."""
 
     section = ""
 
@@ -112,7 +112,7 @@ class DataConfig(Section):
     subfolders: tuple[str, ...] = ()
     """If the root contains these folders, only they are read (COCO: train2017)."""
     canvas_px: Annotated[int, at_least(16)] = 640
-    """Images are downscaled to at most this longer side when decoded. At 640, no crop of a
+    """Maximum longer side; larger images are downscaled when decoded. At 640, no crop of a
     640 × 480 image is upscaled to 224 px: the smallest crop has a shorter side of 240 px."""
     workers: Annotated[int | None, at_least(0)] = None
     """Data loading workers per training process; by default the CPU cores divided by the number of
@@ -129,7 +129,7 @@ class ViewsConfig(Section):
 
     section = "views"
     size_px: Annotated[int, at_least(1)] = 224
-    """Side length of a view."""
+    """Side length of a view, in pixels."""
     early_px: Annotated[int | None, at_least(1)] = None
     """Side length of a view in the first epochs, if different: smaller views train faster. Their
     blur is scaled down proportionally."""
@@ -226,19 +226,19 @@ class HeadConfig(ImageHeadConfig):
 
 @dataclass(frozen=True)
 class DecoderConfig(Section):
-    """MAE's masks, and the decoder that reconstructs them."""
+    """MAE's masking, and its decoder."""
 
     section = "decoder"
     mask: Annotated[float, BETWEEN] = 0.75
-    """Share of the patches that the encoder does not see."""
+    """Fraction of the patches that are masked."""
     width: Annotated[int, at_least(1)] = 512
     """Width of the decoder."""
     depth: Annotated[int, at_least(1)] = 8
-    """Blocks of the decoder."""
+    """Number of decoder blocks."""
     heads: Annotated[int, at_least(1)] = 16
-    """Attention heads of the decoder."""
+    """Number of attention heads per decoder block."""
     normalise_patches: bool = True
-    """Whether each patch to be reconstructed is first normalised to mean 0 and deviation 1."""
+    """Normalize each target patch to mean 0 and standard deviation 1."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -258,7 +258,7 @@ class ClusterConfig(Section):
     k_start: Annotated[int, at_least(2)] = 12
     """Initial number of centroids; they are merged until two are left."""
     tokens: Literal["values", "keys", "queries", "last"] = "values"
-    """What is clustered: values, keys or queries of the last block, per head, or its output."""
+    """Tokens to cluster: values, keys or queries of the last block, per head, or its output."""
     position_weight: Annotated[float, at_least(0)] = 4.0
     """λ_pos, the weight of the positional cost; inf for position alone."""
     sharpness: Annotated[float, POSITIVE] = 20.0
@@ -268,7 +268,7 @@ class ClusterConfig(Section):
     k_max: int | None = None
     """The largest K that may be chosen; by default K_start."""
     k_select: Literal["cost", "fixed"] = "cost"
-    """Choose K by the lowest transport cost, or fix it to k_max (for ablations)."""
+    """Choose the K with the lowest transport cost, or fix K to k_max (for ablations)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -293,13 +293,13 @@ class DistillationConfig(Section):
 
     section = "loss"
     student_temperature: Annotated[float, POSITIVE] = 0.1
-    """τ_s."""
+    """Student temperature τ_s."""
     teacher_temperature: Annotated[float, POSITIVE] = 0.07
-    """τ_t, after its warm-up."""
+    """Teacher temperature τ_t after its warm-up."""
     teacher_temperature_start: Annotated[float, POSITIVE] = 0.04
-    """τ_t in the first epoch."""
+    """Teacher temperature τ_t in the first epoch."""
     temperature_warmup_epochs: Annotated[int, at_least(0)] = 30
-    """Epochs over which τ_t is warmed up; it changes once per epoch."""
+    """Epochs over which τ_t is warmed up; it is updated once per epoch."""
     centring: Literal["mean", "sinkhorn"] = "mean"
     """How the teacher's outputs are centered: by their moving average (the paper, DINO), or by
     Sinkhorn, so that the batch uses all prototypes equally (SwAV, DINOv2)."""
@@ -339,11 +339,11 @@ class OptimConfig(Section):
     batch: Annotated[int, at_least(1)] = 256
     """Global batch size: images per step, over all processes."""
     epochs: Annotated[int, at_least(1)] = 300
-    """Passes over the data."""
+    """Number of epochs."""
     rate: Annotated[float, at_least(0)] = 5e-4
     """Learning rate at batch size 256; scaled linearly with the batch size."""
     rate_end: Annotated[float, at_least(0)] = 1e-5
-    """Learning rate at the end, not scaled."""
+    """Final learning rate; not scaled with the batch size."""
     warmup_epochs: Annotated[int, at_least(0)] = 10
     """Epochs of linear learning rate warm-up."""
     weight_decay: Annotated[float, at_least(0)] = 0.04
@@ -356,7 +356,7 @@ class OptimConfig(Section):
     """AdamW's β₁ and β₂."""
     matrices: Literal["adamw", "muon"] = "adamw"
     """Optimizer for the weight matrices of the ViT blocks: AdamW as in the paper, or Muon, which
-    needed a third of the images (dev/LOG.md). AdamW optimizes all other parameters."""
+    needed only a third as many images (dev/LOG.md). AdamW optimizes all other parameters."""
     muon_rate_factor: Annotated[float, at_least(0)] = 1.0
     """Muon's learning rate as a multiple of --optim.rate."""
     layer_decay: Annotated[float, Limit("must be above 0 and at most 1", _TINY, 1)] = 1.0
@@ -374,18 +374,18 @@ class OptimConfig(Section):
 
 @dataclass(frozen=True)
 class RunConfig(Section):
-    """How the run is executed; apart from seed and precision, results change only by rounding."""
+    """How the run is executed. Only seed and precision change results by more than rounding."""
 
     section = "run"
     folder: str | None = None
     """Output folder; by default runs/RECIPE. An existing run in it is resumed."""
     resume: Annotated[Literal["auto", "never", "must"], tyro.conf.arg(prefix_name=False)] = "auto"
-    """Resume an existing run in the folder: auto resumes if there is one, never fails if there is
-    one, must fails if there is none."""
+    """If the folder has a run, `auto` and `must` resume it and `never` stops with an error; if not,
+    `auto` and `never` start a run and `must` stops with an error."""
     seed: Annotated[int, Limit("must be in 0 … 2³¹", 0, 2**31 - 1)] = 0
     """Seed for weight initialization, sample order and augmentation."""
     stop_after_steps: Annotated[int | None, at_least(1)] = None
-    """Stop, with a checkpoint, after this many steps of the schedule."""
+    """Save a checkpoint and stop at this step; schedules still span all epochs."""
     log_every_steps: Annotated[int, at_least(1)] = 10
     """Steps between lines of metrics.jsonl."""
     checkpoint_every_steps: Annotated[int, at_least(1)] = 500
@@ -395,8 +395,8 @@ class RunConfig(Section):
     report: bool = True
     """Compute gauges, plot clusters and write report.html at each checkpoint."""
     max_skipped: Annotated[int, at_least(1)] = 10
-    """Steps with a non-finite gradient are skipped; the run stops after this many in a row, checked
-    when metrics are logged."""
+    """Stop after this many consecutive skipped steps (non-finite gradient); checked when metrics
+    are logged."""
     accelerator: Literal["auto", "cpu", "cuda"] = "auto"
     """Device type to train on."""
     devices: Annotated[int | Literal["auto"], at_least(1)] = "auto"
@@ -407,7 +407,7 @@ class RunConfig(Section):
     """Whether each process holds the full networks (DDP) or a shard of them (FSDP, for networks
     that do not fit on one GPU). A run can be resumed with either."""
     timeout_s: Annotated[float, POSITIVE] = 600.0
-    """Seconds that a process waits for the others before it gives up."""
+    """Seconds that a process waits for the others before it exits."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """auto is bfloat16 autocast on a GPU and float32 on the CPU."""
     compile: bool | Literal["auto"] = "auto"
@@ -417,8 +417,9 @@ class RunConfig(Section):
     kernels: bool = True
     """Use CrOC's own kernels on a GPU instead of the slower PyTorch reference."""
     micro_batch: Annotated[int | None, at_least(1)] = None
-    """Images per process that pass through the networks at once, to save memory; gradients are the
-    same. By default 16 on the CPU; the whole batch on a GPU, with `released` and `sinkhorn`."""
+    """Images per process in one forward and backward pass, to save memory; gradients are the same.
+    By default the whole batch on a GPU and 16 on the CPU (with `released` or `sinkhorn`, the whole
+    batch on both)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -428,7 +429,7 @@ class RunConfig(Section):
 
 @dataclass(frozen=True)
 class PretrainConfig:
-    """The sections that every method has."""
+    """The sections common to all methods."""
 
     data: DataConfig = field(default_factory=DataConfig)
     views: ViewsConfig = field(default_factory=ViewsConfig)
@@ -497,7 +498,7 @@ METHODS: dict[str, type[PretrainConfig]] = {
     "dino": DinoConfig,
     "mae": MaeConfig,
 }
-"""By their name in config.json."""
+"""Configuration class by the method's name in config.json."""
 
 
 def method_name(config: PretrainConfig) -> str:
@@ -510,7 +511,7 @@ def config_page(config: PretrainConfig, recipe: str) -> dict[str, Any]:
 
 
 def write_config(folder: Path, config: PretrainConfig, recipe: str) -> None:
-    """Write config.json, which is enough to start the same run, from its beginning to its end."""
+    """Write config.json, from which the same run can be started again and trained to the end."""
     run = dataclasses.replace(config.run, stop_after_steps=None, resume="auto")
     content = config_page(dataclasses.replace(config, run=run), recipe)
     folder.mkdir(parents=True, exist_ok=True)
@@ -530,7 +531,7 @@ def read_config(path: Path) -> tuple[PretrainConfig, str]:
 
 
 def parse_config(content: Any, source: str) -> tuple[PretrainConfig, str]:
-    """The same from config.json's content; `source` names it in errors."""
+    """Parse the content of config.json; `source` names it in error messages."""
     try:
         sections = {**content}
         recipe, method = sections.pop("recipe"), sections.pop("method", "croc")
@@ -540,9 +541,9 @@ def parse_config(content: Any, source: str) -> tuple[PretrainConfig, str]:
 
 
 def _build(kind: Any, content: Any, name: str) -> Any:
-    """A dataclass from its fields: types checked, lists to tuples.
+    """Build a dataclass from its fields, checking types and converting lists to tuples.
 
-    A missing option did not exist when the file was written: its default is what was done then.
+    Options missing from files of older versions get their defaults, which keep the old behavior.
     """
     if not dataclasses.is_dataclass(kind):
         value = tuple(content) if isinstance(content, list) else content

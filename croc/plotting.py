@@ -1,4 +1,4 @@
-"""Colours, and what charts have in common."""
+"""Colors, and what charts have in common."""
 
 from pathlib import Path
 
@@ -8,29 +8,12 @@ from matplotlib.figure import Figure
 
 from croc.io import replacing
 
-# Okabe and Ito's, which colour-blind readers can tell apart.
+# Okabe and Ito's, which color-blind readers can tell apart.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#333333")
-# Twelve that colour-blind readers can tell apart, also over a photograph (test_figures.py). Found
+# Twelve that color-blind readers can tell apart, also over a photograph (test_figures.py). Found
 # by a search from Okabe and Ito's; the first eight differ most, the darkest come last.
-PALETTE = (
-    torch.tensor(
-        [
-            (217, 136, 1),
-            (12, 151, 255),
-            (239, 240, 0),
-            (197, 72, 143),
-            (83, 255, 122),
-            (7, 51, 215),
-            (169, 117, 91),
-            (0, 230, 255),
-            (187, 38, 1),
-            (179, 245, 204),
-            (7, 56, 38),
-            (45, 16, 77),
-        ]
-    )
-    / 255.0
-)
+PALETTE_HEX = "d98801 0c97ff eff000 c5488f 53ff7a 0733d7 a9755b 00e6ff bb2601 b3f5cc 073826 2d104d"
+PALETTE = torch.tensor(list(bytes.fromhex(PALETTE_HEX))).view(-1, 3) / 255.0
 LEAST_POINTS = 2.0
 """Smallest range of a score axis: differences of hundredths must not look large."""
 

@@ -1,4 +1,4 @@
-"""Named configurations. Each docstring has the command and the known results."""
+"""Named configurations. Each docstring gives the command and known results."""
 
 from collections.abc import Callable
 from dataclasses import fields, replace
@@ -25,22 +25,22 @@ Section = TypeVar("Section", ImageHeadConfig, DistillationConfig)
 
 
 def coco_vits16() -> CrocConfig:
-    """ViT-S/16 on COCO train2017 (118,287 photographs), 300 epochs, batch size 256.
+    """ViT-S/16 on COCO train2017 (118,287 images), 300 epochs, batch size 256.
 
     croc pretrain coco-vits16 --data.root /data/coco
 
-    The paper's main setting: λ_pos 4, K_start 12, values. Its linear segmentation scores, as
-    corrected by the authors: VOC12 54.9, COCO-Things 55.7, COCO-Stuff 49.9 mIoU.
+    The paper's main setting: λ_pos 4, K_start 12, clusters values. Its linear segmentation scores,
+    as corrected by the authors: VOC12 54.9, COCO-Things 55.7, COCO-Stuff 49.9 mIoU.
     """
     return CrocConfig(data=DataConfig(subfolders=("train2017",)))
 
 
 def cocoplus_vits16() -> CrocConfig:
-    """ViT-S/16 on COCO+ (train2017 and unlabeled2017, 241,690 photographs), 300 epochs.
+    """ViT-S/16 on COCO+ (train2017 and unlabeled2017, 241,690 images), 300 epochs.
 
     croc pretrain cocoplus-vits16 --data.root /data/coco
 
-    As coco-vits16. The paper's scores, corrected: 61.6, 64.4, 52.2 mIoU.
+    Settings of coco-vits16. The paper's scores, corrected: 61.6, 64.4, 52.2 mIoU.
     """
     return replace(coco_vits16(), data=DataConfig(subfolders=("train2017", "unlabeled2017")))
 
@@ -50,8 +50,8 @@ def imagenet_vits16() -> CrocConfig:
 
     croc pretrain imagenet-vits16 --data.root /data/imagenet
 
-    λ_pos 3, K_start 12, keys; the rate scales with the batch to 2e-3. The paper's scores:
-    70.6, 66.1, 52.6 mIoU.
+    λ_pos 3, K_start 12, clusters keys; the learning rate scales with the batch size to 2e-3. The
+    paper's scores: 70.6, 66.1, 52.6 mIoU.
     """
     return CrocConfig(
         data=DataConfig(subfolders=("train",)),
@@ -61,26 +61,26 @@ def imagenet_vits16() -> CrocConfig:
 
 
 def coco_20min() -> CrocConfig:
-    """ViT-S/16 on 15,000 photographs of COCO at 192 px: seven minutes on one H200.
+    """ViT-S/16 on 15,000 COCO images at 192 px: seven minutes on one H200.
 
     croc data pack SHARDS --to PACK --canvas-px 192
     croc pretrain coco-20min --data.root PACK --run.folder runs/coco-20min
     croc export runs/coco-20min --to coco-20min.safetensors
 
     Differences from the paper, so that three million images are enough:
-    - Muon optimizes the blocks' matrices, at three times AdamW's rate, which is twice the paper's;
-      the weight decay hardly grows, and there is no stochastic depth.
-    - Views of 96 px for most of the run, then of 192: small views train faster.
-    - Crops of .1 to .6, each with the positions of a random window of the grid: with larger ones
-      teacher and student agree on positions instead of objects. The cluster loss has half the
-      weight of the image loss, for the same reason.
-    - Sinkhorn centring, few prototypes, and a sharp teacher (τ .02) that follows quickly: with the
-      paper's settings it stays near the uniform distribution for the first minutes.
-    - Views keep most of their colors, or the tokens of different images can hardly be told apart.
-    - The network has eleven blocks.
+    - Muon optimizes the matrices of the blocks, with three times AdamW's learning rate, which is
+      twice the paper's. Weight decay increases only to 0.1, and there is no stochastic depth.
+    - 96 px views for most of the run, then 192 px: small views train faster.
+    - Crops of 10–60% of the area, each with the position embeddings of a random window of the
+      grid: with larger crops, teacher and student agree on positions instead of objects. For the
+      same reason, the cluster loss has half the weight of the image loss.
+    - Sinkhorn centering, few prototypes, and a sharp teacher (τ .02) with low EMA momentum: with
+      the paper's settings, its output stays nearly uniform for the first minutes.
+    - Weak color augmentation; otherwise, tokens of different images are hard to tell apart.
+    - Eleven blocks.
 
-    Seven minutes on one H200. On COCO-Things-mini and IDD-Lite: 21.1 and 47.9 mIoU with a linear
-    layer (random weights 8.5, 31.5), 10.0 and 25.6 with K-means (8.2, 17.4); see docs/results.md.
+    On COCO-Things mini and IDD-Lite: 21.1 and 47.9 mIoU with a linear layer (random weights: 8.5
+    and 31.5), 10.0 and 25.6 with K-means (8.2 and 17.4); see docs/results.md.
     """
     return CrocConfig(
         data=DataConfig(canvas_px=192),
@@ -120,7 +120,7 @@ def coco_20min() -> CrocConfig:
 
 
 def dino_coco_20min() -> DinoConfig:
-    """DINO with coco-20min's settings, to compare it with CrOC on the same number of images.
+    """DINO with coco-20min's settings, for comparison at an equal number of samples.
 
     croc pretrain dino-coco-20min --data.root PACK
     """
@@ -128,11 +128,11 @@ def dino_coco_20min() -> DinoConfig:
 
 
 def mae_coco_20min() -> MaeConfig:
-    """MAE on the same photographs, to compare it with coco-20min on the same number of images.
+    """MAE on the same images, for comparison with coco-20min at an equal number of samples.
 
     croc pretrain mae-coco-20min --data.root PACK
 
-    Its own rates and crops; epochs and final view size are coco-20min's.
+    MAE's own learning rates and crops; epochs and final view size as in coco-20min.
     """
     mae, croc = mae_coco_vits16(), coco_20min()
     return replace(
@@ -146,17 +146,17 @@ def mae_coco_20min() -> MaeConfig:
 
 
 def demo() -> CrocConfig:
-    """A small ViT on synthetic scenes: trains in minutes on two cores, no download.
+    """A small ViT on synthetic scenes: minutes on two CPU cores, nothing to download.
 
     croc demo
 
     Differences from the paper, so that a thousand small steps are enough:
-    - Half of the views are gray: a scene's colors distinguish images but not classes, and would be
-      learned first. Views of 48 px get less blur, and no solarisation.
+    - Half of the views are grayscale: a scene's colors distinguish images but not classes, and
+      would be learned first. The 48 px views get less blur and no solarization.
     - Two blocks on 8 px patches, a narrow head, no stochastic depth: more steps per minute.
-    - Sinkhorn centring, few prototypes and a sharp teacher (τ .02). With the moving mean the image
-      level drifts to the uniform distribution, or a sharp teacher to a few prototypes.
-    - A teacher that follows faster, a higher rate, constant weight decay.
+    - Sinkhorn centering, few prototypes and a sharp teacher (τ .02). With mean centering, the
+      image-level output becomes uniform, or with a sharp teacher collapses to a few prototypes.
+    - Lower EMA momentum, a higher learning rate, constant weight decay.
     """
     return CrocConfig(
         data=DataConfig(root=("scenes",), canvas_px=96, scenes=1024, workers=0),
@@ -178,7 +178,7 @@ def demo() -> CrocConfig:
 
 
 def dino_demo() -> DinoConfig:
-    """DINO with the demo's settings, to compare it with CrOC on the same number of images.
+    """DINO with the demo's settings, for comparison at an equal number of samples.
 
     croc pretrain dino-demo
     """
@@ -190,7 +190,7 @@ def dino_coco_vits16() -> DinoConfig:
 
     croc pretrain dino-coco-vits16 --data.root /data/coco
 
-    CrOC's setting without clusters (the paper's appendix): two views and no local crops. The
+    CrOC's settings without clusters (the paper's appendix): two views and no local crops. The
     paper's linear segmentation scores: 47.2, 47.1, 46.2 mIoU.
     """
     return without_clusters(coco_vits16())
@@ -201,8 +201,9 @@ def mae_coco_vits16() -> MaeConfig:
 
     croc pretrain mae-coco-vits16 --data.root /data/coco
 
-    The paper's appendix gives mask, rates and decoder; crops without colours, AdamW's β₂ of .95
-    and normalised patches are MAE's own. The paper's scores: 31.7, 35.1, 39.6 mIoU.
+    Masking, learning rate and decoder are from the paper's appendix; crops without color
+    augmentation, β₂ = .95 and normalized target patches are from the MAE paper. The paper's
+    scores: 31.7, 35.1, 39.6 mIoU.
     """
     plain = ViewsConfig(
         scale=(0.2, 1.0), jitter=0.0, grayscale=0.0, blur=(0.0, 0.0), solarise=(0.0, 0.0)
@@ -223,7 +224,7 @@ def mae_coco_vits16() -> MaeConfig:
 
 
 def without_clusters(config: CrocConfig) -> DinoConfig:
-    """The same run without what CrOC adds to DINO."""
+    """Remove from a CrOC configuration what CrOC adds to DINO."""
     return DinoConfig(
         data=config.data,
         views=config.views,
@@ -236,7 +237,7 @@ def without_clusters(config: CrocConfig) -> DinoConfig:
 
 
 def _as(kind: type[Section], config: Section) -> Section:
-    """The fields of a section that its parent class has."""
+    """A section reduced to the fields of its parent class."""
     return kind(**{each.name: getattr(config, each.name) for each in fields(kind)})
 
 

@@ -71,13 +71,11 @@ def terminal_table(
     cells = [[Text(each) if isinstance(each, str) else each for each in row] for row in rows]
     table = Table(title_justify="left", **options)
     for place, heading in enumerate(headings):
-        lines = [*heading.split("\n"), *(row[place].plain for row in cells)]
-        longest = max(map(cell_len, lines))
-        if place < text_columns:
-            table.add_column(Text(heading), overflow="fold", min_width=min(_FOLDED_WIDTH, longest))
-        else:
-            title = Text(heading, justify="right")
-            table.add_column(title, justify="right", no_wrap=True, min_width=longest)
+        longest = max(map(cell_len, [*heading.split("\n"), *(row[place].plain for row in cells)]))
+        style: Any = {"overflow": "fold", "min_width": min(_FOLDED_WIDTH, longest)}
+        if place >= text_columns:
+            style = {"justify": "right", "no_wrap": True, "min_width": longest}
+        table.add_column(Text(heading, justify=style.get("justify")), **style)
     for row in cells:
         table.add_row(*row)
     return table

@@ -28,7 +28,7 @@ from torchvision.transforms.functional import pil_to_tensor
 
 import croc
 from croc.data import open_source
-from croc.lab.show.figures import PALETTE, by_size, paint, to_array
+from croc.lab.show.figures import paint
 
 matplotlib.use("agg")
 SHOWN = 4
@@ -79,10 +79,9 @@ def cluster_crops(
     # view × image × head × patch × cluster, of one image and one head
     assignments, valid = clusters.assignments[:, 0, 0], clusters.valid[0, 0]
     rows, columns = features[0].patches.shape[:2]
+    pixels = torch.stack([pil_to_tensor(crop) / 255 for crop in crops])
     pictures = []
-    for crop, shares in zip(crops, assignments):
-        pixels, colours = pil_to_tensor(crop) / 255, PALETTE[by_size(assignments)]
-        painted = to_array(paint(pixels, shares, valid, (rows, columns), colours))
+    for crop, painted in zip(crops, paint(pixels, assignments, valid, (rows, columns))):
         pictures += [crop, Image.fromarray((255 * painted).round().astype("uint8"))]
     return pictures
 

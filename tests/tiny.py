@@ -56,21 +56,13 @@ def tiny_mae(folder: Path | None = None, **run: object) -> MaeConfig:
     )
 
 
-FLAGS = [
-    *("--data.canvas-px", "40", "--data.scenes", "24", "--views.size-px", "32"),
-    *("--model.depth", "2", "--model.drop-path", "0.3"),
-    *("--head.hidden", "48", "--head.bottleneck", "16"),
-    *("--head.image-prototypes", "64", "--head.cluster-prototypes", "32"),
-    *("--cluster.k-start", "5", "--loss.temperature-warmup-epochs", "2"),
-    *("--optim.batch", "8", "--optim.epochs", "3", "--optim.warmup-epochs", "1"),
-    *("--optim.rate", "2e-2", "--optim.clip-gradient", "3.0", "--loss.teacher-momentum", "0.9"),
-    *(
-        "--run.log-every-steps",
-        "1",
-        "--run.checkpoint-every-steps",
-        "2",
-        "--run.accelerator",
-        "cpu",
-    ),
-]
+_FLAGS = """
+--data.canvas-px 40 --data.scenes 24 --views.size-px 32 --model.depth 2 --model.drop-path 0.3
+--head.hidden 48 --head.bottleneck 16 --head.image-prototypes 64 --head.cluster-prototypes 32
+--cluster.k-start 5 --loss.temperature-warmup-epochs 2 --loss.teacher-momentum 0.9
+--optim.batch 8 --optim.epochs 3 --optim.warmup-epochs 1 --optim.rate 2e-2
+--optim.clip-gradient 3.0 --run.log-every-steps 1 --run.checkpoint-every-steps 2
+--run.accelerator cpu
+"""
+FLAGS = _FLAGS.split()
 """The same for `croc pretrain demo`."""

@@ -26,16 +26,6 @@ _MAX_FAST_JPEG_BYTES = 1 << 25
 GAP = 2
 _BAND_PIXELS = 1 << 22  # of a large image that are converted at once
 _EXIF_ORIENTATION = 0x0112
-# From the stored image to the upright one, by EXIF orientation.
-_UPRIGHT: dict[int, Callable[[np.ndarray], np.ndarray]] = {
-    2: lambda stored: stored[:, ::-1],
-    3: lambda stored: stored[::-1, ::-1],
-    4: lambda stored: stored[::-1],
-    5: lambda stored: stored.swapaxes(0, 1),
-    6: lambda stored: np.rot90(stored, -1),
-    7: lambda stored: stored[::-1, ::-1].swapaxes(0, 1),
-    8: lambda stored: np.rot90(stored, 1),
-}
 
 Size = tuple[int, int]  # width and height
 Extent = tuple[float | int, float | int]  # the same, perhaps with a fraction of a pixel
@@ -51,16 +41,16 @@ def decode_image(data: bytes | Stream, canvas_px: int) -> UInt8[np.ndarray, "h w
     stream = io.BytesIO(data) if isinstance(data, bytes) else data
     try:
         # Pillow warns about odd but readable files, such as a broken EXIF block.
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            with Image.open(stream, formats=_FORMATS) as image:
-                pixels = _decode(image, stream, canvas_px)
-                try:
-                    orientation = image.getexif().get(_EXIF_ORIENTATION, 1)
-                except Exception:  # a broken EXIF block does not spoil the pixels
-                    orientation = 1
-        turn = _UPRIGHT.get(orientation)
-        return pixels if turn is None else np.ascontiguousarray(turn(pixels))
+        with (
+            warnings.catch_warnings(action="ignore"),
+            Image.open(stream, formats=_FORMATS) as image,
+        ):
+            pixels, turn = _decode(image, stream, canvas_px), 1
+            with contextlib.suppress(Exception):  # a broken EXIF block does not spoil the pixels
+                turn = image.getexif().get(_EXIF_ORIENTATION, 1)
+        pixels = pixels.swapaxes(0, 1) if turn in (5, 6, 7, 8) else pixels
+        down, across = (-1 if turn in flips else 1 for flips in ((3, 4, 7, 8), (2, 3, 6, 7)))
+        return np.ascontiguousarray(pixels[::down, ::across])
     except UndecodableImage:
         raise
     except Exception as error:  # on broken files Pillow raises nearly every type there is
@@ -97,11 +87,9 @@ def reduce_image(image: UInt8[np.ndarray, "h w 3"], canvas_px: int) -> UInt8[np.
     height, width, _ = image.shape
     if max(height, width) <= canvas_px:
         return image
-    size = fitting_size((width, height), canvas_px)
-    if max(_whole_factors((width, height), size)) > 1:
-        picture = Image.fromarray(np.ascontiguousarray(image))
-        return _reduce(picture, size, (width, height), Image.Image.copy)
-    return resample(np.require(image, requirements="W"), size, (width, height))
+    picture = Image.fromarray(np.ascontiguousarray(image))
+    size = fitting_size(picture.size, canvas_px)
+    return _reduce(picture, size, picture.size, lambda part: part)
 
 
 def resample(
@@ -118,18 +106,13 @@ def resample(
     return np.ascontiguousarray(reduced[0].permute(1, 2, 0).numpy())
 
 
-def _whole_factors(extent: Extent, size: Size) -> tuple[int, int]:
-    across, down = (max(1, int(part / side / GAP)) for part, side in zip(extent, size))
-    return across, down
-
-
 def _reduce(
     image: Image.Image, size: Size, extent: Extent, to_rgb: Callable[[Image.Image], Image.Image]
 ) -> UInt8[np.ndarray, "H W 3"]:
     """As an RGB array of its own. A large image is converted in bands, to save memory."""
     if image.size == size:
         return np.array(to_rgb(image))
-    across, down = _whole_factors(extent, size)
+    across, down = (max(1, int(part / side / GAP)) for part, side in zip(extent, size))
     if max(across, down) == 1:
         return resample(np.array(to_rgb(image)), size, extent)
     coarse = [np.array(to_rgb(band).reduce((across, down))) for band in _bands(image, down)]

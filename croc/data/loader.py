@@ -4,12 +4,15 @@ Workers decode into a ring of batches in shared memory, from which the GPU copie
 while the step before it is computed.
 """
 
+import atexit
 import os
+import signal
 import sys
-from collections.abc import Generator, Iterable, Iterator
+import weakref
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from glob import glob
 from itertools import islice
 from typing import Any, TypeVar
@@ -17,15 +20,16 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 from jaxtyping import Int64, UInt8
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader
 
 from croc.config import DataConfig
 from croc.data.decode import UndecodableImage, fill_canvas, reduce_image
 from croc.data.sources import ImageSource
-from croc.data.workers import iterate
 from croc.errors import UserError
+from croc.io import cores
 from croc.method.randomness import derive, sample_key
 from croc.method.types import Canvases
+from croc.signals import NOTICES
 
 Item = TypeVar("Item")
 _MAX_TRIES = 100
@@ -57,14 +61,6 @@ def batch_indices(
     step: int, count: int, batch: int, seed: int, rank: int = 0, processes: int = 1
 ) -> tuple[int, Int64[np.ndarray, "B"]]:
     """The epoch of a step, and the images of this process in it."""
-    _check_batch(count, batch, processes)
-    epoch, step_in_epoch = divmod(step, steps_per_epoch(count, batch))
-    share = batch // processes
-    start = step_in_epoch * batch + rank * share
-    return epoch, epoch_order(count, seed, epoch)[start : start + share]
-
-
-def _check_batch(count: int, batch: int, processes: int) -> None:
     if batch % processes:
         fitting = max(batch // processes, 1) * processes
         raise UserError(
@@ -75,14 +71,16 @@ def _check_batch(count: int, batch: int, processes: int) -> None:
         fitting = count // processes * processes
         advice = f"pass --optim.batch {fitting}" if fitting else "add more images"
         raise UserError(f"{count} images do not fill a batch of {batch}: {advice}")
+    epoch, step_in_epoch = divmod(step, steps_per_epoch(count, batch))
+    share = batch // processes
+    start = step_in_epoch * batch + rank * share
+    return epoch, epoch_order(count, seed, epoch)[start : start + share]
 
 
 def worker_count(config: DataConfig, processes: int = 1) -> int:
     """As configured, or one per core, divided among the machine's processes, at most 16."""
-    if config.workers is not None:
-        return config.workers
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return max(1, min(16, (cores or 1) // processes))
+    default = max(1, min(16, cores() // processes))
+    return default if config.workers is None else config.workers
 
 
 def make_loader(
@@ -103,39 +101,51 @@ def make_loader(
     Batches are on the device. The workers start now, not with the first `next`; each makes a part
     of every batch.
     """
-    _check_batch(len(source), batch, processes)
+    split = {"batch": batch, "seed": seed, "rank": rank, "processes": processes}
+    indices_of = partial(batch_indices, count=len(source), **split)
+    indices_of(first_step)  # raises if the batch does not fit
     parts = max(1, min(workers, batch // processes))
     # While step s is requested, s − 1 may still be copied, s is being made, and so are the parts
     # of later steps that workers are ahead: none of them may share memory.
     slots = 3 + (workers * _PARTS_AHEAD - 1) // parts
     ring = Ring(slots, batch // processes, canvas_px, shared=workers > 0)
-    dataset = _Parts(source, ring, parts, batch, seed, rank, processes)
+    dataset = _Parts(source, ring, parts, seed, indices_of)
     order = range(first_step * parts, last_step * parts)
     filled = iterate(dataset, order, workers=workers, ahead=_PARTS_AHEAD)
-    return _deliver(_join(filled, ring, parts, range(first_step, last_step)), ring, device)
 
+    def batches() -> Generator[Canvases, None, None]:
+        """In the ring's memory: each is valid until the next but one is requested."""
+        with closing(filled):
+            for step in range(first_step, last_step):
+                failed: dict[str, None] = {}
+                for part in islice(filled, parts):
+                    if isinstance(part, UserError):
+                        raise part
+                    failed |= dict.fromkeys(part)
+                yield ring.of_step(step, tuple(failed))
 
-# What a worker returns for a part: names of files that failed, or the error to raise.
-_Part = list[str] | UserError
+    if device.type == "cuda":
+        return _prefetch(batches(), ring, device)
+    return (canvases.copied() for canvases in batches())
 
 
 @dataclass(eq=False)
-class _Parts(Dataset[_Part]):
-    """Writes parts of one process's batches into the ring; part p of step s is s · parts + p."""
+class _Parts:
+    """Writes parts of one process's batches into the ring; part p of step s is s · parts + p.
+
+    A part is the names of files that failed, or the error to raise: raised in a worker, it would
+    arrive wrapped in a traceback.
+    """
 
     source: ImageSource
     ring: "Ring"
     parts: int
-    batch: int
     seed: int
-    rank: int
-    processes: int
+    indices_of: Callable[[int], tuple[int, Int64[np.ndarray, "B"]]]
 
-    def __getitem__(self, number: int) -> _Part:
+    def __getitem__(self, number: int) -> list[str] | UserError:
         step, part = divmod(number, self.parts)
-        epoch, indices = batch_indices(
-            step, len(self.source), self.batch, self.seed, self.rank, self.processes
-        )
+        epoch, indices = self.indices_of(step)
         canvases = self.ring.of_step(step)
         pixels, canvas_px = canvases.pixels.numpy(), canvases.pixels.shape[-1]
         failed: list[str] = []
@@ -144,7 +154,7 @@ class _Parts(Dataset[_Part]):
             try:
                 image = reduce_image(_read_or_next(self.source, index, failed), canvas_px)
             except UserError as error:
-                return error  # raised in a worker, it would arrive wrapped in a traceback
+                return error
             fill_canvas(pixels[row], image)
             canvases.sizes[row] = torch.tensor(image.shape[:2])
             canvases.keys[row] = sample_key(self.seed, epoch, index)
@@ -166,34 +176,8 @@ def _read_or_next(source: ImageSource, index: int, failed: list[str]) -> UInt8[n
     )
 
 
-def _join(
-    filled: Generator[_Part, None, None], ring: "Ring", parts: int, steps: range
-) -> Generator[Canvases, None, None]:
-    """Batches in the ring's memory: each is valid until the next but one is requested."""
-    with closing(filled):
-        for step in steps:
-            failed: dict[str, None] = {}
-            for part in islice(filled, parts):
-                if isinstance(part, UserError):
-                    raise part
-                failed |= dict.fromkeys(part)
-            yield ring.of_step(step, tuple(failed))
-
-
-def _deliver(
-    batches: Generator[Canvases, None, None], ring: "Ring", device: torch.device
-) -> Generator[Canvases, None, None]:
-    with closing(batches):
-        if device.type == "cuda":
-            with ring.pinned(device), closing(_prefetch(batches, device)) as arriving:
-                yield from arriving
-        else:
-            for canvases in batches:
-                yield canvases.copied()
-
-
 def _prefetch(
-    batches: Generator[Canvases, None, None], device: torch.device
+    batches: Generator[Canvases, None, None], ring: "Ring", device: torch.device
 ) -> Generator[Canvases, None, None]:
     """The same batches on the device, each copied during the step before it.
 
@@ -208,16 +192,17 @@ def _prefetch(
             arrived.record(stream)
             return moved, arrived
 
-    try:
-        for moved, arrived in one_ahead(map(send, batches)):
-            current = torch.cuda.current_stream(device)
-            current.wait_event(arrived)
-            for tensor in (moved.pixels, moved.sizes, moved.keys):
-                tensor.record_stream(current)  # not reused before this stream is done with it
-            yield moved
-            arrived.synchronize()  # long done: it was sent before the last step
-    finally:
-        stream.synchronize()
+    with closing(batches), ring.pinned(device):
+        try:
+            for moved, arrived in one_ahead(map(send, batches)):
+                current = torch.cuda.current_stream(device)
+                current.wait_event(arrived)
+                for tensor in (moved.pixels, moved.sizes, moved.keys):
+                    tensor.record_stream(current)  # not reused before this stream is done with it
+                yield moved
+                arrived.synchronize()  # long done: it was sent before the last step
+        finally:
+            stream.synchronize()
 
 
 def one_ahead(items: Iterable[Item]) -> Iterator[Item]:
@@ -252,9 +237,8 @@ class Ring:
                 for path in glob(f"/dev/shm/torch_{os.getpid()}_*"):  # torch leaves it behind
                     os.unlink(path)
                 raise UserError(
-                    f"the loader's processes share {self.memory.nbytes / 2**20:,.0f} MiB, which do "
-                    "not fit in /dev/shm: enlarge it (docker run --shm-size) or pass "
-                    "--data.workers 0"
+                    f"the loader's processes share {self.memory.nbytes / 2**20:,.0f} MiB, too much "
+                    "for /dev/shm: enlarge it (docker run --shm-size) or pass --data.workers 0"
                 ) from error
         sizes, keys, planes = self.memory.split([16 * numbers, 8 * numbers, pixels])
         self.sizes = sizes.view(torch.int64).view(slots, batch, 2)
@@ -286,21 +270,78 @@ class Ring:
                 runtime.cudaHostUnregister(self.memory.data_ptr())
 
 
+def iterate(
+    items: Any, order: range, *, workers: int, ahead: int = 2, pin: bool = False
+) -> Generator[Any, None, None]:
+    """`items[number]` in this order, made by `workers` processes that start now; 0 makes them here.
+
+    Each worker runs at most `ahead` items ahead of the consumer.
+    """
+    loader = DataLoader(
+        items,
+        batch_size=None,
+        sampler=order,
+        num_workers=workers,
+        prefetch_factor=ahead if workers else None,
+        collate_fn=_unchanged,
+        pin_memory=pin and torch.cuda.is_available(),
+        worker_init_fn=_start_worker,
+    )
+    iterator = iter(loader)
+    _live.add(iterator)
+
+    def closing_it() -> Generator[Any, None, None]:
+        try:
+            yield from iterator
+        finally:
+            _stop_workers(iterator)
+
+    return closing_it()
+
+
+_live: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def _unchanged(item: object) -> object:
+    return item
+
+
+def _start_worker(_: int) -> None:
+    """Ctrl-C and a cluster's signal reach all processes; only the main one handles them."""
+    for number in NOTICES:
+        signal.signal(number, signal.SIG_IGN)
+    torch.set_num_threads(1)
+
+
+def _stop_workers(iterator: Any) -> None:
+    # torch does this when its iterator is collected, but the traceback of an error keeps it alive.
+    if stop := getattr(iterator, "_shutdown_workers", None):
+        stop()
+    # It waits some seconds, then sends the SIGTERM that workers ignore; nothing is lost here.
+    for worker in getattr(iterator, "_workers", ()):
+        if worker.is_alive():
+            worker.kill()
+            worker.join()
+
+
+@atexit.register
+def _stop_all_workers() -> None:
+    """Runs before multiprocessing's own hook (registered earlier, when torch was imported), which
+    would send the workers the SIGTERM that they ignore and wait for them forever."""
+    for iterator in list(_live):
+        _stop_workers(iterator)
+
+
 class FailedFiles:
     """The distinct files that could not be decoded so far."""
 
     def __init__(self, names: Iterable[str] = ()) -> None:
-        self._names = dict.fromkeys(names)
+        self.names = list(names)
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """In the order of their first failure."""
-        return tuple(self._names)
-
-    def add(self, names: Iterable[str]) -> tuple[str, ...]:
+    def add(self, names: Iterable[str]) -> list[str]:
         """Adds failures and returns the new ones, for the log."""
-        new = tuple(dict.fromkeys(name for name in names if name not in self._names))
-        self._names.update(dict.fromkeys(new))
+        new = [name for name in dict.fromkeys(names) if name not in self.names]
+        self.names += new
         return new
 
     def check(self, seen: int, count: int, max_share: float) -> None:

@@ -1,9 +1,14 @@
-"""Where photographs come from: the ImageSource protocol, folders, and `open_source`.
+"""Where photographs come from: folders, tar shards, scenes; packed folders are in pack.py."""
 
-Tar shards are in shards.py, packed folders in pack.py.
-"""
-
+import json
 import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import weakref
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, groupby
@@ -16,9 +21,19 @@ from croc.config import DataConfig
 from croc.data.decode import IMAGE_EXTENSIONS, UndecodableImage, decode_image
 from croc.data.scenes import make_scene
 from croc.errors import UserError
+from croc.signals import is_first_process
 
 SCENE_PX = 96
+_PIPE = "pipe:"
 _SUFFIXES = tuple(f".{extension}".encode() for extension in IMAGE_EXTENSIONS)
+# A member is read at once; the largest image that is decoded has about this size uncompressed.
+_MAX_MEMBER_BYTES = 1 << 29
+# tarfile reads long names and the like at once, however large they claim to be.
+_MAX_EXTENSION_BYTES = 1 << 16
+_EXTENSIONS = (
+    *(tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK),
+    *(tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE),
+)
 
 
 @runtime_checkable
@@ -38,12 +53,10 @@ class ImageSource(Protocol):
 
 def open_source(config: DataConfig, seed: int) -> ImageSource:
     """The images of all roots, in their order; neighbors of one kind are opened together."""
+    from croc.data.pack import PackedSource  # it imports this module
+
     if not config.root:
         raise UserError("no photographs given: pass --data.root FOLDER")
-    # Both import this module.
-    from croc.data.pack import PackedSource
-    from croc.data.shards import ShardSource
-
     sources: list[ImageSource] = []
     for kind, group in groupby(map(os.path.expanduser, config.root), key=_kind):
         roots = list(group)
@@ -65,11 +78,10 @@ def _kind(root: str) -> str:
         return "scenes"
     if os.path.isdir(root):
         return "packed" if os.path.exists(os.path.join(root, "pack.json")) else "folder"
-    if root.startswith("pipe:") or root.endswith((".tar", ".tar.gz", ".tgz")):
+    if root.startswith(_PIPE) or root.endswith((".tar", ".tar.gz", ".tgz")):
         return "shards"
-    if os.path.exists(root):
-        raise UserError(f"{root} is neither a folder nor a .tar shard: pass one as --data.root")
-    raise UserError(f"{root} does not exist: pass a folder or .tar shards as --data.root")
+    problem = "is neither a folder nor a .tar shard" if os.path.exists(root) else "does not exist"
+    raise UserError(f"{root} {problem}: pass a folder or .tar shards as --data.root")
 
 
 def _subfolders(root: str, names: tuple[str, ...]) -> list[str]:
@@ -84,6 +96,33 @@ def _subfolders(root: str, names: tuple[str, ...]) -> list[str]:
             f"or choose other folders with --data.subfolders"
         )
     return paths
+
+
+class PackedNames:
+    """A list of byte strings in two arrays: a quarter of the memory of separate objects, and
+    forked workers do not copy it by counting references."""
+
+    def __init__(self, names: Iterable[bytes]) -> None:
+        names = list(names)
+        self._bytes = np.frombuffer(b"".join(names), np.uint8)
+        self._ends = np.cumsum([0, *map(len, names)], dtype=np.int64)
+
+    def __len__(self) -> int:
+        return len(self._ends) - 1
+
+    def __getitem__(self, index: int) -> bytes:
+        return self._bytes[self._ends[index] : self._ends[index + 1]].tobytes()
+
+
+def printable(name: bytes) -> str:
+    """On one line for logs, the rest escaped; different names stay different."""
+    text = name.replace(b"\\", b"\\\\").decode("utf-8", "backslashreplace")
+    return "".join(char if char.isprintable() else json.dumps(char)[1:-1] for char in text)
+
+
+def is_image(name: bytes) -> bool:
+    """By its name; `._photo.jpg` and the like are an operating system's metadata."""
+    return name.lower().endswith(_SUFFIXES) and not name.startswith(b".")
 
 
 class FolderSource:
@@ -108,6 +147,173 @@ class FolderSource:
                 return decode_image(stream, self.canvas_px)
         except OSError as error:
             raise UndecodableImage(f"cannot be read: {error.strerror}") from error
+
+
+def _list_images(folder: str) -> list[bytes]:
+    names = os.listdir(folder)  # which raises without permission
+    if paths := sorted(_walk(os.fsencode(folder))):
+        return paths
+    if any(name.endswith(".tar") for name in names):
+        advice = f"to read its shards pass --data.root {folder}/*.tar"
+    else:
+        advice = "pass another --data.root"
+    extensions = " ".join(IMAGE_EXTENSIONS)
+    raise UserError(f"no images in {folder} (searched at any depth for {extensions}): {advice}")
+
+
+def _walk(root: bytes) -> Iterator[bytes]:
+    """Each real folder once, however many links point to it, so that cycles end."""
+    visited: set[tuple[int, int]] = set()
+    pending = [root]
+    while pending:
+        folder = pending.pop()
+        try:
+            status = os.stat(folder)
+            with os.scandir(folder) as listing:
+                entries = sorted(listing, key=lambda entry: entry.name, reverse=True)
+        except OSError:  # no permission, or deleted since it was listed
+            continue
+        if (status.st_dev, status.st_ino) in visited:
+            continue
+        visited.add((status.st_dev, status.st_ino))
+        for entry in entries:
+            try:
+                if is_image(entry.name) and entry.is_file():
+                    yield entry.path
+                elif not entry.name.startswith(b".") and entry.is_dir():
+                    pending.append(entry.path)
+            except OSError:  # a link to itself
+                continue
+
+
+class ShardSource:
+    """The images in tar shards (WebDataset), shard by shard: indexed once, then read by offset.
+
+    The output of a 'pipe:COMMAND' shard is first stored in a temporary folder (under $TMPDIR,
+    removed at exit), so that it can be read at random too and a run resumed exactly.
+    """
+
+    def __init__(self, shards: Sequence[str], canvas_px: int) -> None:
+        self.canvas_px = canvas_px
+        self._shards: list[str] = []
+        for pattern in shards:  # a name that exists is taken literally
+            self._shards += [pattern] if os.path.exists(pattern) else expand_braces(pattern)
+        self._paths = self._download()
+        shards_of_images = map(_index_shard, self._shards, self._paths)
+        members = [(n, *image) for n, images in enumerate(shards_of_images) for image in images]
+        if not members:
+            raise UserError(f"no images in {', '.join(shards)}: pass another --data.root")
+        self._names = PackedNames(name for _, name, _, _ in members)
+        self._places = np.array([(number, at, size) for number, _, at, size in members], np.int64)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def name(self, index: int) -> str:
+        shard = os.fsencode(self._shards[self._places[index, 0]])
+        return f"{printable(shard)}:{printable(self._names[index])}"
+
+    def read(self, index: int) -> UInt8[np.ndarray, "h w 3"]:
+        shard, offset, size = self._places[index].tolist()
+        if size > _MAX_MEMBER_BYTES:
+            raise UndecodableImage(f"too large: {size:,} bytes")
+        try:
+            with open(self._paths[shard], "rb") as file:
+                file.seek(offset)
+                data = file.read(size)
+        except OSError as error:
+            raise UndecodableImage(f"cannot be read: {error.strerror}") from error
+        return decode_image(data, self.canvas_px)
+
+    def _download(self) -> list[str]:
+        """Runs the pipes' commands; the paths of all shards."""
+        paths = list(self._shards)
+        pipes = [number for number, shard in enumerate(paths) if shard.startswith(_PIPE)]
+        folder = tempfile.mkdtemp(prefix="croc-shards-") if pipes else ""
+        weakref.finalize(self, _remove, folder, os.getpid())
+        for number in pipes:
+            paths[number] = f"{folder}/{number}.tar"
+            with open(paths[number], "wb") as file:
+                command = self._shards[number].removeprefix(_PIPE)
+                status = subprocess.run(command, shell=True, stdout=file).returncode
+            if status:
+                raise UserError(f"{self._shards[number]} failed with exit code {status}")
+        return paths
+
+
+def _remove(folder: str, owner: int) -> None:
+    if folder and os.getpid() == owner:  # not when a forked worker's copy is collected
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def expand_braces(text: str) -> list[str]:
+    """As bash does, without nesting: 'x-{000..009}-{a,b}.tar' becomes twenty names."""
+    braces = re.search(r"\{(?:(\d+)\.\.(\d+)|([^{}]*,[^{}]*))\}", text)
+    if not braces:
+        return [text]
+    first, last, listed = braces.groups()
+    if listed is not None:
+        choices = listed.split(",")
+    else:
+        is_padded = any(number != str(int(number)) for number in (first, last))
+        width = max(len(first), len(last)) if is_padded else 0
+        step = 1 if int(first) <= int(last) else -1
+        choices = [f"{n:0{width}d}" for n in range(int(first), int(last) + step, step)]
+    rests = expand_braces(text[braces.end() :])
+    return [text[: braces.start()] + choice + rest for choice in choices for rest in rests]
+
+
+def _index_shard(shard: str, path: str) -> list[tuple[bytes, int, int]]:
+    """Name, offset and size of the images that are complete; prints what is left out.
+
+    Nothing is unpacked, so a name that points elsewhere (../x.jpg) is just a name.
+    """
+    if not os.path.isfile(path):  # opening a named pipe would block forever
+        raise UserError(f"no such shard: {shard}")
+    try:
+        archive = tarfile.open(path, "r:", tarinfo=_Header)  # noqa: SIM115, closed below
+    except Exception as error:  # on forged headers tarfile raises more than its own errors
+        raise UserError(
+            f"{shard} is not a readable tar archive ({error}); "
+            f"if it is compressed, pass 'pipe:gzip -dc {shard}'"
+        ) from error
+    images: list[tuple[bytes, int, int]] = []
+    left_out, last, is_complete, length = 0, -1, False, os.path.getsize(path)
+    with archive, open(path, "rb") as file:
+        try:  # up to the end or to where it is damaged; a negative size leads back, endlessly
+            while (member := archive.next()) is not None and member.offset > last:
+                last, name = member.offset, os.fsencode(member.name)
+                if not is_image(os.path.basename(name)) or member.isdir():
+                    continue
+                is_whole = 0 <= member.size <= length - member.offset_data
+                if is_whole and member.isreg() and not member.issparse():
+                    images.append((name, member.offset_data, member.size))
+                else:
+                    left_out += 1
+            file.seek(archive.offset)
+            end = file.read(tarfile.BLOCKSIZE)
+            is_complete = member is None and end == bytes(tarfile.BLOCKSIZE)
+        except Exception:  # what came before is good
+            is_complete = False
+    if not is_complete:
+        _warn(f"{shard} is truncated or damaged: only images before byte {archive.offset:,} used")
+    if left_out:
+        _warn(f"{shard}: {left_out} images left out (links, special, sparse or incomplete files)")
+    return images
+
+
+class _Header(tarfile.TarInfo):
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> "_Header":
+        header = super().frombuf(buf, encoding, errors)
+        if header.type in _EXTENSIONS and not 0 <= header.size <= _MAX_EXTENSION_BYTES:
+            raise tarfile.HeaderError(f"a header of {header.size} bytes")
+        return header
+
+
+def _warn(line: str) -> None:
+    if is_first_process():
+        print(f"croc: {line}", file=sys.stderr)
 
 
 class ScenesSource:
@@ -151,81 +357,3 @@ class ConcatSource:
     def _locate(self, index: int) -> tuple[ImageSource, int]:
         number = bisect_right(self._starts, index) - 1
         return self.sources[number], index - self._starts[number]
-
-
-class PackedNames:
-    """A list of byte strings in two arrays: a quarter of the memory of separate objects, and
-    forked workers do not copy it by counting references."""
-
-    def __init__(self, names: Iterable[bytes]) -> None:
-        names = list(names)
-        self._bytes = np.frombuffer(b"".join(names), np.uint8)
-        self._ends = np.cumsum([0, *map(len, names)], dtype=np.int64)
-
-    def __len__(self) -> int:
-        return len(self._ends) - 1
-
-    def __getitem__(self, index: int) -> bytes:
-        return self._bytes[self._ends[index] : self._ends[index + 1]].tobytes()
-
-
-def printable(name: bytes) -> str:
-    """On one line for logs: unprintable characters and bytes that are not UTF-8 are escaped.
-
-    Backslashes are doubled, so that different names stay different.
-    """
-
-    def escape(char: str) -> str:
-        if char.isprintable():
-            return char
-        if char.isascii():
-            return char.encode("unicode_escape").decode()
-        return "".join(f"\\x{byte:02x}" for byte in char.encode())
-
-    text = name.replace(b"\\", b"\\\\").decode("utf-8", "backslashreplace")
-    return "".join(map(escape, text))
-
-
-def is_image(name: bytes) -> bool:
-    """By its name; `._photo.jpg` and the like are an operating system's metadata."""
-    return name.lower().endswith(_SUFFIXES) and not name.startswith(b".")
-
-
-def _list_images(folder: str) -> list[bytes]:
-    if not os.path.isdir(folder):
-        raise UserError(f"no such folder: {folder}")
-    if not os.access(folder, os.R_OK | os.X_OK):
-        raise UserError(f"no permission to read {folder}")
-    if paths := sorted(_walk(os.fsencode(folder))):
-        return paths
-    if any(name.endswith(".tar") for name in os.listdir(folder)):
-        advice = f"to read its shards pass --data.root {folder}/*.tar"
-    else:
-        advice = "pass another --data.root"
-    extensions = " ".join(IMAGE_EXTENSIONS)
-    raise UserError(f"no images in {folder} (searched at any depth for {extensions}): {advice}")
-
-
-def _walk(root: bytes) -> Iterator[bytes]:
-    """Each real folder once, however many links point to it, so that cycles end."""
-    visited: set[tuple[int, int]] = set()
-    pending = [root]
-    while pending:
-        folder = pending.pop()
-        try:
-            status = os.stat(folder)
-            with os.scandir(folder) as listing:
-                entries = sorted(listing, key=lambda entry: entry.name, reverse=True)
-        except OSError:  # no permission, or deleted since it was listed
-            continue
-        if (status.st_dev, status.st_ino) in visited:
-            continue
-        visited.add((status.st_dev, status.st_ino))
-        for entry in entries:
-            try:
-                if is_image(entry.name) and entry.is_file():
-                    yield entry.path
-                elif not entry.name.startswith(b".") and entry.is_dir():
-                    pending.append(entry.path)
-            except OSError:  # a link to itself
-                continue

@@ -5,7 +5,6 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int64, UInt8
 
-from croc.errors import UserError
 from croc.eval.metrics import IGNORED
 
 THINGS = (
@@ -40,33 +39,23 @@ def stuff_classes() -> dict[int, int]:
     COCO-Stuff numbers its 91 kinds of stuff alphabetically, from id 92 (banner) to 182 (wood).
     """
     by_name = {
-        name: STUFF.index(supercategory)
-        for supercategory, names in _STUFF_NAMES.items()
-        for name in names.split()
+        name: number for number, names in enumerate(_STUFF_NAMES.values()) for name in names.split()
     }
     ignored = dict.fromkeys((*range(91), 182), IGNORED)
     return ignored | {91 + place: by_name[name] for place, name in enumerate(sorted(by_name))}
-
-
-def thing_classes(categories: dict[str, list[str]], path: str) -> dict[int, int]:
-    """From a category id, as in {"1": ["person", "person"]}, to a class; 0 is ignored."""
-    classes = {int(key): _index(THINGS, parent, path) for key, (_, parent) in categories.items()}
-    return {0: IGNORED} | classes
 
 
 Segments = tuple[Int64[np.ndarray, "n"], UInt8[np.ndarray, "n"]]
 """Sorted ids and classes of an image's segments."""
 
 
-def panoptic_segments(
-    classes: tuple[str, ...], content: dict[str, Any], path: str
-) -> dict[str, Segments]:
+def panoptic_segments(classes: tuple[str, ...], content: dict[str, Any]) -> dict[str, Segments]:
     """The segments of each image in COCO's panoptic JSON, by the image's name.
 
     Instances of a class are merged; crowds and segments of other categories are left out.
     """
     index_of = {
-        category["id"]: _index(classes, category["supercategory"], path)
+        category["id"]: classes.index(category["supercategory"])
         for category in content["categories"]
         if bool(category["isthing"]) == (classes == THINGS)
     }
@@ -77,27 +66,18 @@ def panoptic_segments(
             for info in annotation["segments_info"]
             if info["category_id"] in index_of and not info.get("iscrowd", 0)
         )
-        ids, labels = np.array([key for key, _ in pairs], np.int64), [each for _, each in pairs]
-        segments[annotation["file_name"].rsplit(".", 1)[0]] = ids, np.array(labels, np.uint8)
+        ids, labels = np.array(pairs, np.int64).reshape(-1, 2).T
+        segments[annotation["file_name"].rsplit(".", 1)[0]] = ids, labels.astype(np.uint8)
     return segments
 
 
 def merge_segments(
-    segments: Segments, colours: UInt8[np.ndarray, "h w 3"]
+    segments: Segments, colors: UInt8[np.ndarray, "h w 3"]
 ) -> UInt8[np.ndarray, "h w"]:
-    """The class of each pixel; a segment's id is its colour, R + 256 G + 256² B."""
+    """The class of each pixel; a segment's id is its color, R + 256 G + 256² B."""
     ids, classes = segments
-    pixels = colours.astype(np.int64) @ np.array([1, 256, 256**2])
+    pixels = colors.astype(np.int64) @ np.array([1, 256, 256**2])
     if not len(ids):
         return np.full(pixels.shape, IGNORED, np.uint8)
     places = np.searchsorted(ids, pixels).clip(max=len(ids) - 1)
     return np.where(ids[places] == pixels, classes[places], IGNORED).astype(np.uint8)
-
-
-def _index(classes: tuple[str, ...], supercategory: str, path: str) -> int:
-    if supercategory not in classes:
-        raise UserError(
-            f"{path} has the supercategory {supercategory}, not one of {', '.join(classes)}: "
-            "use COCO's own file"
-        )
-    return classes.index(supercategory)

@@ -5,7 +5,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from croc.config import PAGE, read_config
 from croc.errors import UserError
@@ -34,13 +34,11 @@ class CurveOptions(TableOptions):
     results.jsonl, to which finished cells are appended, and of the pictures."""
 
 
-@dataclass(frozen=True)
-class Point:
-    """Weights on a run's line."""
+class Point(NamedTuple):
+    """Weights on a run's line; repeated images are counted again."""
 
     line: str
     images: int
-    """Images seen so far, repeated ones counted again."""
     spec: str
 
     @property
@@ -83,53 +81,39 @@ def points_of(label: str, run: str) -> list[Point]:
 
 def make_figure(record: dict[str, Any], points: Sequence[Point]) -> "Figure":
     """A panel for each protocol and data set, one line per run."""
+    import numpy as np
     from matplotlib.figure import Figure
-    from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     from croc.plotting import COLOURS, span_enough, verbatim
 
     # Of a video's three metrics the first, which is the mean of the others.
-    shown = [n for n, each in enumerate(record["columns"]) if each["metric"] in ("mIoU", "J&F")]
+    columns = enumerate(record["columns"])
+    shown = [(n, each) for n, each in columns if each["metric"] in ("mIoU", "J&F")]
     across = min(PANELS_PER_LINE, len(shown))
     down = math.ceil(len(shown) / across)
     size = (PANEL_IN[0] * across, PANEL_IN[1] * down + 0.5)
-    figure = Figure(figsize=size, dpi=120, layout=ConstrainedLayoutEngine())
-    panels = figure.subplots(down, across, squeeze=False).flatten()
-    for axes in panels[len(shown) :]:
-        axes.set_visible(False)
+    figure = Figure(figsize=size, dpi=120, layout="constrained")
     rows = {row["label"]: row["cells"] for row in record["rows"]}
     unit = MILLION if max(point.images for point in points) >= MILLION else 1
-    lines = list(dict.fromkeys(point.line for point in points))
-    for axes, number in zip(panels, shown):
-        column = record["columns"][number]
-        for place, line in enumerate(lines):
+    for place, (number, column) in enumerate(shown, start=1):
+        axes = figure.add_subplot(down, across, place)
+        for index, line in enumerate(dict.fromkeys(point.line for point in points)):
             own = [point for point in points if point.line == line]
             cells = [rows[point.label][number] for point in own]
-            color, marker = COLOURS[place % len(COLOURS)], MARKERS[place % len(MARKERS)]
             seen = [point.images / unit for point in own]
             # A cell that failed leaves a gap in the line.
-            scores = [math.nan if cell["value"] is None else cell["value"] for cell in cells]
-            label = verbatim(line)
-            axes.plot(seen, scores, lw=1.4, ms=4, label=label, color=color, marker=marker)
-            spread = [cell["deviation"] or 0.0 for cell in cells]
-            if any(spread):
-                low = [score - by for score, by in zip(scores, spread)]
-                high = [score + by for score, by in zip(scores, spread)]
-                axes.fill_between(seen, low, high, color=color, alpha=0.15, lw=0)
+            scores = np.array([math.nan if x["value"] is None else x["value"] for x in cells])
+            spread = np.array([cell["deviation"] or 0.0 for cell in cells])
+            color, marker = COLOURS[index % len(COLOURS)], MARKERS[index % len(MARKERS)]
+            style: dict[str, Any] = {"color": color, "marker": marker, "label": verbatim(line)}
+            axes.plot(seen, scores, lw=1.4, ms=4, **style)
+            axes.fill_between(seen, scores - spread, scores + spread, color=color, alpha=0.15, lw=0)
         axes.set_title(verbatim(f"{column['group']}, {column['title']}"), fontsize=9, loc="left")
         axes.set_xlabel("images seen" + (", millions" if unit == MILLION else ""), fontsize=8)
         axes.xaxis.set_major_formatter("{x:,g}")
         span_enough(axes)
         axes.tick_params(labelsize=8)
         axes.spines[["top", "right"]].set_visible(False)
-    handles, labels = panels[0].get_legend_handles_labels()
-    fitting = int(size[0] / (0.6 + 0.075 * max(map(len, labels))))  # inches per label, per letter
-    figure.legend(
-        handles,
-        labels,
-        loc="outside lower left",
-        ncols=max(1, min(len(labels), fitting)),
-        fontsize=8,
-        frameon=False,
-    )
+    handles, labels = figure.axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower left", fontsize=8, frameon=False)
     return figure

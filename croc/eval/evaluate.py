@@ -1,10 +1,16 @@
-"""Run protocols on a backbone; append the results to results.jsonl, print and draw them."""
+"""Run protocols on a backbone; append the results to results.jsonl, print and draw them.
 
+With a hold-out, parts of the training split are trained on and scored: this is for making choices,
+so that the validation split is used only once, at the end.
+"""
+
+import functools
 import hashlib
 import os
 import sys
+import tarfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -16,17 +22,32 @@ from torch import nn
 from croc.config import DataConfig
 from croc.data.loader import worker_count
 from croc.errors import UserError
-from croc.eval.command import EvaluateOptions
-from croc.eval.features import progress
+from croc.eval.datasets import SPLITS, SegmentationData, Subset, open_segmentation
+from croc.eval.features import SegmentationReport, progress
 from croc.eval.incontext import evaluate_incontext
 from croc.eval.kmeans import evaluate_kmeans, evaluate_within
 from croc.eval.linear import evaluate_linear
-from croc.eval.parts import OpenData, open_data
+from croc.eval.metrics import video_means
 from croc.eval.pictures import segmentation_figure, video_figure
-from croc.eval.protocols import Request
+from croc.eval.protocols import EvaluateOptions, Request
 from croc.eval.results import FILE, Result, append_result, percent, print_results
 from croc.eval.video import evaluate_video
+from croc.eval.videos import open_videos
 from croc.weights.open import ConvBackbone, VitBackbone, check_fit, fingerprint, open_backbone
+
+SEGMENTATION: dict[str, Callable[..., SegmentationReport]] = {
+    "linear": evaluate_linear,
+    "kmeans": evaluate_kmeans,
+    "within": evaluate_within,
+    "incontext": evaluate_incontext,
+}
+READ_WHOLE_BYTES = 2**28
+SAMPLED_FILES = 64
+SAMPLED_BYTES = 2**20
+
+OpenData = dict[tuple[str, str], tuple[dict[str, Any], str]]
+"""By protocol and data: what is trained on ("train") and scored ("val", or "videos"), and the
+hash of the data set, by which finished scores are found."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +86,10 @@ def evaluate(
     open already are used as they are.
     """
     folder = Path(options.to)
-    check_folder(folder)
+    whole = folder.absolute()
+    existing = next(path for path in (whole, *whole.parents) if path.exists())
+    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
+        raise UserError(f"--to {folder}: {existing} is a file or not writable, pass a folder")
     machine = find_machine(options)
     weights = weights or open_weights(options.weights)
     data = data or open_data(requests, folder)
@@ -110,16 +134,6 @@ def fit(request: Request, backbone: VitBackbone | ConvBackbone) -> Request:
     return request
 
 
-def check_folder(folder: Path) -> None:
-    """Whether it can be created and written; nothing is created yet."""
-    whole = folder.absolute()
-    existing = next(path for path in (whole, *whole.parents) if path.exists())
-    if not existing.is_dir():
-        raise UserError(f"--to {folder}: {existing} is a file, pass a folder")
-    if not os.access(existing, os.W_OK | os.X_OK):
-        raise UserError(f"--to {folder}: {existing} is not writable, pass another folder")
-
-
 def find_machine(options: EvaluateOptions) -> Machine:
     if options.device == "cuda" and not torch.cuda.is_available():
         raise UserError("--device cuda: torch sees no GPU here; pass --device cpu")
@@ -146,8 +160,8 @@ def carry_out(
         return None
     # What is scored with a hold-out is not the validation split.
     names = {"val": "held out"} if request.hold_out else {}
-    device = machine.device
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+    on_gpu = machine.device.type == "cuda"
+    device = torch.cuda.get_device_name(machine.device) if on_gpu else "cpu"
     result = Result(
         protocol=request.protocol,
         data=request.data,
@@ -158,31 +172,30 @@ def carry_out(
         classes=classes,
         config=asdict(request.config),
         count={names.get(part, part): len(data) for part, data in parts.items()},
-        machine={"device": name, "precision": machine.precision_name},
+        machine={"device": device, "precision": machine.precision_name},
         seconds=round(time.perf_counter() - started, 2),
         picture=None,
         data_hash=data_hash,
         network_hash=weights.network_hash,
         hold_out=request.hold_out,
     )
+    kind = result.data.partition(":")[0]
+    picture = f"pictures/{result.protocol}-{kind}-{result.key}.png"
+    name, score = next(iter(scores.items()))
+    title = f"{result.protocol}, {kind}{result.part}, {result.backbone}: {name} {score:.1f}"
     (folder / "pictures").mkdir(parents=True, exist_ok=True)
-    if draw is not None:
-        kind = result.data.partition(":")[0]
-        picture = f"pictures/{result.protocol}-{kind}-{result.key}.png"
-        name, score = next(iter(scores.items()))
-        title = f"{result.protocol}, {kind}{result.part}, {result.backbone}: {name} {score:.1f}"
-        try:
-            draw(folder / picture, title)
-            result = replace(result, picture=picture)
-        except (OSError, RuntimeError, ValueError) as error:  # the scores took longer
-            print(f"the picture could not be drawn: {error}", file=sys.stderr)
+    try:
+        draw(folder / picture, title)
+        result = replace(result, picture=picture)
+    except (OSError, RuntimeError, ValueError) as error:  # the scores took longer
+        print(f"the picture could not be drawn: {error}", file=sys.stderr)
     append_result(folder, result)
     return result
 
 
 def run_protocol(
     request: Request, backbone: VitBackbone | ConvBackbone, parts: dict[str, Any], machine: Machine
-) -> tuple[dict[str, Any], dict[str, float | None], Callable[[Path, str], None] | None]:
+) -> tuple[dict[str, Any], dict[str, float | None], Callable[[Path, str], None]]:
     """Scores, those of the classes or videos, and what draws a picture, given path and title."""
     protocol, config, device = request.protocol, request.config, machine.device
     track = progress(f"{protocol}, {request.data}")
@@ -191,36 +204,109 @@ def run_protocol(
         video = evaluate_video(backbone, parts["videos"], config, device, track, *folders)
         for folder in filter(None, folders):
             print(f"written: {folder}")
-        means = video.scores.means if video.scores else {}
-        return (
-            {name: 100 * mean for name, mean in means.items()},
-            {name: 100 * scores.means["J&F"] for name, scores in video.videos.items()},
-            partial(video_figure, video.examples) if video.examples else None,
-        )
-    where = config, device, machine.workers, track
-    scores: dict[str, Any]
-    if protocol in ("kmeans", "within"):
-        run = evaluate_kmeans if protocol == "kmeans" else evaluate_within
-        seeds = run(backbone, parts["val"], *where)
-        report = seeds.first
-        scores = {
-            "mIoU": 100 * seeds.mean,
-            "deviation": 100 * seeds.deviation,
-            "by seed": [100 * score for score in seeds.scores],
-        }
-    elif protocol == "linear":
-        linear = evaluate_linear(backbone, parts["train"], parts["val"], *where)
-        report = linear.best
-        scores = report.percentages
-        if len(linear.by_rate) > 1:
-            by_rate = {f"{rate:g}": percent(score) for rate, score in linear.by_rate.items()}
-            scores |= {"best rate": f"{linear.rate:g}", "by rate": by_rate}
+        classes: Any = {name: video_means(x)["J&F"] for name, x in video.videos.items()}
+        return video.means, classes, partial(video_figure, video.examples)
+    run = SEGMENTATION[protocol]
+    report = run(backbone, *parts.values(), config, device, machine.workers, track)
+    names, ious = parts["val"].classes, map(percent, report.iou.per_class.tolist())
+    draw = partial(segmentation_figure, report.examples, names)
+    return report.scores, dict(zip(names, ious, strict=True)), draw
+
+
+def open_data(requests: Iterable[Request], folder: Path) -> OpenData:
+    """Everything is opened once; files in `folder`, where results are, do not change the hash."""
+    splits = functools.cache(open_segmentation)
+    hash_of = functools.cache(identify_data)
+    opened: OpenData = {}
+    for request in requests:
+        protocol, data, share = request.protocol, request.data, request.hold_out
+        names = ("val",) if protocol in ("kmeans", "within") else SPLITS
+        if protocol == "video":
+            parts: dict[str, Any] = {"videos": open_videos(data)}
+        else:
+            held = split_training(splits(data, "train", alone=True), share) if share else None
+            parts = {name: held[name] if held else splits(data, name) for name in names}
+            if len({tuple(part.classes) for part in parts.values()}) > 1:
+                raise UserError(f"{data}: the two splits have different classes")
+        opened[protocol, data] = parts, hash_of(data, folder)
+    return opened
+
+
+def split_training(data: SegmentationData, share: float) -> dict[str, Subset]:
+    """The share whose names hash lowest is scored ("val"), the rest trains ("train").
+
+    The choice depends on the names alone, not on the order of files, the machine or a seed, and
+    a larger share contains a smaller one.
+    """
+
+    def key(name: str) -> tuple[bytes, str]:
+        text = f"croc hold-out\0{name}".encode("utf-8", "surrogateescape")
+        return hashlib.sha256(text).digest(), name
+
+    names = [data.name(number) for number in range(len(data))]
+    ranked = sorted(set(names), key=key)  # images of one name stay together
+    count = round(share * len(ranked))
+    if not 0 < count < len(ranked):
+        left = "to train on" if count else "to score"
+        raise UserError(f"--hold-out {share:g} of {len(ranked)} training images leaves none {left}")
+    chosen = set(ranked[:count])
+    return {
+        "train": Subset(data, tuple(i for i, name in enumerate(names) if name not in chosen)),
+        "val": Subset(data, tuple(i for i, name in enumerate(names) if name in chosen)),
+    }
+
+
+def identify_data(spec: str, outside: Path | None = None) -> str:
+    """Independent of the path; files below the folder `outside` do not count.
+
+    Small data sets are read whole. Of large ones the names and sizes of all files count, and some
+    of the bytes: an edit that keeps a file's size may go unnoticed. Dates do not count, since
+    copying changes them.
+    """
+    kind, _, place = spec.partition(":")
+    digest = hashlib.sha256(kind.encode())
+    root = Path(place).expanduser()
+    if kind == "scenes":  # generated: the first of each part stand for how they are generated
+        for split in SPLITS:
+            data = open_segmentation(spec, split)
+            first = data.read(0)
+            digest.update(f"{split} {len(data)}".encode() + first.image.tobytes())
+            digest.update(first.labels.tobytes())
+        videos = open_videos(spec)
+        digest.update(f"videos {len(videos)}".encode() + videos[0].read_frame(0).tobytes())
+    elif root.is_dir():
+        sizes = _file_sizes(root, outside)
+        for name, size in sizes.items():
+            digest.update(f"{name}\0{size}\n".encode("utf-8", "surrogateescape"))
+        names, limit = list(sizes), -1
+        if sum(sizes.values()) > READ_WHOLE_BYTES:
+            names, limit = names[:: max(1, len(names) // SAMPLED_FILES)], SAMPLED_BYTES
+        for name in names:
+            with (root / name).open("rb") as file:
+                digest.update(file.read(limit))
+    elif root.stat().st_size <= READ_WHOLE_BYTES:
+        with root.open("rb") as file:
+            digest.update(hashlib.file_digest(file, "sha256").digest())
     else:
-        report = evaluate_incontext(backbone, parts["train"], parts["val"], *where)
-        scores = report.percentages
-    classes = parts["val"].classes
-    return (
-        scores,
-        dict(zip(classes, map(percent, report.iou.per_class.tolist()), strict=True)),
-        partial(segmentation_figure, report.examples, classes),
-    )
+        with tarfile.open(root, "r:") as tar:  # copying keeps the dates of members
+            for member in tar:
+                line = f"{member.name}\0{member.size}\0{member.mtime}\n"
+                digest.update(line.encode("utf-8", "surrogateescape"))
+    return digest.hexdigest()[:16]
+
+
+def _file_sizes(root: Path, outside: Path | None) -> dict[str, int]:
+    """All files below a folder in order, without hidden ones; links are followed, loops are not."""
+    seen = {outside.resolve()} if outside else set()
+    sizes = {}
+    for folder, below, files in os.walk(root, followlinks=True):
+        here = Path(folder)
+        if here.resolve() in seen:
+            below.clear()
+            continue
+        seen.add(here.resolve())
+        below[:] = sorted(name for name in below if not name.startswith("."))
+        for path in (here / name for name in files if not name.startswith(".")):
+            if path.is_file():
+                sizes[path.relative_to(root).as_posix()] = path.stat().st_size
+    return dict(sorted(sizes.items()))

@@ -3,7 +3,7 @@
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from rich.progress import Progress
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from croc.data.workers import iterate
+from croc.data.loader import iterate
 from croc.errors import UserError
 from croc.eval.datasets import SegmentationData
 from croc.eval.metrics import IouReport, confusion, iou
@@ -26,6 +26,7 @@ from croc.weights.open import DenseBackbone
 HELD_BYTES = 2**31
 """Features of a data set are kept for the next pass if they fit into this."""
 EXAMPLES = 6
+UNLABELED = "no scored pixel is labeled: all labels are 255"
 
 Crop = Callable[[np.ndarray, np.ndarray, int, int], tuple[np.ndarray, np.ndarray]]
 """Takes an image, its labels, the step and the image's index; returns a part of both."""
@@ -77,12 +78,10 @@ class Example:
 class SegmentationReport:
     """Scores of a validation split, and its first images."""
 
+    scores: dict[str, Any]
+    """In percent; the number that papers report comes first."""
     iou: IouReport
     examples: tuple[Example, ...]
-
-    @property
-    def percentages(self) -> dict[str, Any]:
-        return {"mIoU": 100 * self.iou.mean, "accuracy": 100 * self.iou.accuracy}
 
 
 class PatchFeatures:
@@ -146,64 +145,55 @@ class PatchFeatures:
             for numbers in order:
                 yield features[list(numbers)], labels[list(numbers)].long()
             return
-        items = _Batches(self.reader, order, crop)
+        items = replace(self.reader, order=order, crop=crop)
         pin = self.device.type == "cuda"
         for batch in iterate(items, range(len(order)), workers=self.workers, pin=pin):
             if isinstance(batch, UserError):
                 raise batch
             pixels, labels = (each.to(self.device, non_blocking=True) for each in batch)
-            yield (
-                self.backbone.features(normalise(pixels.float() / 255), self.blocks),
-                labels.long(),
-            )
+            features = self.backbone.features(normalise(pixels.float() / 255), self.blocks)
+            yield features, labels.long()
 
     def example(self, index: int, predicted: Int64[Tensor, "rows columns"]) -> Example:
-        pixels, labels = self.reader(index)
+        pixels, labels = self.reader.read(index)
         return Example(pixels.contiguous(), labels.long(), predicted.cpu())
 
 
 @dataclass(frozen=True)
-class Reader:
-    """Reads and resizes one image; pickled for worker processes."""
+class Reader(Dataset[Any]):
+    """Reads and resizes the images of each list of indices; pickled for worker processes."""
 
     data: SegmentationData
     image_px: int
     label_px: int | None
     unit_px: int | None = None
-
-    def __call__(
-        self, index: int, step: int = 0, crop: Crop | None = None
-    ) -> tuple[UInt8[Tensor, "3 h w"], UInt8[Tensor, "rows columns"]]:
-        labelled = self.data.read(index)
-        image, labels = labelled.image, labelled.labels
-        if crop:
-            image, labels = crop(image, labels, step, index)
-        size = (self.image_px, self.image_px)
-        if self.unit_px:
-            size = kept_ratio(labels.shape, self.image_px, self.unit_px)
-        pixels = _resize(image, size, Image.Resampling.BICUBIC)
-        if self.label_px is not None:
-            labels = _resize(labels, (self.label_px, self.label_px), Image.Resampling.NEAREST)
-        return torch.from_numpy(pixels).permute(2, 0, 1), torch.from_numpy(np.array(labels))
-
-
-@dataclass(frozen=True)
-class _Batches(Dataset[Any]):
-    reader: Reader
-    order: Sequence[Sequence[int]]
-    crop: Crop | None
+    order: Sequence[Sequence[int]] = ()
+    crop: Crop | None = None
 
     def __getitem__(self, step: int) -> Any:
         try:
-            pairs = [self.reader(index, step, self.crop) for index in self.order[step]]
+            pairs = [self.read(index, step) for index in self.order[step]]
         except UserError as error:  # raised in a worker it would arrive as a traceback's text
             return error
         pixels, labels = (torch.stack(each) for each in zip(*pairs))
         return pixels.contiguous(), labels
 
-
-def _resize(pixels: np.ndarray, size: tuple[int, int], how: Image.Resampling) -> np.ndarray:
-    return np.array(Image.fromarray(pixels).resize((size[1], size[0]), how))
+    def read(
+        self, index: int, step: int = 0
+    ) -> tuple[UInt8[Tensor, "3 h w"], UInt8[Tensor, "rows columns"]]:
+        labeled = self.data.read(index)
+        image, labels = labeled.image, labeled.labels
+        if self.crop:
+            image, labels = self.crop(image, labels, step, index)
+        size = (self.image_px, self.image_px)
+        if self.unit_px:
+            size = kept_ratio(labels.shape, self.image_px, self.unit_px)
+        resized = Image.fromarray(image).resize((size[1], size[0]), Image.Resampling.BICUBIC)
+        if self.label_px is not None:
+            sides = (self.label_px, self.label_px)
+            labels = Image.fromarray(labels).resize(sides, Image.Resampling.NEAREST)
+        pixels, labels = (torch.from_numpy(np.array(each)) for each in (resized, labels))
+        return pixels.permute(2, 0, 1), labels
 
 
 def in_order(count: int, batch: int) -> list[range]:
@@ -216,16 +206,6 @@ def kept_ratio(shape: Sequence[int], short_px: int, unit_px: int) -> tuple[int, 
     longer = min(4.0, max(shape) / min(shape)) * short_px
     long_px = max(unit_px, round(longer / unit_px) * unit_px)
     return (short_px, long_px) if shape[0] <= shape[1] else (long_px, short_px)
-
-
-def same_classes(train: SegmentationData, val: SegmentationData) -> None:
-    if tuple(train.classes) != tuple(val.classes):
-        raise UserError("the training and the validation split have different classes")
-
-
-def check_labelled(counts: Int64[Tensor, "K C"]) -> None:
-    if not counts.any():
-        raise UserError("no scored pixel is labelled: all labels are 255")
 
 
 @torch.no_grad()
@@ -241,8 +221,14 @@ def score(patches: PatchFeatures, heads: Sequence[Predict]) -> list[Segmentation
                 count += confusion(predicted, truth, classes)
                 if len(kept) < EXAMPLES:
                     kept.append(patches.example(len(kept), predicted))
-    check_labelled(counts[0])
-    return [SegmentationReport(iou(count), tuple(kept)) for count, kept in zip(counts, examples)]
+    if not counts[0].any():
+        raise UserError(UNLABELED)
+    reports = []
+    for count, kept in zip(counts, examples):
+        result = iou(count)
+        scores = {"mIoU": 100 * result.mean, "accuracy": 100 * result.accuracy}
+        reports.append(SegmentationReport(scores, result, tuple(kept)))
+    return reports
 
 
 def upsample(logits: Float[Tensor, "B C h w"], size: Sequence[int]) -> Float[Tensor, "B C H W"]:

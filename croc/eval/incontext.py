@@ -1,7 +1,7 @@
-"""In-context segmentation: patches take the labels of their nearest neighbours in a memory.
+"""In-context segmentation: patches take the labels of their nearest neighbors in a memory.
 
 After Balažević et al. 2023 (Hummingbird) and open-hummingbird-eval. Nothing is trained: the memory
-has labelled patches of the training split, and each patch of a new image is looked up in it. The
+has labeled patches of the training split, and each patch of a new image is looked up in it. The
 search is exact. Differences from open-hummingbird-eval: ignored pixels stay out of the memory
 (there they become class 0), training images are seen once and whole (there in random crops with
 jitter, twice for its table), and a prediction counts as the class it names (there predictions are
@@ -19,14 +19,7 @@ from torch import Tensor
 
 from croc.errors import UserError
 from croc.eval.datasets import SegmentationData
-from croc.eval.features import (
-    PatchFeatures,
-    SegmentationReport,
-    Track,
-    same_classes,
-    score,
-    silent,
-)
+from croc.eval.features import PatchFeatures, SegmentationReport, Track, score, silent
 from croc.eval.metrics import IGNORED
 from croc.eval.protocols import InContextConfig
 from croc.method.randomness import sample_key, uniform
@@ -43,7 +36,6 @@ def evaluate_incontext(
     track: Track = silent,
 ) -> SegmentationReport:
     """Store the patches of one split, look up those of the other and score their labels."""
-    same_classes(train, val)
     options = (config.image_px, config.label_px, config.blocks, device, workers, track)
     memory = fill_memory(PatchFeatures(backbone, train, *options, held_bytes=0), config)
     return score(PatchFeatures(backbone, val, *options, held_bytes=0), [memory.predict])[0]
@@ -64,7 +56,7 @@ class Memory:
     features: Float[Tensor, "n C"]
     """Of unit length, in the backbone's precision."""
     histograms: Float[Tensor, "n classes"]
-    """The share of each class among a patch's labelled pixels."""
+    """The share of each class among a patch's labeled pixels."""
     neighbours: int
     temperature: float
     queries_at_once: int = 1024
@@ -73,9 +65,8 @@ class Memory:
     def predict(self, features: Float[Tensor, "B C h w"]) -> Float[Tensor, "B classes h w"]:
         """A distribution over the classes for each patch."""
         predicted = []
-        for queries in _unit(rearrange(features, "b c h w -> (b h w) c")).split(
-            self.queries_at_once
-        ):
+        patches = _unit(rearrange(features, "b c h w -> (b h w) c"))
+        for queries in patches.split(self.queries_at_once):
             cosines, entries = self._nearest(queries)
             weights = (cosines / self.temperature).softmax(dim=1)
             predicted.append(torch.einsum("qn,qnk->qk", weights, self.histograms[entries]))
@@ -90,7 +81,7 @@ class Memory:
         entries = queries.new_empty(len(queries), 0, dtype=torch.long)
         for start in range(0, len(self.features), self.entries_at_once):
             part = self.features[start : start + self.entries_at_once]
-            # In float32: products in bfloat16 would make many neighbours equally near.
+            # In float32: products in bfloat16 would make many neighbors equally near.
             products = queries @ part.to(queries.dtype).mT
             best = products.topk(min(self.neighbours, len(part)), dim=1)
             cosines = torch.cat([cosines, best.values], dim=1)
@@ -118,7 +109,7 @@ def fill_memory(patches: PatchFeatures, config: InContextConfig) -> Memory:
         histograms.append(F.normalize(counts[chosen].to(unit.dtype), p=1.0, dim=1))
     if not sum(map(len, features)):
         raise UserError(
-            "no labelled patch for the memory: label the training split, or increase the memory"
+            "no labeled patch for the memory: label the training split, or increase the memory"
         )
     return Memory(torch.cat(features), torch.cat(histograms), config.neighbours, config.temperature)
 
@@ -130,16 +121,15 @@ def count_labels(
 
     for every pixel with label ≠ 255: counts[image, ⌊(y + ½) rows / height⌋, likewise x, label] += 1
     """
-    ignored = labels == IGNORED
-    if (~ignored & ((labels < 0) | (labels >= classes))).any():
-        raise UserError(f"labels out of range: they must be in 0..{classes - 1} or be {IGNORED}")
-    images, height, width = labels.shape
+    images = len(labels)
+    row, column = (
+        (2 * torch.arange(pixels, device=labels.device) + 1) * patches // (2 * pixels)
+        for pixels, patches in zip(labels.shape[1:], (rows, columns))
+    )
     image = torch.arange(images, device=labels.device)[:, None, None]
-    row = _places(height, rows, labels.device)[:, None]
-    column = _places(width, columns, labels.device)
-    patch = (image * rows + row) * columns + column
+    patch = (image * rows + row[:, None]) * columns + column
     # Ignored pixels go to a class past the end, so that shapes stay fixed.
-    cells = patch * (classes + 1) + torch.where(ignored, classes, labels)
+    cells = patch * (classes + 1) + torch.where(labels == IGNORED, classes, labels)
     counts = cells.flatten().bincount(minlength=images * rows * columns * (classes + 1))
     return counts.view(images, rows, columns, classes + 1)[..., :classes]
 
@@ -147,24 +137,19 @@ def count_labels(
 def choose(
     counts: Int64[Tensor, "B n classes"], shares: Int64[Tensor, "B"], draws: Float[Tensor, "B n"]
 ) -> Bool[Tensor, "B n"]:
-    """The patches stored of each image: `shares` of the labelled ones, rare classes first.
+    """The patches stored of each image: `shares` of the labeled ones, rare classes first.
 
     for every image: frequency[c] = number of its patches in which class c occurs
-        for every labelled patch p: score[p] = draw[p] · Σ frequency[c] over the classes c in p
+        for every labeled patch p: score[p] = draw[p] · Σ frequency[c] over the classes c in p
     The patches with the lowest scores are taken.
     """
     present = counts > 0
     frequency = present.sum(dim=1)
     # Exact in float64, so that all devices choose the same.
     scores = torch.einsum("bnk,bk->bn", present.double(), frequency.double()) * draws.double()
-    labelled = present.any(dim=2)
-    ranks = scores.where(labelled, math.inf).argsort(dim=1, stable=True).argsort(dim=1)
-    return labelled & (ranks < shares[:, None])
-
-
-def _places(pixels: int, patches: int, device: torch.device) -> Int64[Tensor, "pixels"]:
-    """The patch that contains each pixel's center, along one side."""
-    return (2 * torch.arange(pixels, device=device) + 1) * patches // (2 * pixels)
+    labeled = present.any(dim=2)
+    ranks = scores.where(labeled, math.inf).argsort(dim=1, stable=True).argsort(dim=1)
+    return labeled & (ranks < shares[:, None])
 
 
 def _unit(features: Float[Tensor, "n C"]) -> Float[Tensor, "n C"]:

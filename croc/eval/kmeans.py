@@ -1,12 +1,12 @@
 """Unsupervised segmentation by K-means, clusters matched to classes: over all images, or in each.
 
 Two readings of the paper. `pixels`: the features are resized to the labels' 100² and clustered.
-`tokens`: the patch tokens are standardised, reduced by PCA and clustered, and the map of clusters
+`tokens`: the patch tokens are standardized, reduced by PCA and clustered, and the map of clusters
 is resized. Two passes over the data: one draws the points that the centroids of all seeds are
 fitted to, one assigns all features to them. Resized features exist for a few images at a time.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -19,12 +19,12 @@ from croc.errors import UserError
 from croc.eval.datasets import SegmentationData
 from croc.eval.features import (
     EXAMPLES,
+    UNLABELED,
     Example,
     Moments,
     PatchFeatures,
     SegmentationReport,
     Track,
-    check_labelled,
     silent,
 )
 from croc.eval.metrics import (
@@ -46,20 +46,13 @@ IMAGES_AT_ONCE = 8
 ITERATIONS = {"pixels": 50, "tokens": 100}
 
 
-@dataclass(frozen=True)
-class KmeansReport:
-    """Mean IoU of each seed; the classes' scores and the examples of seed 0."""
-
-    scores: tuple[float, ...]
-    first: SegmentationReport
-
-    @property
-    def mean(self) -> float:
-        return float(np.mean(self.scores))
-
-    @property
-    def deviation(self) -> float:
-        return float(np.std(self.scores))
+def report_seeds(
+    scores: Sequence[float], first: IouReport, examples: Sequence[Example]
+) -> SegmentationReport:
+    """Mean IoU over the seeds; the classes' scores and the examples are those of seed 0."""
+    by_seed = [100 * score for score in scores]
+    summary = {"mIoU": 100 * float(np.mean(scores)), "deviation": 100 * float(np.std(scores))}
+    return SegmentationReport(summary | {"by seed": by_seed}, first, tuple(examples))
 
 
 def evaluate_kmeans(
@@ -69,14 +62,12 @@ def evaluate_kmeans(
     device: torch.device,
     workers: int = 0,
     track: Track = silent,
-) -> KmeansReport:
+) -> SegmentationReport:
     """Cluster the features of all images, once per seed, and score the matched clusters."""
     classes = len(data.classes)
     count = config.clusters or classes
     if count < classes:
-        raise UserError(
-            f"--kmeans.clusters {count} is fewer than the {classes} classes: pass as many or more"
-        )
+        raise UserError(f"--kmeans.clusters {count} is fewer than the {classes} classes")
     patches = PatchFeatures(
         backbone, data, config.image_px, config.label_px, config.blocks, device, workers, track
     )
@@ -101,13 +92,13 @@ def evaluate_kmeans(
                 total += confusion(clusters, truth, classes, clusters=count).cpu()
                 if seed == 0:
                     maps.extend(clusters[: EXAMPLES - len(maps)].cpu())
-    check_labelled(counts[0])
+    if not counts[0].any():
+        raise UserError(UNLABELED)
     match = match_hungarian if count == classes else match_majority
     matchings = [match(total) for total in counts]
     reports = [iou(apply_matching(*each, classes)) for each in zip(counts, matchings)]
     examples = [patches.example(i, matchings[0][clusters]) for i, clusters in enumerate(maps)]
-    first = SegmentationReport(reports[0], tuple(examples))
-    return KmeansReport(tuple(report.mean for report in reports), first)
+    return report_seeds([report.mean for report in reports], reports[0], examples)
 
 
 def evaluate_within(
@@ -117,10 +108,10 @@ def evaluate_within(
     device: torch.device,
     workers: int = 0,
     track: Track = silent,
-) -> KmeansReport:
+) -> SegmentationReport:
     """Score clusters that are computed and matched in each image alone, once per seed.
 
-    for every image with at least two classes among its labelled pixels:
+    for every image with at least two classes among its labeled pixels:
         K = the number of these classes
         clusters = K-means of the image's tokens, enlarged to the labels' size
         image_score = mean IoU over the K classes, clusters matched one to one
@@ -154,12 +145,11 @@ def evaluate_within(
                 if seed == 0 and len(examples) < EXAMPLES:
                     examples.append(patches.example(number, matching[clusters]))
     if not examples:
-        raise UserError("no scored image has two labelled classes to tell apart")
+        raise UserError("no scored image has two labeled classes to tell apart")
     scores = [float(np.mean([each.mean for each in reports])) for reports in by_seed]
     per_class = torch.stack([each.per_class for each in by_seed[0]]).nanmean(dim=0)
     accuracy = float(np.mean([each.accuracy for each in by_seed[0]]))
-    first = SegmentationReport(IouReport(per_class, scores[0], accuracy), tuple(examples))
-    return KmeansReport(tuple(scores), first)
+    return report_seeds(scores, IouReport(per_class, scores[0], accuracy), examples)
 
 
 def cluster_image(
@@ -169,11 +159,11 @@ def cluster_image(
     config: WithinConfig,
     seed: int,
 ) -> Int64[Tensor, "px px"]:
-    """The cluster of each pixel. Centroids are fitted to the tokens whose center is labelled."""
+    """The cluster of each pixel. Centroids are fitted to the tokens whose center is labeled."""
     size = (tokens.shape[0], tokens.shape[1])
     centers = F.interpolate(truth[None, None].float(), size=size, mode="nearest-exact")[0, 0]
     points = tokens[centers != IGNORED]
-    if len(points) < count:  # the labelled pixels are between the centers
+    if len(points) < count:  # the labeled pixels are between the centers
         points = tokens.flatten(0, 1)
     array, count = np.ascontiguousarray(points.numpy()), min(count, len(points))
     centroids = fit_kmeans(array, count, ITERATIONS["tokens"], config.restarts, seed)
@@ -196,13 +186,11 @@ def draw_points(
             flat = rearrange(_resized(part.float(), config), "b c h w -> (b h w) c")
             if not chosen:
                 total = len(patches.data) * (len(flat) // len(part))
+                size = min(total, POINTS_PER_CENTROID * clusters)
                 for seed in range(config.seeds):
-                    generator = np.random.Generator(
-                        np.random.Philox(sample_key(seed, 0, 0) % 2**63)
-                    )
-                    size = min(total, POINTS_PER_CENTROID * clusters)
-                    numbers = np.sort(generator.choice(total, size, replace=False))
-                    chosen.append(torch.from_numpy(numbers))
+                    philox = np.random.Philox(sample_key(seed, 0, 0) % 2**63)
+                    numbers = np.random.Generator(philox).choice(total, size, replace=False)
+                    chosen.append(torch.from_numpy(np.sort(numbers)))
             for kept, numbers in zip(drawn, chosen):
                 inside = numbers[(numbers >= start) & (numbers < start + len(flat))] - start
                 kept.append(flat[inside.to(flat.device)])
@@ -211,15 +199,12 @@ def draw_points(
 
 
 class Reduction:
-    """Standardises features and projects them to the directions of largest variance (PCA)."""
+    """Standardizes features and projects them to the directions of largest variance (PCA)."""
 
     def __init__(self, moments: Moments, pca: int) -> None:
         self.mean, self.deviation = moments.mean, moments.deviation
         if pca > len(self.mean):
-            raise UserError(
-                f"pca {pca} is more than the backbone's width of {len(self.mean)}: "
-                "pass that or less"
-            )
+            raise UserError(f"pca {pca} is more than the backbone's width of {len(self.mean)}")
         scale = self.deviation.double()
         _, directions = torch.linalg.eigh(moments.covariance / torch.outer(scale, scale))
         self.directions = directions[:, -pca:].float()  # eigh's variances ascend
@@ -240,10 +225,7 @@ def fit_kmeans(
     import faiss
 
     if len(points) < clusters:
-        raise UserError(
-            f"{len(points)} features are too few for {clusters} clusters: use more images or fewer "
-            "clusters"
-        )
+        raise UserError(f"{len(points)} features are too few for {clusters} clusters")
     kmeans = faiss.Kmeans(
         points.shape[1],
         clusters,

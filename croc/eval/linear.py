@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -21,7 +21,6 @@ from croc.eval.features import (
     PatchFeatures,
     SegmentationReport,
     Track,
-    same_classes,
     score,
     silent,
     upsample,
@@ -32,20 +31,9 @@ from croc.method.photometric import IMAGENET_MEAN
 from croc.method.randomness import sample_key
 from croc.weights.open import DenseBackbone
 
-MEAN_COLOUR = np.round(255 * np.array(IMAGENET_MEAN)).astype(np.uint8)
+MEAN_COLOR = np.round(255 * np.array(IMAGENET_MEAN)).astype(np.uint8)
 Pixels = UInt8[np.ndarray, "h w 3"]
 Labels = UInt8[np.ndarray, "h w"]
-
-
-@dataclass(frozen=True)
-class LinearReport:
-    """The scores of the best layer, and the mean IoU of all."""
-
-    best: SegmentationReport
-    rate: float
-    """Learning rate of the best layer."""
-    by_rate: dict[float, float]
-    """Mean IoU of each layer."""
 
 
 def evaluate_linear(
@@ -56,13 +44,12 @@ def evaluate_linear(
     device: torch.device,
     workers: int = 0,
     track: Track = silent,
-) -> LinearReport:
-    """Train one layer per learning rate on one split, score them on the other.
+) -> SegmentationReport:
+    """Train one layer per learning rate on one split, score them on the other, report the best.
 
     Features of whole images are computed once if they fit in memory, those of random crops in
     each step.
     """
-    same_classes(train, val)
     image_px, options = config.image_px, (config.blocks, device, workers, track)
     crop = training_crop(config)
     held = 0 if crop else HELD_BYTES
@@ -72,28 +59,27 @@ def evaluate_linear(
         for features, _ in patches.passes("features"):
             if moments:
                 moments.add(features)
-    order = training_order(len(train), config)
+    # An epoch has whole batches only, as in pre-training.
+    batch = min(config.batch, len(train))
+    steps = config.steps or (config.epochs or 0) * (len(train) // batch)
+    order = [batch_indices(i, len(train), batch, config.seed)[1].tolist() for i in range(steps)]
     batches = track(patches.batches(order, crop), "training", len(order))
     layers = fit(batches, moments, len(train.classes), len(order), config)
     keep = config.framing == "keep"
     patches = PatchFeatures(
         backbone, val, image_px, config.score_px, *options, keep_ratio=keep, held_bytes=0
     )
-    reports = score(patches, layers)
-    scores = [report.iou.mean for report in reports]
-    best = max(range(len(scores)), key=scores.__getitem__)
-    return LinearReport(reports[best], config.rates[best], dict(zip(config.rates, scores)))
-
-
-def training_order(count: int, config: LinearConfig) -> list[list[int]]:
-    """The images of each step; an epoch has whole batches only, as in pre-training."""
-    batch = min(config.batch, count)
-    steps = config.steps or (config.epochs or 0) * (count // batch)
-    return [batch_indices(i, count, batch, config.seed)[1].tolist() for i in range(steps)]
+    by_rate = dict(zip(config.rates, score(patches, layers)))
+    best = max(by_rate, key=lambda rate: by_rate[rate].iou.mean)
+    if len(by_rate) == 1:
+        return by_rate[best]
+    rates = {f"{rate:g}": report.scores["mIoU"] for rate, report in by_rate.items()}
+    scores = {**by_rate[best].scores, "best rate": f"{best:g}", "by rate": rates}
+    return replace(by_rate[best], scores=scores)
 
 
 class Layer(nn.Module):
-    """A 1×1 convolution, of standardised features if their moments are given; in float32."""
+    """A 1×1 convolution, of standardized features if their moments are given; in float32."""
 
     def __init__(self, width: int, classes: int, moments: Moments | None) -> None:
         super().__init__()
@@ -113,12 +99,12 @@ def fit(
     steps: int,
     config: LinearConfig,
 ) -> list[nn.Module]:
-    """Adam on the cross-entropy of upsampled logits; one layer per rate, all initialised alike."""
+    """Adam on the cross-entropy of upsampled logits; one layer per rate, all initialized alike."""
     layers: list[nn.Module] = []
     optimizers: list[torch.optim.Adam] = []
-    labelled = torch.zeros(())
+    labeled = torch.zeros(())
     for step, (features, labels) in enumerate(batches):
-        labelled = labelled.to(labels.device) + (labels != IGNORED).any()
+        labeled = labeled.to(labels.device) + (labels != IGNORED).any()
         if not layers:
             for rate in config.rates:
                 with torch.random.fork_rng(devices=[]):
@@ -130,15 +116,15 @@ def fit(
             optimizer.zero_grad()
             segmentation_loss(layer(features), labels).backward()
             optimizer.step()
-    if not labelled:
-        raise UserError("no training pixel is labelled: all labels are 255")
+    if not labeled:
+        raise UserError("no training pixel is labeled: all labels are 255")
     return [layer.eval().requires_grad_(False) for layer in layers]
 
 
 def segmentation_loss(
     logits: Float[Tensor, "B classes h w"], labels: Int64[Tensor, "B px px"]
 ) -> Float[Tensor, ""]:
-    """Mean cross-entropy over the labelled pixels; 0 for a batch without any."""
+    """Mean cross-entropy over the labeled pixels; 0 for a batch without any."""
     large = upsample(logits, labels.shape[1:])
     loss = F.cross_entropy(large, labels, ignore_index=IGNORED, reduction="sum")
     return loss / (labels != IGNORED).sum().clamp_min(1)
@@ -180,16 +166,16 @@ def scaled_window(
 
     As semantic segmentation is trained: the image is scaled so that its shorter side is 1/2 to 2
     times the window's (but the longer at most four times that), and a window is cut; outside the
-    image it has the mean colour and is ignored.
+    image it has the mean color and is ignored.
     """
     scale, y, x, flip, _ = _draws(seed, step, index)
     shorter = max(min(labels.shape), max(labels.shape) / 4)
     side = max(1, round(shorter / (0.5 + 1.5 * scale)))
-    rows, columns = (min(side, length) for length in labels.shape)
-    top = int(y * (labels.shape[0] - rows + 1))
-    left = int(x * (labels.shape[1] - columns + 1))
+    height, width = labels.shape
+    rows, columns = min(side, height), min(side, width)
+    top, left = int(y * (height - rows + 1)), int(x * (width - columns + 1))
     part = np.s_[top : top + rows, left : left + columns]
-    window = np.full((side, side, 3), MEAN_COLOUR)
+    window = np.full((side, side, 3), MEAN_COLOR)
     truth = np.full((side, side), IGNORED, np.uint8)
     window[:rows, :columns], truth[:rows, :columns] = image[part], labels[part]
     return _mirrored(window, truth, flip)

@@ -1,23 +1,18 @@
 """Pictures of predictions: figures beside the truth, masks as DAVIS stores them, overlay videos."""
 
-import os
-import shutil
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from importlib.util import find_spec
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import matplotlib.colors
 import numpy as np
-from jaxtyping import Bool, Float, Integer, UInt8
+from jaxtyping import Bool, Float, UInt8
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from PIL import Image
 from scipy.ndimage import maximum_filter, minimum_filter
 
-from croc.errors import UserError
 from croc.eval.features import Example
 from croc.eval.metrics import IGNORED
 from croc.plotting import PALETTE
@@ -25,8 +20,9 @@ from croc.plotting import PALETTE
 FRAMES_PER_SECOND = 24  # DAVIS'
 CODING = {"crf": "18", "preset": "veryfast"}  # x264's default takes longer than the network
 WHITE = 255
-UNLABELLED = (0.5, 0.5, 0.5)
+UNLABELED = (0.5, 0.5, 0.5)
 LEGEND_ENTRIES = 24
+OBJECT_COLORS = (PALETTE * 255).round().byte().numpy()
 Frame = UInt8[np.ndarray, "h w 3"]
 Mask = UInt8[np.ndarray, "h w"]
 Masks = UInt8[np.ndarray, "t h w"]
@@ -41,8 +37,8 @@ class VideoExample(NamedTuple):
     predicted: Masks
 
 
-def class_colours(count: int) -> Float[np.ndarray, "count 3"]:
-    """Colours that colour-blind readers can tell apart, as far as they go; then a colour wheel."""
+def class_colors(count: int) -> Float[np.ndarray, "count 3"]:
+    """Colors that color-blind readers can tell apart, as far as they go; then a color wheel."""
     wheel = [
         matplotlib.colors.hsv_to_rgb(
             ((0.61803 * i) % 1, 0.45 + 0.4 * (i % 2), 0.9 - 0.12 * (i % 5))
@@ -52,20 +48,12 @@ def class_colours(count: int) -> Float[np.ndarray, "count 3"]:
     return np.array([*PALETTE.tolist()[:count], *wheel])
 
 
-def paint_classes(
-    labels: Integer[np.ndarray, "h w"], colours: Float[np.ndarray, "count 3"]
-) -> Float[np.ndarray, "h w 3"]:
-    """Ignored pixels are gray."""
-    table = np.tile(np.array(UNLABELLED), (IGNORED + 1, 1))
-    table[: len(colours)] = colours
-    return table[labels]
-
-
 def segmentation_figure(
     examples: Sequence[Example], classes: Sequence[str], path: Path, title: str
 ) -> None:
     """Rows: images; columns: the image, its truth, the prediction."""
-    colours = class_colours(len(classes))
+    table = np.tile(np.array(UNLABELED), (IGNORED + 1, 1))
+    table[: len(classes)] = class_colors(len(classes))
     columns = ("image", "truth", "prediction")
     figure = Figure(figsize=(2.1 * len(columns) + 1.6, 2.1 * len(examples) + 0.5), dpi=110)
     axes = figure.subplots(len(examples), len(columns), squeeze=False)
@@ -73,19 +61,19 @@ def segmentation_figure(
     for row, example in zip(axes, examples):
         row[0].imshow(example.image.permute(1, 2, 0).numpy(), aspect="auto")
         for axis, labels in zip(row[1:], (example.truth.numpy(), example.predicted.numpy())):
-            axis.imshow(paint_classes(labels, colours), interpolation="nearest", aspect="auto")
+            axis.imshow(table[labels], interpolation="nearest", aspect="auto")
             shown |= set(np.unique(labels).tolist())
     for axis, name in zip(axes[0], columns):
         axis.set_title(name, fontsize=9)
     named = [number for number in sorted(shown) if number < len(classes)]
     handles = [
-        Patch(facecolor=colours[number], edgecolor="0.6", label=classes[number])
+        Patch(facecolor=table[number], edgecolor="0.6", label=classes[number])
         for number in named[:LEGEND_ENTRIES]
     ]
     if len(named) > LEGEND_ENTRIES:
         handles.append(Patch(color="none", label=f"and {len(named) - LEGEND_ENTRIES} more"))
     if IGNORED in shown:
-        handles.append(Patch(color=UNLABELLED, label="not labelled"))
+        handles.append(Patch(color=UNLABELED, label="not labeled"))
     legend = figure.legend(handles=handles, loc="outside right upper", fontsize=7, frameon=False)
     for text in legend.get_texts():
         text.set_parse_math(False)  # a class may be called a$_$b
@@ -97,8 +85,6 @@ def video_figure(examples: Sequence[VideoExample], path: Path, title: str) -> No
     columns = max(len(frames) for _, frames, _, _ in examples)
     figure = Figure(figsize=(2.6 * columns, 3.1 * len(examples) + 0.4), dpi=110)
     axes = figure.subplots(2 * len(examples), columns, squeeze=False)
-    for axis in axes.flat:
-        axis.set_axis_off()
     for index, (name, frames, truth, predicted) in enumerate(examples):
         for row, masks, text in ((0, truth, f"{name}, truth"), (1, predicted, "prediction")):
             for axis, frame, mask in zip(axes[2 * index + row], frames, masks):
@@ -110,9 +96,7 @@ def video_figure(examples: Sequence[VideoExample], path: Path, title: str) -> No
 
 def _save(figure: Figure, path: Path, title: str) -> None:
     for axis in figure.axes:
-        axis.set_xticks([])
-        axis.set_yticks([])
-        axis.set_frame_on(False)
+        axis.set_axis_off()
     figure.suptitle(title, fontsize=10, x=0.01, ha="left", parse_math=False)
     figure.set_layout_engine("constrained")
     with warnings.catch_warnings():
@@ -120,26 +104,9 @@ def _save(figure: Figure, path: Path, title: str) -> None:
         figure.savefig(path)
 
 
-@contextmanager
-def new_folder(path: Path) -> Iterator[Path]:
-    """A folder to fill, which is moved to `path` at the end, or removed after an error."""
-    target = path.expanduser().resolve()
-    if os.path.lexists(target) and not (target.is_dir() and not any(target.iterdir())):
-        raise UserError(f"{path} exists and is not empty: delete it or pass another folder")
-    partial = target.with_name(f".{target.name}-{os.getpid()}.partial")
-    try:
-        partial.mkdir(parents=True)
-        yield partial
-        partial.rename(target)
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror or error}") from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-
-
 def write_masks(folder: Path, masks: Masks) -> None:
     """FOLDER/00000.png and so on: indices of the objects with DAVIS' palette."""
-    folder.mkdir()
+    folder.mkdir(parents=True)
     for t, mask in enumerate(masks):
         image = Image.fromarray(mask)
         image.putpalette(voc_palette())
@@ -147,7 +114,7 @@ def write_masks(folder: Path, masks: Masks) -> None:
 
 
 def voc_palette() -> list[int]:
-    """PASCAL VOC's 256 colours, which are DAVIS': red, green, blue, red, green …
+    """PASCAL VOC's 256 colors, which are DAVIS': red, green, blue, red, green …
 
     The index's bits 0, 3, 6 are red's highest, second and third, bits 1, 4, 7 are green's, and
     bits 2, 5 blue's.
@@ -159,20 +126,13 @@ def voc_palette() -> list[int]:
     ]
 
 
-def require_av() -> None:
-    if find_spec("av") is None:
-        raise UserError("overlays are written by PyAV, which is not installed: pip install av")
-
-
 def write_overlay(
-    path: Path,
-    frames: Iterable[Frame],
-    predicted: Masks,
-    truth: Masks | None = None,
+    path: Path, frames: Iterable[Frame], predicted: Masks, truth: Masks | None = None
 ) -> None:
     """The painted frames as an mp4 that every browser plays: H.264, 4:2:0."""
     import av
 
+    path.parent.mkdir(parents=True, exist_ok=True)
     _, height, width = predicted.shape
     odd = ((0, height % 2), (0, width % 2), (0, 0))
     with av.open(str(path), "w", options={"movflags": "+faststart"}) as video:
@@ -188,21 +148,17 @@ def write_overlay(
 
 def paint_objects(frame: Frame, predicted: Mask, truth: Mask | None = None) -> Frame:
     """Predicted objects are tinted, with opaque edges; the edges of true ones are white."""
-    colours = object_colours()
+    colors = OBJECT_COLORS
     painted, inside, edge = frame.copy(), predicted > 0, edges(predicted)
     numbers = predicted - 1  # wraps around for the background, which is not painted
-    painted[inside] = frame[inside] // 2 + colours[numbers[inside] % len(colours)] // 2
-    painted[edge] = colours[numbers[edge] % len(colours)]
+    painted[inside] = frame[inside] // 2 + colors[numbers[inside] % len(colors)] // 2
+    painted[edge] = colors[numbers[edge] % len(colors)]
     if truth is not None:
         painted[edges(truth)] = WHITE
     return painted
 
 
-def object_colours() -> UInt8[np.ndarray, "colours 3"]:
-    return (PALETTE * 255).round().byte().numpy()
-
-
 def edges(objects: Mask) -> Bool[np.ndarray, "h w"]:
-    """Pixels of an object one of whose eight neighbours is not part of it."""
+    """Pixels of an object one of whose eight neighbors is not part of it."""
     highest, lowest = maximum_filter(objects, 3), minimum_filter(objects, 3)
     return (highest != lowest) & (objects > 0)

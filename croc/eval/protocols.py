@@ -1,13 +1,15 @@
-"""Configurations of the evaluations, and which of them the papers use for a data set.
+"""The options of `croc evaluate`: configurations, and which the papers use for a data set.
 
 Nothing here imports torch, so that `croc evaluate --help` answers at once.
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Literal
 
+from croc.arguments import parse
 from croc.config import require_finite, require_least
 from croc.errors import UserError
 
@@ -33,9 +35,23 @@ def protocols_of(data: str, hold_out: float = 0.0) -> tuple[str, ...]:
     return ("video",) if kind in VIDEOS else PROTOCOLS
 
 
+class ProtocolConfig:
+    """Counts and sizes start at 1, rates and temperatures above 0."""
+
+    def __post_init__(self) -> None:
+        section = type(self).__name__.removesuffix("Config").lower()
+        require_finite(section, self)
+        least = {"poly": 0, "seed": 0, "last_frames": 0, "radius": 0, "clusters": 2}
+        least |= {"rates": 1e-12, "temperature": 1e-12, "crop": 0}
+        for each in dataclasses.fields(self):  # pyright: ignore[reportArgumentType]
+            if each.type is not bool:
+                require_least(self, section, least.get(each.name, 1), each.name)
+
+
 @dataclass(frozen=True)
-class LinearConfig:
-    """Linear segmentation. Defaults depend on the dataset: give --data to see them."""
+class LinearConfig(ProtocolConfig):
+    """One linear layer on frozen features, trained on the training split and scored on the
+    validation split. Defaults depend on the dataset: give --data to see them."""
 
     image_px: int = 448
     """Images are resized to a square of this side length."""
@@ -67,7 +83,7 @@ class LinearConfig:
     """Seed for layer initialization, image order and crops."""
 
     def __post_init__(self) -> None:
-        _check(self, "linear")
+        super().__post_init__()
         if (self.epochs is None) == (self.steps is None):
             raise UserError(
                 "training ends after --linear.epochs or --linear.steps: give one of them, and "
@@ -80,8 +96,9 @@ class LinearConfig:
 
 
 @dataclass(frozen=True)
-class WithinConfig:
-    """Within-image segmentation; tokens are preprocessed as with --kmeans.reading tokens."""
+class WithinConfig(ProtocolConfig):
+    """K-means on the features of each image separately, clusters matched to the image's classes;
+    tokens are preprocessed as with --kmeans.reading tokens."""
 
     image_px: int = 448
     """Images are resized to a square of this side length."""
@@ -96,26 +113,22 @@ class WithinConfig:
     restarts: int = 5
     """K-means restarts; the best is kept."""
 
-    def __post_init__(self) -> None:
-        _check(self, "within")
-
 
 @dataclass(frozen=True)
 class KmeansConfig(WithinConfig):
-    """Unsupervised segmentation. Defaults depend on the dataset: give --data to see them."""
+    """K-means on the features of the validation split, clusters matched to classes. Defaults depend
+    on the dataset: give --data to see them."""
 
     reading: Literal["pixels", "tokens"] = "pixels"
     """Cluster features resized to label_px, or patch tokens; only tokens are reduced by PCA."""
     clusters: int | None = None
     """Number of clusters: by default one per class, matched 1:1; more are matched many to one."""
 
-    def __post_init__(self) -> None:
-        _check(self, "kmeans")
-
 
 @dataclass(frozen=True)
-class InContextConfig:
-    """In-context segmentation with Hummingbird's settings, at the other protocols' image size."""
+class InContextConfig(ProtocolConfig):
+    """Patches take the labels of their nearest neighbors in the training split, with Hummingbird's
+    settings, at the other protocols' image size."""
 
     image_px: int = 448
     """Images are resized to this square (open-hummingbird-eval: 512 for patch size 16)."""
@@ -133,13 +146,11 @@ class InContextConfig:
     seed: int = 0
     """Seed for sampling the stored patches."""
 
-    def __post_init__(self) -> None:
-        _check(self, "incontext")
-
 
 @dataclass(frozen=True)
-class VideoConfig:
-    """Video object segmentation by DINO's protocol, as in the paper."""
+class VideoConfig(ProtocolConfig):
+    """The first frame's mask, propagated through each video by DINO's protocol, as in the
+    paper."""
 
     short_px: int = 480
     """The shorter side of a frame; the longer one is rounded down to a multiple of 64."""
@@ -152,48 +163,20 @@ class VideoConfig:
     temperature: float = 0.1
     """Temperature: patches are weighted by exp(cosine / temperature)."""
 
-    def __post_init__(self) -> None:
-        _check(self, "video")
-
-
-def _check(config: Any, section: str) -> None:
-    """Counts and sizes start at 1, rates and temperatures above 0."""
-    require_finite(section, config)
-    least = {"poly": 0, "seed": 0, "last_frames": 0, "radius": 0, "clusters": 2}
-    least |= {"rates": 1e-12, "temperature": 1e-12, "crop": 0}
-    for field in dataclasses.fields(config):
-        if field.type is not bool:
-            require_least(config, section, least.get(field.name, 1), field.name)
-
 
 def linear_protocol(kind: str) -> LinearConfig:
     """The default configuration for a kind of data."""
     if kind == "ade20k":  # MMSegmentation's 40k schedule
-        return LinearConfig(
-            image_px=512,
-            framing="keep",
-            rates=(1e-3, 8e-4, 3e-4, 1e-4, 8e-5),
-            poly=0.9,
-            batch=16,
-            epochs=None,
-            steps=40_000,
-            crop=None,
-            train_px=512,
-            score_px=None,
-        )
+        rates = (1e-3, 8e-4, 3e-4, 1e-4, 8e-5)
+        schedule: Any = {"rates": rates, "poly": 0.9, "batch": 16, "epochs": None, "steps": 40_000}
+        sizes: Any = {"image_px": 512, "crop": None, "train_px": 512, "score_px": None}
+        return LinearConfig(framing="keep", **schedule, **sizes)
     if kind in PAPERS:
         return LinearConfig(epochs=45 if kind == "voc12" else 10)
     # Sets of some hundred images: one block, no crops, so that features are computed only once.
-    small = LinearConfig(
-        blocks=1,
-        standardise=True,
-        batch=32,
-        epochs=None,
-        steps=1500,
-        crop=None,
-        train_px=112,
-        score_px=112,
-    )
+    schedule = {"batch": 32, "epochs": None, "steps": 1500}
+    sizes = {"crop": None, "train_px": 112, "score_px": 112}
+    small = LinearConfig(blocks=1, standardise=True, **schedule, **sizes)
     if kind != "scenes":
         return small
     # Small images and networks: seconds on two cores.
@@ -202,24 +185,31 @@ def linear_protocol(kind: str) -> LinearConfig:
     )
 
 
+def by_epochs_or_steps(default: LinearConfig, flags: Iterable[str]) -> LinearConfig:
+    """Passing one of --linear.epochs and --linear.steps replaces a default of the other."""
+    if "--linear.epochs" in flags and default.epochs is None:
+        return dataclasses.replace(default, epochs=1, steps=None)
+    if "--linear.steps" in flags and default.steps is None:
+        return dataclasses.replace(default, epochs=None, steps=1)
+    return default
+
+
+SCENES = {"image_px": 96, "label_px": 96}
+
+
 def kmeans_protocol(kind: str) -> KmeansConfig:
     """The paper's reading for its data sets; for small sets the one of their published scores."""
     if kind == "scenes":
-        return KmeansConfig(reading="tokens", image_px=96, label_px=96)
+        return KmeansConfig(reading="tokens", **SCENES)
     return KmeansConfig() if kind in PAPERS else KmeansConfig(reading="tokens")
-
-
-def _same_for_all(config: Any, **scenes: int) -> Callable[[str], Any]:
-    """One configuration for all data, but scenes are small."""
-    return lambda kind: dataclasses.replace(config, **scenes) if kind == "scenes" else config
 
 
 DEFAULTS: dict[str, Callable[[str], Any]] = {
     "linear": linear_protocol,
     "kmeans": kmeans_protocol,
-    "within": _same_for_all(WithinConfig(), image_px=96, label_px=96),
-    "incontext": _same_for_all(InContextConfig(), image_px=96, label_px=96),
-    "video": _same_for_all(VideoConfig(), short_px=192),
+    "within": lambda kind: WithinConfig(**(SCENES if kind == "scenes" else {})),
+    "incontext": lambda kind: InContextConfig(**(SCENES if kind == "scenes" else {})),
+    "video": lambda kind: VideoConfig(short_px=192 if kind == "scenes" else 480),
 }
 """From a kind of data to a protocol's configuration."""
 
@@ -251,3 +241,95 @@ class Request:
     @property
     def size_field(self) -> str:
         return "short_px" if self.protocol == "video" else "image_px"
+
+
+@dataclass(frozen=True)
+class EvaluateOptions:
+    """What to score, and how."""
+
+    weights: str
+    """Name of bundled weights, a run folder or checkpoint, a weights file, timm:NAME,
+    timm:NAME@FILE, random:NAME, or random:RUN for a run's untrained network."""
+    data: str
+    """KIND:PATH, a folder or a .tar: voc12, coco-things, coco-stuff, coco-stuff-panoptic, ade20k,
+    davis17, davis16, folder, coco-things-mini, idd-lite; or scenes, which needs no path."""
+    to: str = "evaluations"
+    """Output folder for results.jsonl (results are appended) and pictures."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Device type to run on."""
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Precision of the backbone; auto is bfloat16 on a GPU and float32 on the CPU."""
+    workers: int | None = None
+    """Data loading workers; by default one per CPU core, at most 16."""
+    hold_out: float = 0.0
+    """Score on this fraction of the training split, chosen by a hash of the image names, train on
+    the rest, and do not use the validation split: for model selection. Not for videos."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.hold_out < 1:
+            raise UserError(
+                f"--hold-out must be a share between 0 and 1, such as 0.25: {self.hold_out:g}"
+            )
+        if self.workers is not None and self.workers < 0:
+            raise UserError(f"--workers must be 0 or more: {self.workers}")
+
+
+@dataclass(frozen=True)
+class EvaluateVideo(EvaluateOptions):
+    masks: str | None = None
+    """New folder for the predicted masks, as DAVIS stores them."""
+    overlays: str | None = None
+    """New folder for overlay videos, with the prediction painted over."""
+
+
+@dataclass(frozen=True)
+class EvaluateAll(EvaluateOptions):
+    """Run every protocol that the data support, with the defaults of each dataset."""
+
+    data: tuple[str, ...]  # pyright: ignore[reportIncompatibleVariableOverride]
+    """One or more datasets, as for the single protocols."""
+
+
+def run_command(protocol: str, arguments: list[str]) -> bool:
+    """Parse the flags and evaluate; False if cells of a table or curve could not be computed."""
+    if protocol in ("table", "curve"):
+        from croc.eval import curve, table
+
+        return (table if protocol == "table" else curve).run_command(arguments)
+    program = f"croc evaluate {protocol}"
+    if protocol == "all":
+        options: Any = parse(EvaluateAll, arguments, program)
+        requests = [
+            Request(name, data, DEFAULTS[name](data.partition(":")[0]), adapts=True)
+            for data in options.data
+            for name in protocols_of(data, options.hold_out)
+        ]
+        if not requests:
+            raise UserError("pass at least one data set: --data voc12:PATH davis17:PATH …")
+    else:
+        config = DEFAULTS[protocol](given_kind(arguments))
+        if protocol == "linear":
+            config = by_epochs_or_steps(config, [word.partition("=")[0] for word in arguments])
+        base = EvaluateVideo if protocol == "video" else EvaluateOptions
+        fields = [(protocol, type(config), config)]
+        kind = dataclasses.make_dataclass("Options", fields, bases=(base,), frozen=True)
+        kind.__doc__ = type(config).__doc__
+        options = parse(kind, arguments, program)
+        allowed = protocols_of(options.data, options.hold_out)
+        if protocol not in allowed:
+            raise UserError(
+                f"{protocol} cannot be scored on {options.data}, it allows {', '.join(allowed)}"
+            )
+        folders: Any = {name: getattr(options, name, None) for name in ("masks", "overlays")}
+        requests = [Request(protocol, options.data, getattr(options, protocol), **folders)]
+    from croc.eval.evaluate import evaluate
+
+    evaluate(options, [dataclasses.replace(each, hold_out=options.hold_out) for each in requests])
+    return True
+
+
+def given_kind(arguments: list[str]) -> str:
+    """The kind of data decides the defaults, so it is looked up before the flags are parsed."""
+    words = [part for word in arguments for part in word.split("=", 1)]
+    given = [value for flag, value in pairwise(words) if flag == "--data"]
+    return given[-1].partition(":")[0] if given else ""

@@ -94,9 +94,9 @@ def percent(share: float) -> float | None:
     return None if math.isnan(share) else 100 * share
 
 
-def print_results(results: list[Result], console: Console | None = None) -> None:
+def print_results(results: list[Result]) -> None:
     """One row per evaluation, then the classes of each."""
-    console = console or Console(markup=False, emoji=False, highlight=False)
+    console = Console(markup=False, emoji=False, highlight=False)
     table = Table(title=f"{results[0].weights} ({results[0].weights_hash})", title_justify="left")
     for name in ("protocol", "data", "score", "", "seconds"):
         table.add_column(name, justify="right" if name in ("score", "seconds") else "left")
@@ -111,7 +111,7 @@ def print_results(results: list[Result], console: Console | None = None) -> None
 
 
 def _short(value: Any) -> str:
-    if isinstance(value, list | tuple):
+    if isinstance(value, list):
         return " ".join(map(_short, value))
     if isinstance(value, dict):
         return " ".join(f"{name}: {_short(each)}" for name, each in value.items())

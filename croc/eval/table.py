@@ -14,31 +14,26 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from croc.arguments import parse
 from croc.errors import UserError
-from croc.eval.command import EvaluateOptions, by_epochs_or_steps, given_kind
 from croc.eval.protocols import (
     DEFAULTS,
     PROTOCOLS,
+    EvaluateOptions,
     InContextConfig,
     KmeansConfig,
     LinearConfig,
     Request,
     VideoConfig,
     WithinConfig,
+    by_epochs_or_steps,
+    given_kind,
     protocols_of,
 )
-from croc.eval.table_formats import (
-    failure_name,
-    make_record,
-    print_record,
-    to_html,
-    to_latex,
-    to_markdown,
-)
-from croc.io import replacing, versions
+from croc.eval.table_formats import failure_name, make_record, print_record, write_record
+from croc.io import versions
 from croc.tables import one_line
 
 if TYPE_CHECKING:
-    from croc.eval.parts import OpenData
+    from croc.eval.evaluate import OpenData
 
 STOPPED = "stopped; finished results are kept, the same command resumes from here"
 
@@ -83,10 +78,9 @@ class Row:
 def run_command(arguments: list[str]) -> bool:
     """Make the table; whether every cell was computed."""
     options, columns = read_options(arguments)
-    labels = [split_label(text) for text in options.weights]
-    for label, _ in labels:
-        if [each for each, _ in labels].count(label) > 1:
-            raise UserError(f"two of the weights are called {label!r}: give them LABEL=WEIGHTS")
+    weights = dict(map(split_label, options.weights))
+    if len(weights) < len(options.weights):
+        raise UserError("two of the weights have the same name: give them LABEL=WEIGHTS")
     if not any(word.startswith("--kmeans.blocks") for word in arguments):
         # Papers report both; not for scenes, which are for smaller networks.
         columns += [
@@ -94,7 +88,7 @@ def run_command(arguments: list[str]) -> bool:
             for column in columns
             if column.protocol == "kmeans" and not column.data.startswith("scenes")
         ]
-    return make_table(options, dict(labels), columns)
+    return make_table(options, weights, columns)
 
 
 def read_options(
@@ -109,36 +103,30 @@ def read_options(
     """
     flags = {word.partition("=")[0].replace("_", "-") for word in arguments}
 
-    def read(data_kind: str) -> TableOptions:
-        configs: dict[str, Any] = {name: make(data_kind) for name, make in DEFAULTS.items()}
+    def read(data: str) -> TableOptions:
+        configs: dict[str, Any] = {name: x(data.partition(":")[0]) for name, x in DEFAULTS.items()}
         configs["linear"] = by_epochs_or_steps(configs["linear"], flags)
         required: dict[str, Any] = {"weights": (), "data": ()}  # refused below if they stay empty
         return parse(kind, arguments, program, kind(**required | configs | defaults))
 
-    options = read(given_kind(arguments) or defaults.get("data", ("",))[0].partition(":")[0])
+    options = read(given_kind(arguments) or defaults.get("data", ("",))[0])
     for flag in ("weights", "data", "protocols"):
         values = getattr(options, flag)
-        if not values:
-            raise UserError(f"--{flag} is empty: pass --{flag} ONE TWO …")
-        twice = [each for each in values if values.count(each) > 1]
-        if twice:
-            raise UserError(f"--{flag} names {twice[0]} twice")
-    by_kind = {spec.partition(":")[0]: read(spec.partition(":")[0]) for spec in options.data}
+        if not values or len(set(values)) < len(values):
+            raise UserError(f"--{flag} is empty or names one twice: {' '.join(values)}")
     columns, share = [], options.hold_out
+    by_data = {data: read(data) for data in options.data}
     for protocol in options.protocols:
-        fitting = [spec for spec in options.data if protocol in protocols_of(spec, share)]
-        if not fitting and options.protocols != PROTOCOLS:
-            why = " with --hold-out" if share else ""
-            raise UserError(f"{protocol} cannot be scored on {', '.join(options.data)}{why}")
-        for spec in fitting:
-            config = getattr(by_kind[spec.partition(":")[0]], protocol)
-            column = Request(protocol, spec, config, hold_out=share)
+        for data in (x for x in options.data if protocol in protocols_of(x, share)):
+            column = Request(protocol, data, getattr(by_data[data], protocol), hold_out=share)
             size = f"--{protocol}.{column.size_field}".replace("_", "-")
             columns.append(replace(column, adapts=size not in flags))
-    for spec in options.data:
-        if spec not in {column.data for column in columns}:
-            allowed = ", ".join(protocols_of(spec, share))
-            raise UserError(f"--protocols: {spec} allows only {allowed}")
+    used = {name for column in columns for name in (column.protocol, column.data)}
+    chosen = () if options.protocols == PROTOCOLS else options.protocols
+    for name in (*options.data, *chosen):
+        if name not in used:
+            with_data = f"{' '.join(options.protocols)} with --data {' '.join(options.data)}"
+            raise UserError(f"--protocols {with_data}: nothing can be scored for {name}")
     return options, columns
 
 
@@ -158,7 +146,7 @@ def make_table(options: TableOptions, weights: dict[str, str], columns: Sequence
 
     All weights and data are opened and checked before the first cell is computed.
     """
-    from croc.eval.parts import open_data
+    from croc.eval.evaluate import open_data
 
     folder = Path(options.to)
     data = open_data(columns, folder)
@@ -169,17 +157,9 @@ def make_table(options: TableOptions, weights: dict[str, str], columns: Sequence
         log(STOPPED)
         raise
     record = make_record(rows, columns, options.average, finished, failures)
-    texts = {
-        "table.md": to_markdown(record),
-        "table.tex": to_latex(record),
-        "table.html": to_html(record),
-        "table.json": json.dumps(record, indent=2, allow_nan=False) + "\n",
-    }
-    for name, text in texts.items():
-        with replacing(folder / name) as partial:
-            partial.write_text(text, encoding="utf-8")
+    written = write_record(record, folder)
     print_record(record)
-    print(f"written to {folder}: {', '.join(texts)}")
+    print(f"written to {folder}: {', '.join(written)}")
     if failures:
         names = "; ".join(f"{failure_name(each)} ({each['reason']})" for each in failures)
         count = f"{len(failures)} of {len(rows) * len(columns)} cells"
@@ -194,31 +174,27 @@ def plan_row(
     from croc.eval.evaluate import find_machine, fit, open_weights
     from croc.weights.open import architecture
 
-    cells, resized = [], {}
+    cells, notes = [], []
     try:
         precision = find_machine(options).precision_name
         weights = open_weights(spec)
         for column in columns:
             request = fit(column, weights.backbone)
-            _, data_hash = data[column.protocol, column.data]
-            hashed = (data_hash, weights.hash, weights.network_hash)
+            hashes = (data[column.protocol, column.data][1], weights.hash, weights.network_hash)
             config = asdict(request.config)
-            key = cell_key(column.protocol, config, *hashed, precision, column.hold_out)
+            key = cell_key(column.protocol, config, *hashes, precision, column.hold_out)
             cells.append((column, request, key))
-            px = tuple(getattr(each.config, column.size_field) for each in (column, request))
-            if px[0] != px[1]:
-                resized.setdefault(px, {})[column.protocol] = None
+            default, used = (getattr(x.config, column.size_field) for x in (column, request))
+            if default != used:
+                stride = f"for patches of {weights.backbone.stride_px} px"
+                sizes = f"images of {used} px instead of {default}"
+                notes.append(f"{label}: {column.protocol} on {sizes}, {stride}.")
     except UserError as error:
         raise UserError(str(error) if label == spec else f"{label}: {error}") from None
-    notes = [
-        f"{label}: images of {used} px instead of {default} ({', '.join(protocols)}), "
-        f"for patches of {weights.backbone.stride_px} px."
-        for (default, used), protocols in resized.items()
-    ]
     trained_on, epochs = training_facts(spec)
     facts = {"model": architecture(weights.backbone), "data": trained_on, "epochs": epochs}
     facts = {name: one_line(fact) or None for name, fact in facts.items()}
-    return Row(label, spec, weights.hash, facts, notes, cells)
+    return Row(label, spec, weights.hash, facts, list(dict.fromkeys(notes)), cells)
 
 
 def training_facts(spec: str) -> tuple[str, str]:
@@ -292,9 +268,7 @@ def compute(
                 if not results:
                     raise UserError("there was nothing to score")
                 line = {**asdict(results[0]), "versions": versions()}
-                if line_key(line) != key:
-                    raise UserError("the weights changed while the table was computed")
-                finished[key] = line
+                finished[line_key(line)] = line  # not this cell's if the weights changed meanwhile
             except Exception as error:  # the other cells may still succeed
                 names = {"label": row.label, "protocol": column.name, "data": column.data}
                 failures[key] = {**names, "reason": describe(error)}

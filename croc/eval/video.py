@@ -1,10 +1,12 @@
-"""Video object segmentation: the first frame's mask, propagated by nearest neighbours."""
+"""Video object segmentation: the first frame's mask, propagated by nearest neighbors."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
 from dataclasses import dataclass
+from importlib.util import find_spec
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import TypeVar
 
@@ -12,14 +14,14 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from einops import rearrange
-from jaxtyping import Bool, Float, Float32, UInt8
+from jaxtyping import Bool, Float, Float32, Float64, UInt8
 from PIL import Image
 from torch import Tensor
 
 from croc.errors import UserError
 from croc.eval.features import Track, silent
-from croc.eval.metrics import VideoScores, video_scores
-from croc.eval.pictures import VideoExample, new_folder, require_av, write_masks, write_overlay
+from croc.eval.metrics import video_means, video_scores
+from croc.eval.pictures import VideoExample, write_masks, write_overlay
 from croc.eval.protocols import VideoConfig
 from croc.eval.videos import Video
 from croc.method.photometric import normalise
@@ -27,7 +29,6 @@ from croc.weights.open import DenseBackbone, check_fit
 
 Item = TypeVar("Item")
 Made = TypeVar("Made")
-Masks = UInt8[np.ndarray, "t h w"]
 
 EXAMPLES = 4
 EXAMPLE_FRAMES = 4
@@ -38,12 +39,15 @@ SCORED_FRAMES = 3  # the first and the last are not scored, so one is left
 
 @dataclass(frozen=True)
 class VideoReport:
-    """Scores of the videos whose frames all have a mask, and examples of the first few."""
+    """Of the videos whose frames all have a mask, J and F of each object; the first as examples."""
 
-    scores: VideoScores | None
-    """Of all objects, which weigh equally; None if no video could be scored."""
-    videos: dict[str, VideoScores]
+    videos: dict[str, Float64[np.ndarray, "2 O"]]
     examples: tuple[VideoExample, ...]
+
+    @property
+    def means(self) -> dict[str, float]:
+        """Over all objects, which weigh equally; empty if no video could be scored."""
+        return video_means(np.hstack(list(self.videos.values()))) if self.videos else {}
 
 
 def evaluate_video(
@@ -58,64 +62,45 @@ def evaluate_video(
     """J and F of every object of every video that has all its masks.
 
     Predictions are written to MASKS/VIDEO/00000.png, as DAVIS stores them, and painted over the
-    frames to OVERLAYS/VIDEO.mp4. Both folders must be new or empty; after an error nothing is left.
+    frames to OVERLAYS/VIDEO.mp4. Both folders must be new or empty.
     """
     check_fit(backbone, config.short_px, flag="--video.short-px: frames")
-    scored = [
-        video.name
-        for video in videos
-        if len(video) >= SCORED_FRAMES and all(map(video.has_mask, range(len(video))))
-    ]
+    scored = [x.name for x in videos if len(x) >= SCORED_FRAMES and x.has_all_masks]
     if not scored and masks is None and overlays is None:
         raise UserError(
             f"none of the {len(videos)} videos has {SCORED_FRAMES} frames and a mask for each, so "
             "none can be scored: pass --masks or --overlays to write predictions instead"
         )
-    if overlays is not None:
-        require_av()
-    scores: dict[str, VideoScores] = {}
+    if overlays and find_spec("av") is None:
+        raise UserError("overlays are written by PyAV, which is not installed: pip install av")
+    for folder in filter(None, (masks, overlays)):
+        if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+            raise UserError(f"{folder} exists and is not empty: delete it or pass another folder")
+    scores: dict[str, np.ndarray] = {}
     examples: list[VideoExample] = []
 
-    def segmented() -> Iterator[tuple[Video, Masks]]:
-        steps = (
-            (video, mask) for video in videos for mask in follow(backbone, video, config, device)
-        )
-        predicted: list[np.ndarray] = []
-        for video, mask in track(steps, "video", sum(map(len, videos))):
-            predicted.append(mask)
-            if len(predicted) == len(video):
-                yield video, np.stack(predicted)
-                predicted = []
+    def finish(item: tuple[Video, UInt8[np.ndarray, "t h w"]]) -> None:
+        video, predicted = item
+        frames, truth = (video.read_frame(t) for t in range(len(video))), None
+        if video.name in scored:
+            truth = np.stack([video.read_mask(t) for t in range(len(video))])
+            scores[video.name] = video_scores(predicted, truth)
+            if len(examples) < EXAMPLES:
+                some = np.linspace(0, len(video) - 1, min(EXAMPLE_FRAMES, len(video)))
+                some = some.round().astype(int)
+                shown = np.stack([video.read_frame(t) for t in some.tolist()])
+                examples.append(VideoExample(video.name, shown, truth[some], predicted[some]))
+        if masks:
+            write_masks(masks / video.name, predicted)
+        if overlays:
+            write_overlay(overlays / f"{video.name}.mp4", frames, predicted, truth)
 
-    with ExitStack() as stack:
-        mask_folder, overlay_folder = (
-            path and stack.enter_context(new_folder(path)) for path in (masks, overlays)
-        )
-
-        def finish(item: tuple[Video, Masks]) -> None:
-            video, predicted = item
-            truth = None
-            if video.name in scored:
-                truth = np.stack([video.read_mask(t) for t in range(len(video))])
-                scores[video.name] = video_scores(predicted, truth)
-                if len(examples) < EXAMPLES:
-                    some = np.linspace(0, len(video) - 1, min(EXAMPLE_FRAMES, len(video)))
-                    some = some.round().astype(int)
-                    frames = np.stack([video.read_frame(t) for t in some.tolist()])
-                    examples.append(VideoExample(video.name, frames, truth[some], predicted[some]))
-            if mask_folder:
-                write_masks(mask_folder / video.name, predicted)
-            if overlay_folder:
-                frames = (video.read_frame(t) for t in range(len(video)))
-                write_overlay(overlay_folder / f"{video.name}.mp4", frames, predicted, truth)
-
-        for _ in ahead(finish, segmented(), 1):  # while the next video is segmented
-            pass
-    joined = None
-    if scores:
-        regions, boundaries = zip(*((each.region, each.boundary) for each in scores.values()))
-        joined = VideoScores(np.concatenate(regions), np.concatenate(boundaries))
-    return VideoReport(joined, scores, tuple(examples))
+    pairs = ((video, mask) for video in videos for mask in follow(backbone, video, config, device))
+    by_video = groupby(track(pairs, "video", sum(map(len, videos))), itemgetter(0))
+    segmented = ((video, np.stack([mask for _, mask in group])) for video, group in by_video)
+    for _ in ahead(finish, segmented, 1):  # while the next video is segmented
+        pass
+    return VideoReport(scores, tuple(examples))
 
 
 def ahead(make: Callable[[Item], Made], items: Iterable[Item], count: int) -> Iterator[Made]:

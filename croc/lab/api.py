@@ -4,31 +4,38 @@ Invalid arguments raise a `UserError` with a one-line message that names the nea
 """
 
 import dataclasses
+import difflib
 import os
 import signal
+import typing
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from numbers import Integral
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Literal, overload
+from typing import Any, Literal, TypeVar, overload
 
+import numpy as np
 import torch
-from jaxtyping import Float, Int, Int64
-from PIL import Image
+import typeguard
+from jaxtyping import Float, Int, Int64, jaxtyped
+from PIL import Image, ImageOps
 from torch import Tensor
 
 from croc.config import METHODS, PAGE, ClusterConfig, PretrainConfig, read_config
 from croc.errors import AskedToEnd, UserError
-from croc.eval.command import DEFAULTS, EvaluateOptions, by_epochs_or_steps
 from croc.eval.evaluate import Request
 from croc.eval.evaluate import evaluate as evaluate_requests
-from croc.eval.protocols import PROTOCOLS, protocols_of
+from croc.eval.protocols import (
+    DEFAULTS,
+    PROTOCOLS,
+    EvaluateOptions,
+    by_epochs_or_steps,
+    protocols_of,
+)
 from croc.eval.results import Result
 from croc.io import read_metrics
-from croc.lab.api_input import change, check_cluster_input, check_names, read_image, weights_name
-from croc.lab.show.look import resize, whole_patches
+from croc.lab.show.look import patch_at, read_photograph, resize, whole_patches
 from croc.method.clustering import cluster as cluster_joined
 from croc.method.photometric import normalise
 from croc.method.types import Clusters
@@ -40,7 +47,7 @@ Weights = str | os.PathLike[str]
 Photograph = str | os.PathLike[str] | Image.Image | Tensor
 Roots = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 Protocol = Literal["linear", "kmeans", "within", "incontext", "video"]
-MOST_DEFAULT_PX = 448
+Config = TypeVar("Config")
 SHORT = {"init": "model", "resume": "run", "folder": "run"}
 """Options of `pretrain` that are given without their section, and that section."""
 
@@ -56,7 +63,7 @@ def load_backbone(weights: Weights) -> VitBackbone | ConvBackbone:
     Returns:
         A module with `name`, `stride_px` (the side of a patch) and `features(images)`, which
             takes "B 3 h w" normalized with ImageNet's mean and std and returns
-            "B C rows columns". `croc.features` does the reading and normalising for you.
+            "B C rows columns". `croc.features` does the reading and normalizing for you.
 
     Examples:
         >>> import croc, torch
@@ -66,7 +73,7 @@ def load_backbone(weights: Weights) -> VitBackbone | ConvBackbone:
         >>> backbone.features(torch.zeros(1, 3, 64, 96)).shape
         torch.Size([1, 192, 4, 6])
     """
-    return weights_open.load_backbone(weights_name(weights))
+    return weights_open.load_backbone(_weights_name(weights))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -89,10 +96,7 @@ class Features:
 
     def patch_at(self, x: float | int, y: float | int) -> tuple[int, int]:
         """Row and column of the patch that contains a pixel of the photograph."""
-        (rows, columns), (height, width) = self.patches.shape[:2], self.size_px
-        if not (0 <= x < width and 0 <= y < height):
-            raise UserError(f"{x:g}, {y:g} is outside the photograph of {width} × {height} px")
-        return int(y * rows / height), int(x * columns / width)
+        return patch_at(x, y, self.size_px, self.patches.shape[:2])
 
     def __repr__(self) -> str:
         rows, columns, width = self.patches.shape
@@ -112,27 +116,23 @@ def features(
 ) -> list[Features]:
     """Dense features of photographs: for each a grid of patch tokens, and its CLS token.
 
-    Photographs are turned upright, resized bicubically and normalised. By default their aspect
+    Photographs are turned upright, resized bicubically and normalized. By default their aspect
     ratio is kept, so that the grids of two photographs may differ.
 
     Args:
         images: One photograph or several: paths, PIL images, or tensors "3 h w" or "B 3 h w" in
-            RGB, of bytes or of floats in 0 … 1 (not normalised). An iterator is read `batch`
+            RGB, of bytes or of floats in 0 … 1 (not normalized). An iterator is read `batch`
             photographs at a time.
         weights: What `croc.load_backbone` takes, or what it returned.
-        size_px: A number is the longer side of what the network sees: the aspect ratio is kept,
-            both sides are rounded to whole patches. A pair (height, width) is that size for all,
-            the ratio is not kept, and patches must divide it. By default the longer side is 448,
-            or twice the network's own where that is less.
-        batch: Photographs that are read at a time, and pass through the network together where
-            their sizes are the same.
-        device: Where to compute; a number is that GPU. By default on a GPU if there is one, and
-            for an open backbone where it is; with a device it is moved there.
+        size_px: The longer side of what the network sees, the aspect ratio kept and both sides
+            rounded to whole patches; or a pair (height, width) for all, which patches must divide.
+            By default 448, or twice the network's own size where that is less.
+        batch: Photographs that are read, and pass through the network, together.
+        device: Where to compute; by default on a GPU if there is one, and for an open backbone
+            where it is.
 
     Returns:
-        One `Features` per photograph, in order. They stay in memory, 4 bytes per value: 28 × 28
-            patches of ViT-S (D = 384) take 1.2 MB, ten thousand such photographs 12 GB. For more
-            than fit, call it for a part at a time.
+        One `Features` per photograph, in order, in memory: 28 × 28 patches of ViT-S take 1.2 MB.
 
     Examples:
         >>> import croc
@@ -144,12 +144,10 @@ def features(
         >>> olive.patches[olive.patch_at(x=299, y=0)].shape
         torch.Size([192])
     """
-    if batch < 1:
-        raise UserError(f"batch must be at least 1: {batch}")
     if isinstance(weights, VitBackbone | ConvBackbone):
         backbone = weights
     else:
-        backbone = weights_open.load_backbone(weights_name(weights))
+        backbone = weights_open.load_backbone(_weights_name(weights))
         if device is None:
             device = "cuda" if torch.cuda.is_available() else "cpu"
     if device is not None:
@@ -162,7 +160,7 @@ def features(
     while some := list(islice(remaining, batch)):  # an iterator may open a file for each
         resized, sizes = [], []
         for image in some:  # one whole photograph in memory at a time
-            pixels = read_image(image)
+            pixels = _read_image(image)
             sizes.append((pixels.shape[1], pixels.shape[2]))
             resized.append(resize(pixels, _input_size(backbone, sizes[-1], size_px)))
         tokens: dict[int, Any] = {}
@@ -175,18 +173,42 @@ def features(
     return described
 
 
+def _read_image(image: object) -> Tensor:
+    """A path, a PIL image or a tensor as "3 h w" of bytes, or of floats in 0 … 1, on the CPU."""
+    if isinstance(image, str | os.PathLike):
+        return torch.from_numpy(read_photograph(os.fspath(image))).permute(2, 0, 1)
+    if isinstance(image, Image.Image):  # upright, transparency on white
+        if image.mode.startswith(("I", "F")):
+            raise UserError(f"a PIL image of mode {image.mode} has no 8-bit colors: convert it")
+        try:
+            upright = ImageOps.exif_transpose(image).convert("RGBA")
+        except (OSError, SyntaxError, ValueError) as error:  # PIL decodes only now
+            raise UserError(f"a PIL image cannot be decoded: {error}") from None
+        white = Image.new("RGBA", upright.size, "white")
+        image = np.array(Image.alpha_composite(white, upright).convert("RGB"))
+        return torch.from_numpy(image).permute(2, 0, 1)
+    if not isinstance(image, Tensor) or image.ndim != 3 or image.shape[0] != 3:
+        got = tuple(image.shape) if isinstance(image, Tensor) else f"of type {type(image).__name__}"
+        raise UserError(
+            f"a photograph is a path, a PIL image or a tensor 3 × height × width, not {got}"
+        )
+    if image.dtype == torch.uint8:
+        return image.cpu()
+    if not image.is_floating_point() or not ((image >= 0) & (image <= 1)).all():
+        kinds = "bytes (torch.uint8), or floats in 0 … 1 before they are normalized"
+        raise UserError(f"a photograph as a tensor has {kinds}")
+    return image.cpu().float()
+
+
 def _input_size(
     backbone: VitBackbone | ConvBackbone, size: tuple[int, int], size_px: Any
 ) -> tuple[int, int]:
     """Height and width of what the network sees."""
-    stride = backbone.stride_px
     if size_px is None:
         own = backbone.vit.patch_embed.img_size if isinstance(backbone, VitBackbone) else None
-        size_px = min(MOST_DEFAULT_PX, 2 * max(own)) if own else MOST_DEFAULT_PX
-    if isinstance(size_px, Integral):
-        if int(size_px) < stride:
-            raise UserError(f"size_px {size_px}: one patch of {backbone.name} is {stride} px")
-        return whole_patches(size, int(size_px), stride)
+        size_px = min(448, 2 * max(own)) if own else 448
+    if not isinstance(size_px, Sequence):
+        return whole_patches(size, int(size_px), backbone.stride_px)
     height, width = size_px
     for side in (height, width):
         check_fit(backbone, side, flag="size_px: images")
@@ -221,9 +243,9 @@ def cluster(
 ) -> Clusters:
     """Cluster the joined tokens of an image's views by optimal transport, and choose K.
 
-    This is what a training step does with the teacher's tokens: centroids start at some of the
-    tokens, the nearest two merge until two are left, and the K of the lowest transport cost is
-    chosen, for each image and head separately. Checking the arguments synchronizes with the GPU.
+    As in a training step, centroids start at some of the tokens, the nearest two merge until two
+    are left, and the K of the lowest transport cost is chosen, for each image and head separately.
+    Checking the arguments synchronizes with the GPU.
 
     Args:
         tokens: B images, H heads, T tokens of width d: all tokens of the first view, then those
@@ -255,8 +277,29 @@ def cluster(
         True
     """
     config = config or ClusterConfig()
-    tensors = {"tokens": tokens, "positions": positions, "saliency": saliency}
-    check_cluster_input(tensors | {"seeds": seeds, "keys": keys}, config, views)
+    tensors: dict[str, tuple[Any, Any]] = {
+        "tokens": (tokens, Float[Tensor, "B H T d"]),
+        "positions": (positions, Float[Tensor, "B T 2"]),
+        "saliency": (saliency, Float[Tensor, "B H T"]),
+        "seeds": (seeds, Int[Tensor, f"B H {config.k_start}"]),
+        "keys": (keys, Int[Tensor, "B"]),
+    }
+    with jaxtyped("context"):  # one size for each letter
+        for name, (value, kind) in tensors.items():
+            if value is None and name in ("seeds", "keys"):
+                continue
+            if not isinstance(value, kind):
+                got = getattr(value, "shape", f"a {type(value).__name__}")
+                raise UserError(f"{name} must be {kind.__name__}, not {got} (tokens: B H T d)")
+            if not torch.as_tensor(value).isfinite().all():
+                raise UserError(f"{name} must be finite, and have a nan or an inf")
+    count = tokens.shape[2]
+    if count % views:
+        raise UserError(f"{count} tokens cannot come from {views} views of one size")
+    far = (saliency.sum(dim=-1, dtype=torch.float32) - 1).abs().max()
+    is_share = (saliency >= 0).all() and far <= max(1e-3, torch.finfo(saliency.dtype).eps)
+    if config.variant == "paper" and not is_share:
+        raise UserError("saliency must not be negative and must sum to 1: divide it by its sum")
     if seeds is None and keys is None:
         keys = torch.arange(len(tokens), device=tokens.device)
     keys = None if keys is None else keys.long()
@@ -304,18 +347,14 @@ def pretrain(
 ) -> Run:
     """Pre-train a backbone, or resume the run in the folder.
 
-    Progress is printed to stderr, as on the command line. Ctrl-C, or a notebook's stop button,
-    saves a checkpoint first and then raises KeyboardInterrupt; the same call resumes from there.
-    In a thread other than the main one no signals arrive, and the run continues to its end.
-
-    In a notebook, or wherever Python is interactive, a run takes one GPU unless
-    `run={"devices": …}` is given: from there Lightning cannot start one process per GPU.
+    Progress is printed to stderr. Ctrl-C, or a notebook's stop button, saves a checkpoint first and
+    then raises KeyboardInterrupt; the same call resumes from there. Only the main thread receives
+    signals. In a notebook a run takes one GPU unless `run={"devices": …}` is given.
 
     Args:
         recipe: A recipe's name, such as "coco-vits16" or "demo", or a whole configuration.
-        data: Where the photographs are: a folder of images at any depth, several of them, tar
-            shards, or the word "scenes" for synthetic ones. By default the recipe's own. Or the
-            section's options as below, with these as `root`.
+        data: Where the photographs are: a folder, several of them, tar shards, or "scenes"; by
+            default the recipe's own. Or the section's options, with these as `root`.
         folder: Where the run is written; by default runs/RECIPE. A folder with other contents
             is refused, never overwritten.
         options: All other options of `croc pretrain`, section by section: what the command line
@@ -346,7 +385,7 @@ def pretrain(
         8
     """
     if isinstance(recipe, str):
-        check_names([recipe], RECIPES, noun="recipe")
+        _check_names([recipe], RECIPES, noun="recipe")
         config, name = RECIPES[recipe](), recipe
     elif type(recipe) in METHODS.values():
         config, name = recipe, "custom"
@@ -357,7 +396,21 @@ def pretrain(
         options["data"] = data if isinstance(data, Mapping) else {"root": data}
     if folder is not None:
         options["folder"] = os.fspath(folder)
-    config = _configure(config, options)
+    _check_names(options, [*(field.name for field in dataclasses.fields(config)), *SHORT])
+    sections: dict[str, dict[str, Any]] = {}
+    for option, values in options.items():
+        section = SHORT.get(option, option)
+        values: Any = {option: values} if option in SHORT else values
+        if not isinstance(values, Mapping):
+            raise UserError(f"{option} takes its options by name: {option}={{…}}, not {values!r}")
+        sections[section] = {**sections.get(section, {}), **values}
+    if "root" in sections.get("data", {}):
+        root = sections["data"]["root"]
+        several = [root] if isinstance(root, str | os.PathLike) else root
+        sections["data"]["root"] = tuple(os.fspath(each) for each in several)
+    for section, values in sections.items():
+        changed = _change(getattr(config, section), values, f"{section}.")
+        config = dataclasses.replace(config, **{section: changed})
     from lightning_fabric.utilities import imports
 
     if config.run.devices == "auto" and imports._IS_INTERACTIVE:  # Lightning refuses more there
@@ -372,30 +425,6 @@ def pretrain(
         if error.number == signal.SIGINT:
             raise KeyboardInterrupt(str(error)) from None
         raise
-
-
-def _configure(config: PretrainConfig, options: Mapping[str, Any]) -> PretrainConfig:
-    """The configuration with all changes of a section made together."""
-    check_names(options, [*(field.name for field in dataclasses.fields(config)), *SHORT])
-    sections: dict[str, dict[str, Any]] = {}
-    for name, values in options.items():
-        if name not in SHORT and not isinstance(values, Mapping):
-            raise UserError(
-                f"{name} takes its options by their names: {name}={{…}}, not {values!r}"
-            )
-        section = sections.setdefault(SHORT.get(name, name), {})
-        for field, value in ({name: values} if name in SHORT else values).items():
-            if field in section:
-                raise UserError(f"{SHORT.get(name, name)}.{field} is given twice")
-            section[field] = value
-    if "root" in sections.get("data", {}):
-        root = sections["data"]["root"]
-        several = [root] if isinstance(root, str | os.PathLike) else root
-        sections["data"]["root"] = tuple(os.fspath(each) for each in several)
-    changed = {
-        name: change(getattr(config, name), new, f"{name}.") for name, new in sections.items()
-    }
-    return dataclasses.replace(config, **changed)
 
 
 @overload
@@ -423,7 +452,7 @@ def evaluate(
     Args:
         protocol: "linear" (a linear layer on the features), "kmeans" (clusters matched to
             classes), "within" (the same in each image separately), "incontext" (labels of the
-            nearest neighbours), "video" (a first mask propagated), or "all".
+            nearest neighbors), "video" (a first mask propagated), or "all".
         weights: What `croc.load_backbone` takes, not what it returned: a result records where
             weights came from. A run or its folder is its teacher.
         data: KIND:PATH, such as "voc12:/data/VOC2012" or "folder:mine" for your own photographs
@@ -452,11 +481,9 @@ def evaluate(
         Traceback (most recent call last):
         croc.errors.UserError: there is no option step; perhaps you meant steps
     """
-    check_names([protocol], [*PROTOCOLS, "all"], noun="protocol")
-    if not isinstance(data, str):
-        raise UserError(f"data are KIND:PATH, such as 'folder:mine', not {data!r}")
+    _check_names([protocol], [*PROTOCOLS, "all"], noun="protocol")
     machine = {"device": device, "precision": precision, "workers": workers, "hold_out": hold_out}
-    request = change(EvaluateOptions(weights_name(weights), data), machine)
+    request = _change(EvaluateOptions(_weights_name(weights), data), machine)
     allowed = protocols_of(data, hold_out)
     if protocol == "all" and options:
         raise UserError(f"to change {', '.join(options)}, name one protocol instead of all")
@@ -467,7 +494,7 @@ def evaluate(
         settings = DEFAULTS[name](data.partition(":")[0])
         if name == "linear":
             settings = by_epochs_or_steps(settings, {f"--linear.{each}" for each in options})
-        settings = change(settings, options)
+        settings = _change(settings, options)
         adapts = protocol == "all"
         requests.append(Request(name, data, settings, adapts=adapts, hold_out=hold_out))
     with TemporaryDirectory(prefix="croc-") as nowhere:
@@ -475,8 +502,41 @@ def evaluate(
         scored = evaluate_requests(dataclasses.replace(request, to=to), requests, show=False)
     if results is None:
         scored = [dataclasses.replace(result, picture=None) for result in scored]
-    if protocol == "all":
-        return scored
-    if not scored:
+    if protocol != "all" and not scored:
         raise UserError(f"{data} has no labels to score against")
-    return scored[0]
+    return scored if protocol == "all" else scored[0]
+
+
+def _weights_name(weights: object) -> str:
+    """As on the command line's --weights."""
+    if not isinstance(weights, str | os.PathLike):
+        kind = type(weights).__name__
+        raise UserError(f"weights are a run, a file or a name, not of type {kind}")
+    return os.fspath(weights)
+
+
+def _change(config: Config, changes: Mapping[str, Any], prefix: str = "") -> Config:
+    """A configuration with some fields replaced, names and types checked; lists become tuples."""
+    hints = typing.get_type_hints(type(config))
+    _check_names(changes, hints, prefix)
+    values = {}
+    for name, value in changes.items():
+        value = tuple(value) if isinstance(value, list) else value
+        try:
+            values[name] = typeguard.check_type(value, hints[name])
+        except typeguard.TypeCheckError as error:
+            reason = " ".join(str(error).split())
+            raise UserError(f"the option {prefix}{name} cannot be {value!r}: {reason}") from None
+    return dataclasses.replace(typing.cast(Any, config), **values)
+
+
+def _check_names(
+    names: Iterable[str], known: Iterable[str], prefix: str = "", noun: str = "option"
+) -> None:
+    """Reject an unknown name, and suggest the nearest known one."""
+    known = list(known)
+    for name in names:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"perhaps you meant {prefix}{near[0]}" if near else f"there are {known}"
+            raise UserError(f"there is no {noun} {prefix}{name}; {hint}")

@@ -8,15 +8,13 @@ from statistics import fmean
 from typing import Literal
 
 from croc.config import CrocConfig
-from croc.eval.command import EvaluateOptions
 from croc.eval.evaluate import Request, evaluate
-from croc.eval.protocols import linear_protocol
+from croc.eval.protocols import EvaluateOptions, linear_protocol
 from croc.io import read_metrics
-from croc.lab.report import FILE
-from croc.lab.report.build import write_report
 from croc.lab.report.hook import ReportHook
+from croc.lab.report.page import FILE, write_report
+from croc.lab.show import ShowClusters
 from croc.lab.show.clusters import draw_clusters
-from croc.lab.show.command import ShowClusters
 from croc.lab.show.look import look_at_run, look_at_weights
 from croc.signals import is_first_process
 from croc.train.loop import pretrain

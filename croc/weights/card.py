@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import jinja2
 import typeguard
 
 from croc.config import PretrainConfig, config_page
@@ -26,55 +27,6 @@ HUB_LICENCES = (
     *("mpl-2.0", "cc0-1.0", "cc-by-4.0", "cc-by-sa-4.0", "cc-by-nc-4.0", "cc-by-nc-sa-4.0"),
 )
 """Common ones that model hubs know by name."""
-CITATION = """```bibtex
-@inproceedings{stegmuller2023croc,
-  title     = {{CrOC}: Cross-View Online Clustering for Dense Visual Representation Learning},
-  author    = {Stegm{\\"u}ller, Thomas and Lebailly, Tim and Bozorgtabar, Behzad and
-               Tuytelaars, Tinne and Thiran, Jean-Philippe},
-  booktitle = {Proceedings of the IEEE/CVF Conference on Computer Vision and Pattern Recognition},
-  year      = {2023}
-}
-```
-"""
-BASELINES = {
-    "dino": "DINO is by Caron et al. (*Emerging Properties in Self-Supervised Vision "
-    "Transformers*, ICCV 2021); it was trained here as a baseline of:\n\n",
-    "mae": "MAE is by He et al. (*Masked Autoencoders Are Scalable Vision Learners*, CVPR 2022); "
-    "it was trained here as a baseline of:\n\n",
-}
-CARD = """\
-# {name}
-
-Dense visual features, {learned} without labels by {method}.
-
-| | |
-|---|---|
-{facts}
-
-## Use
-
-```python
-{use}
-```
-
-## Scores
-
-{scores}
-
-## Configuration
-
-```json
-{config}
-```
-
-## Citation
-
-{citation}"""
-OWN_USE = """\
-import croc
-
-backbone = croc.load_backbone({name})  # or the file's path
-features = backbone.features(images)  # B × 3 × h × w, normalised as ImageNet's are"""
 
 
 @dataclass(frozen=True)
@@ -179,84 +131,51 @@ def hub_licence(licence: str) -> str | None:
 def make_card(
     name: str,
     record: WeightsRecord,
-    *,
-    architecture: str,
-    dtype: str,
-    numbers: int,
     scores: Sequence[dict[str, Any]] = (),
-    use: str | None = None,
-    library: str | None = None,
+    kind: str | None = None,
+    **facts: str | int,
 ) -> str:
-    """Markdown, with text from outside escaped. `use` is Python that loads the weights; with a
-    `library`, the card starts with the YAML that model hubs read."""
-    mean, std = (f"({', '.join(map(str, values))})" for values in (IMAGENET_MEAN, IMAGENET_STD))
-    init = (record.config.get("model") or {}).get("init")
-    facts = {
-        "architecture": f"{architecture}, timm's {record.model} with {record.depth} blocks and "
-        f"patches of {record.patch_px} px, trained at {record.image_px} px",
-        "weights": f"backbone of the {record.network}, {numbers:,} numbers in {dtype}, no heads",
-        "images": f"RGB in 0 … 1, minus {mean}, over {std}; sides are multiples of "
-        f"{record.patch_px} px",
-        "recipe": f"{record.recipe}, step {record.step:,}",
-        **({"started from": init} if init else {}),
-        "data": " + ".join(record.data),
-        "images seen": f"{record.images_seen:,} ({record.epochs:.3g} epochs)",
-        "training took": "not known" if record.seconds is None else f"{record.seconds:,.0f} s",
-        "licence": record.licence,
-    }
-    card = CARD.format(
-        name=plain_markdown(name),
-        # Whether the weights that it started from had seen labels is not known.
-        learned="trained further" if init else "learned",
-        method=plain_markdown(METHODS.get(record.method, record.method)),
-        facts="\n".join(f"| {fact} | {_cell(value)} |" for fact, value in facts.items()),
-        use=use.strip() if use else OWN_USE.format(name=json.dumps(name)),
-        scores=_score_table(scores, dtype),
+    """Markdown, with text from outside escaped; `facts` are architecture, dtype, numbers, folder.
+
+    The card of a folder has code that loads this kind, and starts with the YAML for model hubs.
+    """
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters["cell"] = lambda text: plain_markdown(one_line(str(text)))
+    environment.filters["quoted"] = lambda text: json.dumps(text, ensure_ascii=False)
+    return environment.get_template("card.md.jinja").render(
+        name=name,
+        record=record,
+        scores=list(map(_score_row, scores)),
+        kind=kind,
+        library=kind and (kind if kind in ("transformers", "onnx") else "timm"),
+        hub_licence=hub_licence(record.licence),
+        init=(record.config.get("model") or {}).get("init"),
+        method=METHODS.get(record.method, record.method),
+        mean=IMAGENET_MEAN,
+        std=IMAGENET_STD,
         config=json.dumps(record.config, indent=2),
-        citation=BASELINES.get(record.method, "") + CITATION,
-    )
-    if library is None:
-        return card
-    licence = hub_licence(record.licence) or "other\nlicense_name: see-the-card"
-    tags = (library, "self-supervised", "dense-features", "vision-transformer", record.method)
-    return "\n".join(
-        [
-            f"---\nlicense: {licence}\nlibrary_name: {library}",
-            "pipeline_tag: image-feature-extraction\ntags:",
-            *(f"- {json.dumps(tag)}" for tag in tags),
-            f"---\n\n{card}",
-        ]
+        **facts,
     )
 
 
-def _score_table(scores: Sequence[dict[str, Any]], dtype: str) -> str:
-    if not scores:
-        return "None were given."
-    before = "" if dtype == "float32" else f", which were float32 before they became {dtype}"
-    rows = [
-        f"In percent, of these weights{before}.",
-        "",
-        "| protocol | data | score | weights | settings |",
-        "|---|---|---|---|---|",
-    ]
-    for line in scores:
-        kind, _, path = line["data"].partition(":")
-        data = DATA_TITLES.get(kind) or bare(path)
-        if line.get("hold_out"):
-            data += f", {100 * line['hold_out']:g}% of its training part"
-        for part, unit in (("videos", "videos"), ("val", "images")):
-            if part in line.get("count", {}):  # there are smaller copies of data sets
-                data += f", {line['count'][part]:,} {unit}"
-        metric, value = next(iter(line["scores"].items()))
-        spread = line["scores"].get("deviation")
-        score = f"{metric} {value:.1f}" + (f" ± {spread:.1f}" if spread is not None else "")
-        settings = {**line["config"], "precision": line["machine"]["precision"]}
-        weights = "as here" if line["as_here"] else "before rounding"
-        shown = ", ".join(f"{name} {value}" for name, value in settings.items())
-        cells = (line["protocol"], data, score, weights, shown)
-        rows.append(f"| {' | '.join(map(_cell, cells))} |")
-    return "\n".join(rows)
-
-
-def _cell(text: str) -> str:
-    return plain_markdown(one_line(text))
+def _score_row(line: dict[str, Any]) -> tuple[str, ...]:
+    """Protocol, data, score, whose it is, and settings of a line of results.jsonl."""
+    kind, _, path = line["data"].partition(":")
+    data = DATA_TITLES.get(kind) or bare(path)
+    if line.get("hold_out"):
+        data += f", {100 * line['hold_out']:g}% of its training part"
+    for part, unit in (("videos", "videos"), ("val", "images")):
+        if part in line.get("count", {}):  # there are smaller copies of data sets
+            data += f", {line['count'][part]:,} {unit}"
+    metric, value = next(iter(line["scores"].items()))
+    spread = line["scores"].get("deviation")
+    score = f"{metric} {value:.1f}" + (f" ± {spread:.1f}" if spread is not None else "")
+    settings = {**line["config"], "precision": line["machine"]["precision"]}
+    shown = ", ".join(f"{name} {value}" for name, value in settings.items())
+    return line["protocol"], data, score, "as here" if line["as_here"] else "before rounding", shown

@@ -38,9 +38,7 @@ def load_checkpoint(
     try:
         with warnings.catch_warnings(action="ignore"):
             state = torch.load(path, map_location="cpu", weights_only=True)
-    except FileNotFoundError:
-        raise UserError(f"there is no checkpoint {path}") from None
-    except MemoryError:
+    except (FileNotFoundError, MemoryError):
         raise
     except Exception as error:  # torch raises almost anything for a broken file
         raise UserError(

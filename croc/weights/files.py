@@ -9,6 +9,7 @@ import builtins
 import codecs
 import pickle
 import re
+import reprlib
 import warnings
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -26,8 +27,11 @@ from croc.errors import UserError
 from croc.tables import one_line
 
 ARGUMENTS = ("args", "opt", "hyper_parameters", "cfg", "config", "meta")
+BRIEF = reprlib.Repr()
+BRIEF.maxlevel, BRIEF.maxlist, BRIEF.maxtuple, BRIEF.maxdict = 3, 20, 20, 20
+BRIEF.maxstring = BRIEF.maxother = 200
+PLAIN = (str, int, float, type(None), PurePosixPath)
 NOT_WEIGHTS = {"optimizer", "optimizer_states", "optimizers", "scheduler", "lr_schedulers", "amp"}
-MAX_DEPTH = 6
 LEGACY = pickle.dumps(torch.serialization.MAGIC_NUMBER, protocol=2)
 """The first bytes of torch's files from before version 1.6."""
 # Nothing is called, but a file that names one of these is refused, so that its user knows.
@@ -45,16 +49,16 @@ class Record:
     """An object that a file describes and that is never built."""
 
     kind = ""
-    args: tuple[Any, ...]
     state: Any = None
 
-    def __new__(cls, *args: Any, **_: Any) -> "Record":
-        self = super().__new__(cls)
-        self.args = args
-        return self
+    def __new__(cls, *_: Any, **__: Any) -> "Record":
+        return super().__new__(cls)
 
     def __setstate__(self, state: Any) -> None:
         self.state = state
+
+    def __repr__(self) -> str:
+        return f"{self.kind}(…)"
 
 
 class NumpyType:
@@ -91,6 +95,7 @@ STAND_INS: dict[str, Any] = {
     "collections.OrderedDict": OrderedDict,
     "_codecs.encode": codecs.encode,
     "numpy.dtype": NumpyType,
+    "pathlib.PosixPath": PurePosixPath,
     **{
         f"numpy.{core}.{name}": stand_in
         for core in ("core", "_core")
@@ -124,10 +129,8 @@ def opening(path: Path) -> Iterator[None]:
     """Turn whatever a broken or foreign file raises into one line."""
     try:
         yield
-    except FileNotFoundError:
-        raise UserError(f"there is no file {path}") from None
-    except IsADirectoryError:
-        raise UserError(f"{path} is a folder, name a file in it") from None
+    except (FileNotFoundError, IsADirectoryError) as error:
+        raise UserError(f"{path}: {error.strerror}; name a file of weights") from None
     except HarmfulFile as error:
         raise UserError(
             f"{path} cannot be read as weights: on opening it wants to run {one_line(str(error))}, "
@@ -181,13 +184,9 @@ def read_named_tensors(path: Path) -> dict[str, Tensor]:
     """Every tensor of a file under its dotted path, as in {"teacher": {"a.b": t}} teacher.a.b; the
     optimizer's are left out."""
     content = read_content(path)
-    if isinstance(content, Record):
-        raise UserError(
-            f"{path} holds an object ({one_line(content.kind)}), not named tensors: save its "
-            "state_dict()"
-        )
     if not isinstance(content, dict):
-        raise UserError(f"{path} holds no named tensors but a {type(content).__name__}")
+        kind = one_line(getattr(content, "kind", type(content).__name__))
+        raise UserError(f"{path} holds no named tensors but a {kind}: save its state_dict()")
     seen = set()  # dicts may contain one another
 
     def walk(inner: dict[Any, Any], prefix: str) -> Iterator[tuple[str, Tensor]]:
@@ -204,34 +203,16 @@ def read_named_tensors(path: Path) -> dict[str, Tensor]:
         return dict(walk(content, ""))
 
 
-def read_arguments(path: Path) -> dict[str, Any]:
-    """The arguments that a project saved beside its weights, as plain values; {} if there are
-    none."""
+def read_arguments(path: Path) -> dict[str, str]:
+    """The arguments that a project saved beside its weights, as text; {} if there are none."""
     content = read_content(path)
-    with opening(path):
-        for key in ARGUMENTS:
-            arguments = _plain(content.get(key)) if isinstance(content, dict) else None
-            if isinstance(arguments, dict) and arguments:
-                return {one_line(str(name)): value for name, value in arguments.items()}
+    for key in ARGUMENTS if isinstance(content, dict) else ():
+        arguments = content.get(key)
+        arguments = arguments.state if isinstance(arguments, Record) else arguments
+        if isinstance(arguments, dict) and arguments:
+            with opening(path):
+                return {
+                    one_line(str(name)): str(x) if isinstance(x, PLAIN) else BRIEF.repr(x)
+                    for name, x in arguments.items()
+                }
     return {}
-
-
-def _plain(value: Any, depth: int = 0) -> Any:
-    """Numbers, texts, lists and dicts as they are, anything else as a text that names it."""
-    if isinstance(value, Record) and isinstance(value.state, dict):
-        value = value.state
-    if isinstance(value, Record | dict | list | tuple) and depth == MAX_DEPTH:
-        return "…"
-    if isinstance(value, Record):
-        parts = [str(_plain(part, depth + 1)) for part in value.args]
-        is_path = value.kind.startswith("pathlib.")
-        return str(PurePosixPath(*parts)) if is_path else f"{value.kind}({', '.join(parts)})"
-    if isinstance(value, dict):
-        return {key: _plain(inner, depth + 1) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(inner, depth + 1) for inner in value]
-    if isinstance(value, NumpyArray):
-        return value.values.tolist()
-    if isinstance(value, Tensor):
-        return f"a tensor of {'×'.join(map(str, value.shape))}"
-    return value if isinstance(value, int | float | bool | None) else str(value)

@@ -125,11 +125,9 @@ def open_backbone(
         return _open_timm(kind, name, image_px, seed, flag)
     path = find_weights(spec)
     if not spec.strip() or not path.exists():
-        problem = f"{spec}: no such run or file" if spec.strip() else "names nothing"
-        random = ", random:NAME" if flag != INIT else ""  # no run starts from no weights
         raise UserError(
-            f"{flag} {problem}; a run's folder, a file of weights, timm:NAME{random} or "
-            f"timm:NAME@FILE will do ({shipped_hint()})"
+            f"{flag} {spec}: no such run or file; pass a run's folder, a file of weights, "
+            f"timm:NAME, timm:NAME@FILE or random:NAME ({shipped_hint()})"
         )
     checkpoint = find_checkpoint(path)
     if checkpoint is not None:
@@ -198,8 +196,7 @@ def build_exported(path: Path, record: WeightsRecord) -> Backbone:
             with torch.device("meta"):
                 sketch = Backbone(model, record.image_px)
         except UserError as error:
-            reason = str(error).removeprefix("--model.name: ")
-            raise UserError(f"{path} describes a network that cannot be built: {reason}") from None
+            raise UserError(f"{path} describes a network that cannot be built: {error}") from None
         fill(sketch.vit, weights, str(path), resample=False)
         backbone = Backbone(model, record.image_px)
     fill(backbone.vit, weights, str(path))
@@ -241,14 +238,9 @@ def _open_timm(
             f"timm:{name}@FILE takes them from a file"
         ) from None
     except Exception as error:  # whatever timm raises for a file or model that does not fit
-        if file:
-            reason = str(error).strip().splitlines()[-1].strip()
-            raise UserError(f"{flag}: the file does not fit {name}: {reason}") from None
-        if "Invalid pretrained tag" in str(error):
-            raise UserError(f"{flag}: timm has no weights {name!r} of this model") from None
-        raise UserError(
-            f"{flag}: {name} gives no feature map of any size; try a plain ViT or a ResNet"
-        ) from None
+        problem = f"the file does not fit {name}" if file else f"{name} gives no feature map"
+        reason = one_line(str(error).strip().splitlines()[-1])
+        raise UserError(f"{flag}: {problem}: {reason}") from None
     if file:  # timm ignores what a file lacks, and its feature networks rename a.0 to a_0
         known = {key.replace(".", "_") for key in weights}
         missing = [key for key in network.state_dict() if key.replace(".", "_") not in known]
@@ -273,18 +265,7 @@ def load_into(backbone: Backbone, spec: str) -> str:
     opened = open_backbone(spec, backbone.vit.patch_embed.img_size[0], flag=INIT)
     if not isinstance(opened, VitBackbone):
         raise UserError(f"--init {spec}: {opened.name} is a ConvNet, the backbone is a ViT")
-    theirs, ours = (
-        {
-            "width": vit.embed_dim,
-            "depth": len(vit.blocks),
-            "heads": vit.blocks[0].get_submodule("attn").num_heads,
-            "patches of": f"{vit.patch_embed.patch_size[0]} px",
-            "registers": vit.num_reg_tokens,
-            "class token": vit.cls_token is not None,
-            "a position for the class token": not vit.no_embed_class,
-        }
-        for vit in (opened.vit, backbone.vit)
-    )
+    theirs, ours = map(_shape, (opened.vit, backbone.vit))
     different = [f"{name} {theirs[name]}, not {x}" for name, x in ours.items() if theirs[name] != x]
     if different:
         raise UserError(f"--init {spec} does not fit --model.name: it has {', '.join(different)}")
@@ -295,6 +276,18 @@ def load_into(backbone: Backbone, spec: str) -> str:
         origin += ", which has no final norm: that starts fresh"
     fill(backbone.vit, weights, f"--init {spec}")
     return origin
+
+
+def _shape(vit: VisionTransformer) -> dict[str, object]:
+    return {
+        "width": vit.embed_dim,
+        "depth": len(vit.blocks),
+        "heads": vit.blocks[0].get_submodule("attn").num_heads,
+        "patches of": f"{vit.patch_embed.patch_size[0]} px",
+        "registers": vit.num_reg_tokens,
+        "class token": vit.cls_token is not None,
+        "a position for the class token": not vit.no_embed_class,
+    }
 
 
 def describe_file(path: Path) -> list[str]:

@@ -12,7 +12,6 @@ from croc.data.decode import (
     UndecodableImage,
     decode_image,
     fitting_size,
-    place_on_canvas,
     reduce_image,
     resample,
 )
@@ -99,20 +98,6 @@ def test_wide_numbers_are_scaled_by_the_narrowest_range(values, expected):
         assert decode_image(encode(values), 32)[0, :, 2].tolist() == expected
 
 
-def test_cmyk_jpeg():
-    pixels = ramp(24, 40)
-    data = encode(Image.fromarray(pixels).convert("CMYK"), "JPEG", quality=98)
-    close(decode_image(data, 64), np.asarray(Image.open(io.BytesIO(data)).convert("RGB")), 1)
-    close(decode_image(data, 64), pixels, 8)
-
-
-def test_animation_gives_its_first_frame():
-    frames = [Image.new("RGB", (6, 4), color) for color in ("red", "lime", "blue")]
-    for file_format, options in (("GIF", {}), ("WEBP", {"lossless": True})):
-        data = encode(frames[0], file_format, save_all=True, append_images=frames[1:], **options)
-        assert (decode_image(data, 32) == (255, 0, 0)).all()
-
-
 @pytest.mark.parametrize("file_format", ["PNG", "TIFF"])
 def test_exif_orientation(file_format):
     upright = noise(5, 9)
@@ -128,24 +113,6 @@ def test_exif_of_a_reduced_jpeg_and_broken_exif():
     close(decode_image(data, 80), ramp(40, 80), 6)
     data = encode(noise(5, 9), exif=b"Exif\0\0II*\0\x08\0\0\0\xff\xffgarbage")
     np.testing.assert_array_equal(decode_image(data, 32), noise(5, 9))
-
-
-@pytest.mark.parametrize(
-    "data",
-    [
-        b"",
-        b"this is no image at all",
-        *(encode(noise(64, 64), kind)[:500] for kind in ("PNG", "JPEG", "GIF", "BMP", "TIFF")),
-        encode(noise(64, 64), "WEBP")[:500],
-        encode(noise(64, 64), "JPEG")[:20],
-        png_header(100_000, 100_000),
-        png_header(0, 5),
-        b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 5 5\n",
-    ],
-)
-def test_undecodable(data):
-    with pytest.raises(UndecodableImage, match=r"\w"):
-        decode_image(data, 32)
 
 
 def test_megapixels_are_counted_before_decoding(monkeypatch):
@@ -165,14 +132,6 @@ def test_megapixels_are_counted_before_decoding(monkeypatch):
     ):
         with pytest.raises(UndecodableImage, match=reason):
             decode_image(data, 32)
-
-
-def test_place_on_canvas():
-    pixels = noise(3, 5)
-    canvas = place_on_canvas(pixels, 6)
-    assert canvas.shape == (3, 6, 6)
-    np.testing.assert_array_equal(canvas[:, :3, :5], pixels.transpose(2, 0, 1))
-    assert canvas.sum() == pixels.sum()
 
 
 # The fast reduction against Pillow's and against the filter's definition.
@@ -235,15 +194,6 @@ def test_reduced_size_is_exact_whatever_the_rounding():
             pixels = np.zeros((3, width, 3), np.uint8)
             assert resample(pixels, (side, 3), (width, 3)).shape == (3, side, 3)
     assert decode_image(encode(noise(1, 500)), 20).shape == (1, 20, 3)
-
-
-def test_reducing_read_only_channels_first_arrays():
-    planes = np.ascontiguousarray(noise(60, 90).transpose(2, 0, 1))
-    view = planes.transpose(1, 2, 0)
-    view.setflags(write=False)
-    for canvas_px in (70, 20):
-        expected = reduce_image(np.ascontiguousarray(view), canvas_px)
-        np.testing.assert_array_equal(reduce_image(view, canvas_px), expected)
 
 
 @pytest.mark.parametrize("options", [{}, {"progressive": True}, {"subsampling": 0}])

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from croc.cli import main
-from croc.eval.command import DEFAULTS
+from croc.eval.protocols import DEFAULTS
 from tests.eval.trees import gray_png, label_map, photograph, write
 
 SMALL = {

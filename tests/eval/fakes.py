@@ -70,12 +70,6 @@ class TwoColours(MeanColour):
         return super().features(images)[:, :3]
 
 
-class Blind(MeanColour):
-    def features(self, images: Tensor, blocks: int = 1) -> Tensor:
-        generator = torch.Generator().manual_seed(0)
-        return torch.randn(len(images), 3, 4, 4, generator=generator)
-
-
 class SecondToLast(MeanColour):
     """Its last block is blind and the one before sees the colours; records the blocks requested."""
 

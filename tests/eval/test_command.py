@@ -1,13 +1,11 @@
 """`croc evaluate` from flags to results.jsonl and pictures."""
 
-from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from croc.eval.protocols import linear_protocol
 from croc.eval.results import read_results
 from tests.eval.commands import SMALL, call, segmentation_tree, shrink
 from tests.eval.trees import davis, write
@@ -40,21 +38,6 @@ def test_a_result_is_printed_written_and_drawn(protocol, run, tmp_path, capsys):
     with Image.open(tmp_path / line["picture"]) as picture:
         assert np.asarray(picture.convert("L")).std() > 10
     assert len(line["classes"]) == (2 if protocol == "video" else 13)
-
-
-def test_results_are_appended_and_repeat(run: Path, tmp_path: Path):
-    for seed in ("0", "0", "1"):
-        assert call("linear", run, "scenes:8", tmp_path, "--linear.seed", seed) == 0
-    one, again, other = read_results(tmp_path)
-    assert one["scores"] == again["scores"] != other["scores"]
-    assert one["config"] == {
-        **asdict(linear_protocol("scenes")),
-        "image_px": 32,
-        "steps": 5,
-        "train_px": 16,
-        "rates": [3e-2],
-    }
-    assert one["picture"] == again["picture"] != other["picture"]
 
 
 def test_all_runs_what_the_data_allow(run, tmp_path, monkeypatch, capsys):
@@ -107,13 +90,3 @@ def test_masks_without_truth(run: Path, tmp_path: Path, capsys: pytest.CaptureFi
     assert f"written: {masks}" in capsys.readouterr().out
     assert list(masks.glob("*/00001.png"))
     assert not (tmp_path / "out").exists()
-
-
-def test_a_failed_picture_loses_no_scores(run, tmp_path, monkeypatch, capsys):
-    def fail(*_: object) -> None:
-        raise ValueError("no ink")
-
-    monkeypatch.setattr("croc.eval.evaluate.segmentation_figure", fail)
-    assert call("linear", run, "scenes:4", tmp_path) == 0
-    assert read_results(tmp_path)[0]["picture"] is None
-    assert "could not be drawn: no ink" in capsys.readouterr().err

@@ -90,14 +90,3 @@ def test_video_has_one_panel_and_a_failed_cell_leaves_a_gap():
     (axes,) = panels(points, [30.0, 30.01, 30.02])
     low, high = axes.get_ylim()
     assert high - low >= LEAST_POINTS - 1e-6
-
-
-def test_bad_input(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    started = tmp_path / "started"
-    write_config(started, tiny_config(started), "demo")
-    for weights in ("random:vit_tiny_patch16_224", str(tmp_path), str(started)):
-        assert curve(tmp_path / "to", weights) == 2
-        assert "not the folder of a run with checkpoints" in capsys.readouterr().err
-    assert curve(tmp_path / "to", f"a={runs / 'croc'}", f"a={runs / 'dino'}") == 2
-    assert "give them LABEL=RUN" in capsys.readouterr().err
-    assert not (tmp_path / "to").exists()

@@ -42,7 +42,7 @@ class Noise(Patches):
 
 @pytest.mark.parametrize("side", [16, 64])
 def test_images_are_resized_by_pil_s_bicubic(side: int):
-    pixels, _ = Reader(Noise(1, 0), side, 8)(0)
+    pixels, _ = Reader(Noise(1, 0), side, 8).read(0)
     image = Image.fromarray(Noise(1, 0).read(0).image)
     expected = np.array(image.resize((side, side), Image.Resampling.BICUBIC))
     assert np.array_equal(pixels.permute(1, 2, 0).numpy(), expected)

@@ -5,13 +5,11 @@ from random import Random
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from croc.errors import UserError
 from croc.eval.datasets import Labelled, PairedData, open_segmentation
-from croc.eval.parts import open_data, split_training
-from croc.eval.protocols import DEFAULTS, Request
+from croc.eval.evaluate import split_training
 from croc.eval.results import read_results
 from tests.eval.commands import call
 from tests.eval.fakes import Listed
@@ -52,6 +50,7 @@ def read(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     return seen
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.text(max_size=8), min_size=4, max_size=40, unique=True),
     st.floats(0.13, 0.87),
@@ -89,20 +88,6 @@ def test_the_validation_split_is_not_read(protocol, classes, run, tmp_path, read
     (line,) = read_results(tmp_path / "out")
     assert line["hold_out"] == 0.25
     assert line["count"] == {"held out": 3} | ({} if untrained else {"train": 9})
-
-
-@pytest.mark.parametrize(("part", "use"), [("train", "trained on"), ("val", "scored")])
-def test_parts_without_labels(part: str, use: str, tmp_path: Path):
-    void = {name: gray_png(label_map(255)) for name in names_of(TRAIN, 0.25)[part]}
-    data = tree(tmp_path / "tree", **void)
-    linear, kmeans = (
-        Request(name, data, DEFAULTS[name]("folder"), hold_out=0.25)
-        for name in ("linear", "kmeans")
-    )
-    with pytest.raises(UserError, match=f"no pixel that is {use} is labelled"):
-        open_data([linear], tmp_path)
-    if part == "train":  # which K-means does not read
-        assert set(open_data([kmeans], tmp_path)["kmeans", data][0]) == {"val"}
 
 
 def test_classes_are_counted_in_both_splits_by_default(tmp_path: Path):

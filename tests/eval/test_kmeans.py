@@ -56,10 +56,9 @@ def test_pca_is_scikit_learns():
 def test_separate_classes_are_recovered(reading: str):
     config = replace(CONFIG, reading=reading)  # pyright: ignore[reportArgumentType]
     report = evaluate_kmeans(TwoColours(), Patches(20, 0), config, CPU)
-    least = 0.75 if reading == "pixels" else 1.0  # bilinear features blur the borders
-    assert min(report.scores) >= least
-    assert len(report.scores) == 2
-    assert report.mean == pytest.approx(np.mean(report.scores))
+    least = 75 if reading == "pixels" else 100  # bilinear features blur the borders
+    assert min(report.scores["by seed"]) >= least
+    assert report.scores["mIoU"] == pytest.approx(np.mean(report.scores["by seed"]))
     again = evaluate_kmeans(TwoColours(), Patches(20, 0), config, CPU)
     assert again.scores == report.scores
 
@@ -67,7 +66,7 @@ def test_separate_classes_are_recovered(reading: str):
 def test_more_clusters_than_classes_are_matched_many_to_one():
     config = replace(CONFIG, reading="tokens", clusters=6)
     noisy = evaluate_kmeans(MeanColour(), Patches(20, 0), config, CPU)
-    assert noisy.mean == 1
+    assert noisy.scores["mIoU"] == 100
 
 
 class ThreeShades(Patches):
@@ -83,13 +82,14 @@ def test_as_many_clusters_as_classes_are_matched_one_to_one():
     """Most of both clusters, black and the rest, is dark: one has to be bright all the same."""
     config = replace(CONFIG, reading="tokens")
     report = evaluate_kmeans(TwoColours(), ThreeShades(4, 0), config, CPU)
-    assert report.first.iou.per_class.tolist() == pytest.approx([8 / 13, 3 / 8])
-    assert report.scores == pytest.approx([(8 / 13 + 3 / 8) / 2] * 2)  # else 13 / 16 / 2
+    assert report.iou.per_class.tolist() == pytest.approx([8 / 13, 3 / 8])
+    expected = 100 * (8 / 13 + 3 / 8) / 2  # else 13 / 16 / 2
+    assert report.scores["by seed"] == pytest.approx([expected] * 2)
 
 
 @pytest.mark.parametrize("reading", ["pixels", "tokens"])
 def test_the_requested_blocks_are_clustered(reading: str):
     backbone = SecondToLast()
     config = replace(CONFIG, reading=reading, blocks=2)  # pyright: ignore[reportArgumentType]
-    assert evaluate_kmeans(backbone, Patches(20, 0), config, CPU).mean > 0.7
+    assert evaluate_kmeans(backbone, Patches(20, 0), config, CPU).scores["mIoU"] > 70
     assert set(backbone.requested) == {2}

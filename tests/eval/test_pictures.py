@@ -9,9 +9,9 @@ from PIL import Image
 
 from croc.eval.features import Example
 from croc.eval.pictures import (
+    OBJECT_COLORS,
     VideoExample,
-    class_colours,
-    object_colours,
+    class_colors,
     paint_objects,
     segmentation_figure,
     video_figure,
@@ -49,37 +49,11 @@ def test_an_overlay_plays_the_painted_frames(tmp_path, odd):
         assert stream.average_rate == 24
         played = [frame.to_ndarray(format="rgb24") for frame in video.decode(stream)]
     assert [frame.shape for frame in played] == [(HEIGHT, WIDTH, 3)] * FRAMES
-    colour = object_colours()[1] / 2 + 45
+    colour = OBJECT_COLORS[1] / 2 + 45
     for t, frame in enumerate(played):
         assert frame[5, 5] == pytest.approx([90, 90, 90], abs=8)
         assert frame[30, 20 + 4 * t] == pytest.approx(colour, abs=12)
         assert frame[30, 40 + 4 * t - odd].min() > 150  # the truth's edge is white
-
-
-def test_objects_are_tinted_and_their_edges_opaque():
-    frame = np.full((7, 9, 3), 100, np.uint8)
-    predicted = np.zeros((7, 9), np.uint8)
-    predicted[1:6, 1:6] = 1
-    predicted[3, 3] = 13  # colours come again after twelve
-    truth = np.zeros_like(predicted)
-    truth[0, 7:] = 1
-    painted = paint_objects(frame, predicted, truth)
-    colours = object_colours()
-    assert painted[6, 0].tolist() == [100] * 3
-    assert painted[1, 3].tolist() == painted[3, 3].tolist() == colours[0].tolist()
-    assert (painted[0, 7:] == 255).all()
-    predicted[3, 3] = 1
-    expected = (50 + colours[0] // 2).tolist()
-    assert paint_objects(frame, predicted)[3, 3].tolist() == expected
-
-
-def test_classes_have_colours_of_their_own():
-    for count in (2, 13, 150):
-        colours = class_colours(count)
-        assert colours.shape == (count, 3)
-        assert colours.min() >= 0
-        assert colours.max() <= 1
-        assert len({tuple(np.round(colour, 3)) for colour in colours}) == count
 
 
 def test_a_figure_shows_image_truth_and_prediction(tmp_path: Path):
@@ -91,7 +65,7 @@ def test_a_figure_shows_image_truth_and_prediction(tmp_path: Path):
     segmentation_figure([Example(image, truth, predicted)] * 2, ("a <b>", "c"), path, "title")
     with Image.open(path) as picture:
         pixels = np.asarray(picture.convert("RGB")).reshape(-1, 3)
-    wanted = [(255, 0, 0), *(np.round(255 * class_colours(2)).astype(int))]
+    wanted = [(255, 0, 0), *(np.round(255 * class_colors(2)).astype(int))]
     shares = [(np.abs(pixels - colour).max(axis=1) <= 1).mean() for colour in wanted]
     assert min(shares) > 0.1
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from croc.errors import UserError
-from croc.eval.results import Result, append_result, percent, read_results
+from croc.eval.results import Result, append_result, read_results
 
 RESULT = Result(
     protocol="linear",
@@ -26,19 +26,11 @@ RESULT = Result(
 )
 
 
-def test_lines_are_appended_whole(tmp_path: Path):
-    append_result(tmp_path, RESULT)
-    append_result(tmp_path, replace(RESULT, protocol="kmeans"))
-    first, second = read_results(tmp_path)
-    assert first["scores"] == RESULT.scores
-    assert first["classes"] == {"sky": 12.345, "ship": None}
-    assert first["config"] == {"rates": [1e-3], "seed": 0}
-    assert first["date"].startswith("20")
-    assert second["protocol"] == "kmeans"
-
-
 def test_a_truncated_line_spoils_no_other(tmp_path: Path):
     append_result(tmp_path, RESULT)
+    assert read_results(tmp_path)[0]["classes"] == RESULT.classes
+    with pytest.raises(ValueError, match="not JSON compliant"):  # before anything is written
+        append_result(tmp_path, replace(RESULT, scores={"mIoU": float("nan")}))
     with (tmp_path / "results.jsonl").open("a") as file:
         file.write('{"protocol": "lin')
     append_result(tmp_path, RESULT)
@@ -70,14 +62,6 @@ def test_processes_that_append_at_once_wait_for_each_other(tmp_path: Path):
         append_result(tmp_path, RESULT)
         assert other.wait() == 0
     assert [line["protocol"] for line in read_results(tmp_path)] == ["slow", "linear"]
-
-
-def test_nan_is_rejected_before_anything_is_written(tmp_path: Path):
-    with pytest.raises(ValueError, match="not JSON compliant"):
-        append_result(tmp_path, replace(RESULT, scores={"mIoU": float("nan")}))
-    assert not (tmp_path / "results.jsonl").exists()
-    assert percent(float("nan")) is None
-    assert percent(0.25) == 25
 
 
 def test_keys_identify_evaluations():

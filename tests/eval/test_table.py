@@ -3,7 +3,6 @@
 import json
 import shutil
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,8 @@ import torch
 from PIL import Image
 
 from croc.cli import main
-from croc.eval import evaluate, parts, table
-from croc.eval.evaluate import identify_network
-from croc.eval.parts import identify_data
+from croc.eval import evaluate, table
+from croc.eval.evaluate import identify_data, identify_network
 from croc.eval.protocols import linear_protocol
 from croc.eval.results import read_results
 from croc.weights.open import fingerprint, open_backbone
@@ -97,22 +95,6 @@ def test_three_weights_by_one_command(run, tmp_path, computed, capsys):
     assert [protocol for _, protocol in computed[6:]] == ["linear"] * 3
 
 
-def test_weights_are_opened_once_per_row_and_data_once(tmp_path, computed, monkeypatch):
-    opened = []
-
-    def count(module, name):
-        real = getattr(module, name)
-        monkeypatch.setattr(module, name, lambda *args: opened.append(args) or real(*args))
-
-    count(evaluate, "open_backbone")
-    count(parts, "open_segmentation")
-    data = segmentation_tree(tmp_path / "tree")
-    assert make_one(tmp_path / "out", [TINY], "--kmeans.pca", "2", data=[data]) == 0
-    assert len(computed) == 3
-    # The weights once more before, when everything is checked.
-    assert sorted(opened) == sorted([(TINY,)] * 2 + [(data, "train"), (data, "val")])
-
-
 def test_results_of_croc_evaluate_are_finished_cells(run, tmp_path, computed):
     options = ("--weights", str(run), "--data", "scenes:4", "--to", str(tmp_path), "--workers", "0")
     assert main(["evaluate", "linear", *options, *SMALL[:6]]) == 0
@@ -180,42 +162,6 @@ def test_a_failing_cell_costs_no_other(tmp_path, computed, monkeypatch, capsys):
     assert computed[3:] == [(TINY, "linear")]
 
 
-def test_weights_that_change_meanwhile_fill_no_cell(tmp_path, monkeypatch, capsys):
-    real = evaluate.evaluate
-
-    def changed(*arguments: Any, **options: Any) -> Any:
-        return [replace(result, weights_hash="0" * 16) for result in real(*arguments, **options)]
-
-    monkeypatch.setattr(evaluate, "evaluate", changed)
-    assert make_one(tmp_path, [TINY], *LINEAR) == 1
-    assert "changed while the table was computed" in capsys.readouterr().err
-    record = json.loads((tmp_path / "table.json").read_text())
-    assert record["rows"][0]["cells"][0]["value"] is None
-
-
-BAD = [
-    ([TINY, "B=random:vit_smal_patch16_224"], ["scenes:4"], (), "B: --weights: timm has no"),
-    ([TINY], ["scenes:4", "voc12:nowhere"], (), "nowhere is missing"),
-    ([TINY], ["scenes:4", "scenes:4"], (), "--data names scenes:4 twice"),
-    (["A=x", "A=y"], ["scenes:4"], (), "two of the weights are called 'A'"),
-    (["=x"], ["scenes:4"], (), "give LABEL=WEIGHTS"),
-    ([TINY], ["scenes:4"], ("--protocols",), "--protocols is empty"),
-    ([TINY], ["voc12:x"], ("--protocols", "video"), "video cannot be scored on voc12:x"),
-    ([TINY], ["scenes:4", "davis16:x"], (), "davis16:x allows only video"),
-    ([TINY], ["scenes:4"], ("--linear.image-px", "50"), "48 or 64 px would"),
-    ([TINY], ["scenes:4", "voc12:x"], ("--linear.framing", "keep"), "--linear.framing keep"),
-]
-
-
-@pytest.mark.parametrize(("weights", "data", "more", "message"), BAD)
-def test_bad_input_is_refused_before_the_first_cell(weights, data, more, message, tmp_path, capsys):
-    assert make_one(tmp_path / "out", weights, *more, data=data) == 2
-    output = capsys.readouterr()
-    assert message in output.err
-    assert (output.out, output.err.count("\n")) == ("", 1)
-    assert not (tmp_path / "out").exists()
-
-
 def test_each_data_set_has_its_own_defaults():
     data = ("--data", "voc12:x", "scenes", "davis17:y")
     more = ("--linear.steps", "7", "--kmeans.image_px=64")
@@ -228,23 +174,6 @@ def test_each_data_set_has_its_own_defaults():
     assert by_place["linear", "scenes"].adapts
     assert not by_place["kmeans", "scenes"].adapts
     assert by_place["video", "davis17:y"].config.short_px == 480
-
-
-def test_a_changed_image_size_is_noted():
-    spec = "random:vit_small_patch14_reg4_dinov2"
-    arguments = ["--weights", spec, "--data", "scenes:1", *LINEAR, "--device", "cpu"]
-    options, columns = table.read_options(arguments)
-    row = table.plan_row("D", spec, columns, {("linear", "scenes:1"): ({}, "hash")}, options)
-    assert row.notes == ["D: images of 98 px instead of 96 (linear), for patches of 14 px."]
-
-
-def test_labels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "rate=0.1").mkdir()
-    assert table.split_label("CrOC, ours=runs/x=y") == ("CrOC, ours", "runs/x=y")
-    assert table.split_label("rate=0.1") == ("rate=0.1", "rate=0.1")
-    assert table.split_label("timm:a@b=c.pth") == ("timm:a@b=c.pth", "timm:a@b=c.pth")
-    assert table.split_label("two\n lines\x1b[31m=x")[0] == "two lines [31m"
 
 
 def test_the_same_weights_in_another_network_have_another_hash():

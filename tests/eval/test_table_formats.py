@@ -7,7 +7,6 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-import pytest
 from rich.console import Console
 
 from croc.eval import evaluate
@@ -109,22 +108,6 @@ def test_hostile_labels_stay_text():
     stream = io.StringIO()
     print_record(record, Console(file=stream, width=200, markup=False))
     assert HOSTILE in stream.getvalue()
-
-
-@pytest.mark.parametrize("columns", [2, 9])
-def test_latex_is_balanced(columns: int):
-    latex = to_latex(small_table(*[tuple(map(float, range(columns)))] * 2, labels=[HOSTILE, "b"]))
-    depth = 0
-    for sign in re.sub(r"\\[{}%]", "", re.sub(r"(?m)^% .*$", "", latex)).replace("{%", "{"):
-        assert sign != "%"
-        depth += {"{": 1, "}": -1}.get(sign, 0)
-        assert depth >= 0
-    assert depth == 0
-    begun = re.findall(r"\\begin\{(\w+)\}", latex)
-    assert begun == re.findall(r"\\end\{(\w+)\}", latex)[::-1] == ["table", "tabular"]
-    for line in latex.splitlines():
-        if line.endswith(r" \\") and "multicolumn" not in line:
-            assert len(re.findall(r"(?<!\\)&", line)) == columns
 
 
 def test_a_narrow_terminal_shows_one_table_per_protocol():

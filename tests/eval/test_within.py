@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from croc.eval import kmeans
-from croc.eval.kmeans import KmeansReport
+from croc.eval.features import SegmentationReport
 from croc.eval.protocols import WithinConfig
 from tests.eval.fakes import CPU, Listed
 
@@ -29,7 +29,7 @@ class Planted:
         return self._tokens[: len(images)]
 
 
-def scores(tokens: Tensor, maps: np.ndarray, config: WithinConfig = CONFIG) -> KmeansReport:
+def scores(tokens: Tensor, maps: np.ndarray, config: WithinConfig = CONFIG) -> SegmentationReport:
     return kmeans.evaluate_within(Planted(tokens), Listed(maps), config, CPU)
 
 
@@ -54,18 +54,18 @@ def test_a_perfect_segmentation_scores_100():
     grids[0, :4, :4] = 3 - grids[0, 4, 4]  # and one image with more classes
     tokens = torch.eye(4)[torch.from_numpy(grids)].movedim(-1, 1)
     report = scores(tokens, enlarged(grids), replace(CONFIG, pca=4))
-    assert report.scores == (1, 1)
-    assert report.first.iou.per_class.tolist() == [1, 1, 1, 1]
-    for example in report.first.examples:
+    assert report.scores["by seed"] == [100, 100]
+    assert report.iou.per_class.tolist() == [1, 1, 1, 1]
+    for example in report.examples:
         assert torch.equal(example.predicted, example.truth)
 
 
 def test_one_label_per_image_scores_no_better_than_noise():
     grids = halves()
     one = noise()[:, :, :1, :1].expand(-1, -1, SIDE, SIDE)
-    label, chance = (scores(tokens, enlarged(grids)).mean for tokens in (one, noise()))
-    assert label == pytest.approx(1 / 4)  # the half of one class, nothing of the other
-    assert chance == pytest.approx(1 / 3, abs=0.05)
+    label, chance = (scores(x, enlarged(grids)).scores["mIoU"] for x in (one, noise()))
+    assert label == pytest.approx(25)  # the half of one class, nothing of the other
+    assert chance == pytest.approx(100 / 3, abs=5)
 
 
 def loops(clusters: Tensor, truth: Tensor) -> dict[int, float]:
@@ -102,10 +102,11 @@ def test_matching_and_means_are_those_of_nested_loops(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(kmeans, "cluster_image", watched)
     report = scores(noise(5), maps)
-    for score, images in zip(report.scores, seen):
+    for score, images in zip(report.scores["by seed"], seen):
         assert len(images) == 4
-        assert score == pytest.approx(np.mean([np.mean(list(each.values())) for each in images]))
-    for label, score in enumerate(report.first.iou.per_class.tolist()):
+        means = [np.mean(list(each.values())) for each in images]
+        assert score == pytest.approx(100 * np.mean(means))
+    for label, score in enumerate(report.iou.per_class.tolist()):
         assert score == pytest.approx(np.mean([each[label] for each in seen[0] if label in each]))
 
 
@@ -113,7 +114,7 @@ def test_ignored_tokens_take_no_cluster():
     grids = np.zeros((3, SIDE, SIDE))
     grids[:, :, 3:], grids[:, :, 6:] = 1, 255
     tokens = torch.from_numpy(grids)[:, None].float().expand(-1, 2, -1, -1)
-    assert scores(tokens, enlarged(grids)).scores == (1, 1)
+    assert scores(tokens, enlarged(grids)).scores["by seed"] == [100, 100]
 
 
 def test_labels_between_the_tokens_centers_are_scored():
@@ -121,4 +122,4 @@ def test_labels_between_the_tokens_centers_are_scored():
     maps[:, :, 0], maps[:, :, 8] = 0, 1
     tokens = torch.zeros(3, 2, SIDE, SIDE)
     tokens[..., 3:] = 1
-    assert scores(tokens, maps).scores == (1, 1)
+    assert scores(tokens, maps).scores["by seed"] == [100, 100]

@@ -1,6 +1,7 @@
 """Triton's interpreter: on only where test_interpreted.py starts it, and taught bfloat16."""
 
 import os
+import warnings
 from collections.abc import Generator
 from contextlib import contextmanager
 
@@ -10,7 +11,18 @@ import torch
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 interpreted = pytest.mark.skipif(not INTERPRETED, reason="runs in a process of its own")
-gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+@contextmanager
+def waiting_is_an_error() -> Generator[None, None, None]:
+    """On a GPU, within a `with`: the host may not wait for the device."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Synchronization debug mode")
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            yield
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
 
 
 @contextmanager

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tests.kernels.interpreter import gpu, interpreted, knowing_bfloat16
+from tests.kernels.interpreter import interpreted, knowing_bfloat16
 
 
 def draw(images: int, tokens: int, heads: int, d: int, dtype: torch.dtype, device: str):
@@ -57,9 +57,7 @@ def attention():
 
 SMALL = [  # tokens, heads, d, type
     (5, 1, 32, torch.bfloat16),
-    (16, 2, 16, torch.float16),
     (37, 3, 32, torch.float16),
-    (50, 1, 64, torch.bfloat16),
     (69, 2, 16, torch.bfloat16),
     (197, 1, 64, torch.float16),
 ]
@@ -131,7 +129,6 @@ FULL = [  # images, tokens, heads, type
 
 
 @pytest.mark.cuda
-@gpu
 @pytest.mark.parametrize(("images", "tokens", "heads", "dtype"), FULL)
 def test_as_exact_as_torch(images: int, tokens: int, heads: int, dtype: torch.dtype) -> None:
     from croc.kernels.attention import fits, packed_attention
@@ -142,26 +139,17 @@ def test_as_exact_as_torch(images: int, tokens: int, heads: int, dtype: torch.dt
     torchs = values_and_gradient(by_torch, qkv, grad, heads)
     result = values_and_gradient(packed_attention, qkv, grad, heads)
     ours, theirs = errors(result, exact, heads), errors(torchs, exact, heads)
-    print(f"\n{tokens} tokens, {dtype}: {ours} against torch's {theirs}")
     assert all(one < 1.15 * two for one, two in zip(ours, theirs, strict=True))
 
 
 @pytest.mark.cuda
-@gpu
-def test_the_same_twice() -> None:
+def test_the_same_twice_and_one_token_on_a_gpu() -> None:
     """No sum depends on which program comes first."""
     from croc.kernels.attention import packed_attention
 
     qkv, grad = draw(64, 197, 6, 64, torch.bfloat16, "cuda")
     one, two = (values_and_gradient(packed_attention, qkv, grad, 6) for _ in range(2))
     assert all(torch.equal(a, b) for a, b in zip(one, two, strict=True))
-
-
-@pytest.mark.cuda
-@gpu
-def test_one_token_on_a_gpu() -> None:
-    from croc.kernels.attention import packed_attention
-
     qkv, grad = draw(64, 1, 6, 64, torch.bfloat16, "cuda")
     out, gradient = values_and_gradient(packed_attention, qkv, grad, 6)
     assert torch.equal(out, qkv[..., 768:])
@@ -169,20 +157,7 @@ def test_one_token_on_a_gpu() -> None:
 
 
 @pytest.mark.cuda
-@gpu
-def test_what_is_left_to_torch() -> None:
-    from croc.kernels.attention import MOST_TOKENS, fits
-
-    device = torch.device("cuda", torch.cuda.current_device())
-    assert fits(MOST_TOKENS, 64, torch.bfloat16, device)
-    assert not fits(MOST_TOKENS + 1, 64, torch.bfloat16, device)
-    assert not fits(MOST_TOKENS, 32, torch.bfloat16, device)
-    assert not fits(MOST_TOKENS, 64, torch.float32, device)
-
-
-@pytest.mark.cuda
 @pytest.mark.compiled
-@gpu
 def test_compiled_is_one_graph() -> None:
     """Between the linear layers around it, under autocast."""
     from croc.kernels.attention import packed_attention

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from croc.method import losses
-from tests.kernels.interpreter import gpu, interpreted
+from tests.kernels.interpreter import interpreted
 
 kernel = pytest.importorskip("croc.kernels.distil", reason="Triton is not everywhere")
 
@@ -54,7 +54,7 @@ def assert_agree(given, rtol: float, atol: float) -> None:
 
 
 @interpreted
-@pytest.mark.parametrize("shape", [(5, 7), (3, 2, 4, 130), (2, 4097)])
+@pytest.mark.parametrize("shape", [(3, 2, 4, 130), (2, 4097)])
 @pytest.mark.parametrize(("spread", "tolerance"), [(0.1, 2e-5), (30.0, 2e-4)])
 def test_losses_entropies_and_gradients(
     shape: tuple[int, ...], spread: float, tolerance: float
@@ -75,7 +75,7 @@ def test_operators_keep_their_word() -> None:
 
 
 @interpreted
-@pytest.mark.parametrize("shape", [(3, 5), (2, 9, 2, 300), (700, 4)])
+@pytest.mark.parametrize("shape", [(2, 9, 2, 300), (700, 4)])
 def test_weighted_total(shape: tuple[int, ...]) -> None:
     outputs, weights = torch.randn(*shape), torch.rand(shape[:-1]).round()
     outputs[weights == 0] = torch.nan  # is not read
@@ -84,7 +84,6 @@ def test_weighted_total(shape: tuple[int, ...]) -> None:
 
 
 @pytest.mark.cuda
-@gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("shape", [(64, 65_536), (32, 6, 12, 8192), (8, 1000)])
 def test_at_full_size(shape: tuple[int, ...], dtype: torch.dtype) -> None:
@@ -103,7 +102,6 @@ def test_at_full_size(shape: tuple[int, ...], dtype: torch.dtype) -> None:
 
 @pytest.mark.cuda
 @pytest.mark.compiled
-@gpu
 def test_compiled_as_the_training_calls_it() -> None:
     given = make(16, 6, 12, 512, device="cuda", dtype=torch.bfloat16)
     expected = losses.distil(*given)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from croc import kernels
 from croc.method import layers
 from croc.method.layers import LinearGelu, take_over
-from tests.kernels.interpreter import gpu, interpreted, knowing_bfloat16
+from tests.kernels.interpreter import interpreted, knowing_bfloat16
 
 gelu = pytest.importorskip("croc.kernels.gelu", reason="Triton is not everywhere")
 
@@ -30,7 +30,6 @@ def assert_exact(device: str) -> None:
     result = gelu.launch_forward(x)
     found, _ = gelu.launch_backward(x, torch.ones_like(x))
     error = ((result - value).abs() / x.abs()).max()
-    print(f"value {error:.1e} · |x|, derivative {(found - derivative).abs().max():.1e}")
     most = 5e-7 if x.is_cuda else 3e-7  # whose reciprocal roots are 2 units less exact
     assert error < most
     assert (found - derivative).abs().max() < most
@@ -53,16 +52,12 @@ def assert_bounded(device: str) -> None:
 @interpreted
 def test_values_and_derivatives() -> None:
     assert_exact("cpu")
-
-
-@interpreted
-def test_zero_and_the_largest() -> None:
     with np.errstate(over="ignore"):
         assert_bounded("cpu")
 
 
 @interpreted
-@pytest.mark.parametrize("shape", [(70, 40), (5, 27, 48), (1, 300), (130, 17)])
+@pytest.mark.parametrize("shape", [(5, 27, 48), (130, 17)])
 def test_sums_over_blocks_of_rows(shape: tuple[int, ...]) -> None:
     """Rows and columns that fill no block, of tensors that are not contiguous."""
     hidden, grad = (torch.randn(*shape[:-1], shape[-1] * 2)[..., ::2] for _ in range(2))
@@ -140,10 +135,9 @@ def test_operators_keep_their_word() -> None:
 
 
 @pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("shape", [(6,), (4, 6), (2, 3, 4, 6)])
-def test_elsewhere_the_layer_is_the_pair(shape: tuple[int, ...], bias: bool) -> None:
+def test_elsewhere_the_layer_is_the_pair(bias: bool) -> None:
     pair, fused = make_pair(6, 16, bias=bias)
-    x, grad = torch.randn(shape), torch.randn(*shape[:-1], 16)
+    x, grad = torch.randn(2, 3, 4, 6), torch.randn(2, 3, 4, 16)
     for one, two in zip(gradients(fused, x, grad), gradients(pair, x, grad)):
         assert torch.equal(one, two)
 
@@ -152,14 +146,12 @@ def test_elsewhere_the_layer_is_the_pair(shape: tuple[int, ...], bias: bool) -> 
 
 
 @pytest.mark.cuda
-@gpu
 def test_values_and_derivatives_on_a_gpu() -> None:
     assert_exact("cuda")
     assert_bounded("cuda")
 
 
 @pytest.mark.cuda
-@gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_other_types_are_left_to_the_pair(dtype: torch.dtype) -> None:
     pair, fused = (layer.to(dtype) for layer in make_pair(32, 64, device="cuda"))
@@ -170,7 +162,6 @@ def test_other_types_are_left_to_the_pair(dtype: torch.dtype) -> None:
 
 @pytest.mark.cuda
 @pytest.mark.compiled
-@gpu
 @pytest.mark.parametrize("autocast", [True, False])
 @pytest.mark.parametrize("compiled", [False, True])
 def test_no_worse_than_the_pair(autocast: bool, compiled: bool) -> None:
@@ -190,5 +181,4 @@ def test_no_worse_than_the_pair(autocast: bool, compiled: bool) -> None:
     ):
         assert (one.shape, one.dtype) == (two.shape, two.dtype)
         error, usual_error = ((y - reference).norm() / reference.norm() for y in (one, two))
-        print(f"{name}: {error:.2e}, the pair's {usual_error:.2e}")
-        assert error < 1.05 * usual_error + 1e-6
+        assert error < 1.05 * usual_error + 1e-6, name

@@ -23,7 +23,7 @@ from croc.method.photometric import (
 )
 from croc.method.types import Canvases
 from croc.method.views import Crops, crop, draw_crops, make_views
-from tests.kernels.interpreter import gpu, interpreted
+from tests.kernels.interpreter import interpreted, waiting_is_an_error
 from tests.method.test_photometric import identity, uniform_between
 from tests.method.test_views import random_canvases
 
@@ -34,14 +34,14 @@ PLAIN = {"jitter": 0.0, "grayscale": 0.0, "blur": (0.0, 0.0), "solarise": (0.0, 
 
 
 def augment(
-    pixels: Tensor, crops: Crops, colours: Photometric, view_px: int, radius_px: int = 8, **options
+    pixels: Tensor, crops: Crops, colours: Photometric, view_px: int, radius_px: int = 8
 ) -> Tensor:
     """By the kernels, brought back to 0 … 1."""
     from croc.kernels import views as kernel
 
-    given = {"dtype": torch.float32} | options
-    found = kernel.augment(pixels, crops.boxes, crops.flips, colours, view_px, radius_px, **given)
-    assert found.dtype == given["dtype"]
+    drawn = crops.boxes, crops.flips, colours
+    found = kernel.augment(pixels, *drawn, view_px, radius_px, dtype=torch.float32)
+    assert found.dtype == torch.float32
     assert found.is_contiguous()
     std, mean = (
         torch.tensor(x, device=pixels.device)[:, None, None] for x in (IMAGENET_STD, IMAGENET_MEAN)
@@ -50,7 +50,7 @@ def augment(
 
 
 def errors(
-    pixels: Tensor, crops: Crops, colours: Photometric, view_px: int, radius_px: int = 8, **options
+    pixels: Tensor, crops: Crops, colours: Photometric, view_px: int, radius_px: int = 8
 ) -> Tensor:
     """Without the pixels that a rounding may bring to the other side of solarisation's step."""
     images = crop(pixels, crops, view_px).transpose(0, 1)
@@ -62,7 +62,7 @@ def errors(
         x.unflatten(0, images.shape[:2]).transpose(0, 1)
         for x in (solarise(exact, colours.solarise), near)
     )
-    found = augment(pixels, crops, colours, view_px, radius_px, **options)
+    found = augment(pixels, crops, colours, view_px, radius_px)
     assert found.shape == exact.shape
     return 255 * (found - exact).abs().masked_fill(near, 0)
 
@@ -81,9 +81,7 @@ def yes(images: int) -> Tensor:
 
 
 @interpreted
-@pytest.mark.parametrize(
-    ("side", "view_px"), [(64, 16), (64, 67), (63, 40), (64, 1), (5, 33), (1, 3)]
-)
+@pytest.mark.parametrize(("side", "view_px"), [(64, 16), (63, 40), (5, 33), (1, 3)])
 def test_crop(side: int, view_px: int) -> None:
     """At all borders, of one pixel, with flips; enlarged and reduced, in several tiles and one."""
     last = side - 1
@@ -113,7 +111,7 @@ def test_jitter_in_every_order() -> None:
     hue = uniform_between(-0.5, 0.5, 24, seed=4)
     colours = replace(identity(24), jitter=yes(24), order=orders, hue=hue)
     off = errors(random_canvases(12, 24).pixels, whole_images(12, 24), colours, 20)
-    assert off.amax(dim=(2, 3, 4)).max() < CHAIN_BOUND
+    assert off.max() < CHAIN_BOUND
     assert off.mean() < CHAIN_MEAN_BOUND
 
 
@@ -127,18 +125,10 @@ def test_mean_of_several_tiles() -> None:
 
 
 @interpreted
-@pytest.mark.parametrize(("view_px", "radius_px"), [(1, 8), (2, 8), (8, 8), (33, 8), (40, 12)])
+@pytest.mark.parametrize(("view_px", "radius_px"), [(1, 8), (8, 8), (40, 12)])
 def test_blur(view_px: int, radius_px: int) -> None:
     colours = replace(identity(2), blur=yes(2), sigma=torch.tensor([0.5, radius_px / 4]))
     off = errors(random_canvases(1, 40).pixels, whole_images(1, 40), colours, view_px, radius_px)
-    assert off.max() < CROP_BOUND
-
-
-@interpreted
-@pytest.mark.parametrize("name", ["grayscale", "solarise"])
-def test_alone(name: str) -> None:
-    colours, dtype = replace(identity(4), **{name: yes(4)}), torch.float16
-    off = errors(random_canvases(2, 24).pixels, whole_images(2, 24), colours, 40, dtype=dtype)
     assert off.max() < CROP_BOUND
 
 
@@ -196,20 +186,17 @@ def on_gpu(batch: int, side: int) -> Canvases:
 
 
 @pytest.mark.cuda
-@gpu
 @pytest.mark.parametrize("name", FULL)
 def test_full_size(name: str) -> None:
     batch, side, options = FULL[name]
     canvases, config = on_gpu(batch, side), ViewsConfig(**options)
     off = chain_errors(canvases, config)
-    print(f"\n{name}: of 255, max {off.max():.3f} mean {off.mean():.4f}")
     stretch = 2.5 if name == "strong" else 1.0
     assert off.max() < stretch * (CROP_BOUND if options == PLAIN else CHAIN_BOUND)
     assert off.mean() < stretch * CHAIN_MEAN_BOUND
 
 
 @pytest.mark.cuda
-@gpu
 def test_a_gpu_gets_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     canvases, config = on_gpu(4, 64), ViewsConfig(size_px=32)
     found = make_views(canvases, config, 8)
@@ -221,7 +208,6 @@ def test_a_gpu_gets_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.cuda
-@gpu
 def test_bfloat16_is_rounded_once() -> None:
     canvases, config = on_gpu(16, 256), ViewsConfig()
     exact = make_views(canvases, config, 16).pixels
@@ -231,18 +217,13 @@ def test_bfloat16_is_rounded_once() -> None:
 
 @pytest.mark.cuda
 @pytest.mark.compiled
-@gpu
-@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 def test_compiled_is_one_graph_without_a_wait() -> None:
     config = ViewsConfig(solarise=(0.0, 0.0))
     compiled = torch.compile(make_views, fullgraph=True)
     canvases = on_gpu(16, 256)
     compiled(canvases, config, 16)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with waiting_is_an_error():
         found = compiled(canvases, config, 16)
         plain = make_views(canvases, config, 16)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     torch.testing.assert_close(found.positions, plain.positions)
     torch.testing.assert_close(found.pixels, plain.pixels, rtol=0, atol=0.02)

@@ -133,14 +133,6 @@ class TestFeatures:
         assert features.patches.shape == (4, 4, 512)
         assert "no cls" in repr(features)
 
-    def test_device_by_number(self, run: croc.Run, monkeypatch: pytest.MonkeyPatch):
-        devices, backbone = [], run.backbone()
-        monkeypatch.setattr(backbone, "to", devices.append)
-        croc.features(torch.rand(3, 40, 40), backbone)
-        assert devices == []
-        croc.features(torch.rand(3, 40, 40), backbone, device=0)
-        assert devices == [0]
-
 
 def test_cluster_equals_the_method():
     tokens, positions = torch.randn(2, 3, 32, 4), torch.rand(2, 32, 2)

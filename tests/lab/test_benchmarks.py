@@ -11,19 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from matplotlib.figure import Figure
 from PIL import Image
 
 from benchmarks import chosen_k, folds, variance
-from benchmarks.clustering import Sizes, draw_curve, fit_line, measure_curves, write_scaling
-from benchmarks.input import write_photographs
-from croc.errors import UserError
+from benchmarks.clustering import Sizes, fit_line, measure_curves, write_scaling
 from croc.eval.datasets import Labelled
 from croc.eval.evaluate import Machine
 from croc.eval.protocols import KmeansConfig, LinearConfig
 from croc.train.gauges import token_statistics
 from croc.train.loop import pretrain
-from tests.data.pictures import encode, noise, write
 from tests.tiny import tiny_config
 from tests.train.test_gauges import planted
 
@@ -68,46 +64,19 @@ def test_input(tmp_path: Path):
         assert source in printed
 
 
-def test_input_uses_given_photographs_in_turn(tmp_path: Path):
-    for number in range(2):
-        write(tmp_path / "given" / f"{number}.png", encode(noise(30, 30, number)))
-    write_photographs(tmp_path / "made", 3, (40, 20), str(tmp_path / "given"))
-    made = [path.read_bytes() for path in sorted((tmp_path / "made").iterdir())]
-    assert made[0] == made[2] != made[1]
-
-
 def test_scaling_of_the_clustering(tmp_path: Path):
     base = Sizes(images=2, heads=2, grid=4, width=8, k_start=4, dtype="float32")
     values = {"images": (1, 2, 3), "grid": (3, 4)}
     curves = measure_curves(values, base, torch.device("cpu"))
     write_scaling(tmp_path / "x.png", curves, base, torch.device("cpu"))
-    results = json.loads((tmp_path / "x.json").read_text())
-    assert results["base"]["k_start"] == 4
-    images, tokens = results["curves"]
+    images, tokens = json.loads((tmp_path / "x.json").read_text())["curves"]
     assert [point["value"] for point in images["points"]] == [1, 2, 3]
     assert [point["value"] for point in tokens["points"]] == [18, 32]
     assert all(point["by"] == "definition" for point in images["points"])
-    assert tokens["lines"]["definition"] is None
     with Image.open(tmp_path / "x.png") as picture:
         assert min(picture.size) > 300
-    points = [
-        {"value": 98, "ms": 1.0, "by": "kernel"},
-        {"value": 98, "ms": 9.0, "by": "definition"},
-    ]
-    axes = Figure().subplots()
-    draw_curve(
-        axes, {"quantity": "", "points": points, "lines": {"kernel": None, "definition": None}}
-    )
-    assert axes.get_yscale() == "log"
-
-
-def test_fit_line():
-    assert fit_line([1, 2, 4], [3, 5, 9]) == pytest.approx(
-        {"slope": 2, "intercept": 1, "r2": 1, "worst": 0}, abs=1e-9
-    )
-    bent = fit_line([1, 2, 3], [1, 4, 9])
-    assert bent is not None
-    assert bent["worst"] == pytest.approx(1 / 3)
+    line = {"slope": 2, "intercept": 1, "r2": 1, "worst": 0}
+    assert fit_line([1, 2, 4], [3, 5, 9]) == pytest.approx(line, abs=1e-9)
 
 
 def spread(*shape: int) -> torch.Tensor:
@@ -147,13 +116,10 @@ def test_chosen_k(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     options = ["--images", "5", "--seeds", "3", "--to", str(tmp_path / "k.png")]
     chosen_k.main(["--run", str(run), *options])
     printed = json.loads(capsys.readouterr().out)
-    record = json.loads((tmp_path / "k.json").read_text())
-    assert record["runs"] == [printed]
-    assert (record["images"], record["seeds"]) == (5, 3)
+    assert json.loads((tmp_path / "k.json").read_text())["runs"] == [printed]
     assert sum(printed["histogram"].values()) == pytest.approx(1)
     assert set(map(int, printed["histogram"])) <= set(range(2, 6))  # K_start is 5
-    with Image.open(tmp_path / "k.png") as picture:
-        assert picture.size[0] > 500
+    assert (tmp_path / "k.png").exists()
 
 
 class Halves:
@@ -192,9 +158,6 @@ def test_each_image_is_scored_by_a_layer_that_has_not_seen_it():
     assert sorted(number for _, scored in pairs for number in scored.numbers) == list(range(12))
     for train, scored in pairs:
         assert sorted(train.numbers + scored.numbers) == list(range(12))
-    for count in (1, 13):
-        with pytest.raises(UserError, match=r"--folds must be between 2 and 12"):
-            folds.split_into_folds(Halves(), count)
 
 
 @pytest.mark.parametrize(("sees", "least", "most"), [(True, 99, 100), (False, 0, 60)])

@@ -1,17 +1,13 @@
 """MAE against loops over images and patches."""
 
 import math
-from dataclasses import replace
 
 import numpy as np
-import pytest
 import torch
 from lightning_fabric import Fabric
 
-from croc.errors import UserError
 from croc.method.backbone import sines_and_cosines
-from croc.method.mae import Mae, MaeNetwork, compare, draw_mask, into_patches
-from croc.method.optim import make_optimizer
+from croc.method.mae import Mae, MaeNetwork, compare, draw_mask
 from croc.method.randomness import sample_key
 from croc.method.views import make_views
 from tests.method.test_croc import SETTINGS, make_canvases
@@ -31,16 +27,6 @@ def test_masks_hide_their_share_everywhere_alike():
     assert draw_mask(keys_of(2), 196, 0.75)[0].shape == (2, 49)
     both = draw_mask(keys_of(7), 16, 0.75)[1]
     assert torch.equal(both[3:4], draw_mask(keys_of(7)[3:4], 16, 0.75)[1])  # of the sample alone
-
-
-def test_patches_are_pixels_in_their_order():
-    pixels = torch.arange(2 * 3 * 4 * 6).float().view(2, 3, 4, 6)
-    patches = into_patches(pixels, 2)
-    assert patches.shape == (2, 6, 12)
-    for row in range(2):
-        for column in range(3):
-            patch = pixels[1, :, 2 * row : 2 * row + 2, 2 * column : 2 * column + 2]
-            assert torch.equal(patches[1, 3 * row + column], patch.permute(1, 2, 0).flatten())
 
 
 def test_error_equals_the_loops():
@@ -70,39 +56,6 @@ def test_places_follow_the_formula():
                 np.testing.assert_allclose(got, waves, atol=1e-6)
 
 
-def test_the_encoder_sees_nothing_of_the_hidden_patches():
-    torch.manual_seed(0)
-    network = MaeNetwork(tiny_mae()).eval()
-    pixels, visible = torch.randn(2, 3, 32, 32), torch.tensor([[3, 0, 9, 14], [1, 2, 5, 15]])
-    before = network.backbone.encode(pixels, visible)
-    patches = into_patches(pixels, 8).clone()
-    hidden = torch.ones(2, 16, dtype=torch.bool).scatter(1, visible, False)
-    patches[hidden] = torch.randn(24, patches.shape[-1])
-    other = patches.view(2, 4, 4, 8, 8, 3).permute(0, 5, 1, 3, 2, 4).reshape(2, 3, 32, 32)
-    for one, two in zip(before, network.backbone.encode(other, visible)):
-        torch.testing.assert_close(one, two)
-
-
-def test_with_everything_visible_the_encoder_is_the_backbone():
-    network = MaeNetwork(tiny_mae()).eval()
-    pixels, everything = torch.randn(2, 3, 32, 32), torch.arange(16).expand(2, -1)
-    cls, patches = network.backbone(pixels[None])
-    found = network.backbone.encode(pixels, everything)
-    torch.testing.assert_close(found[0], cls[0])
-    torch.testing.assert_close(found[1], patches[0])
-
-
-def test_the_order_of_the_visible_patches_does_not_matter():
-    torch.manual_seed(0)
-    network = MaeNetwork(tiny_mae()).eval()
-    pixels, visible = torch.randn(1, 3, 32, 32), torch.tensor([[3, 0, 9, 14]])
-    painted = [
-        network.decoder(*network.backbone.encode(pixels, order), order)
-        for order in (visible, visible.flip(1))
-    ]
-    torch.testing.assert_close(*painted)
-
-
 def test_the_network_equals_mae_as_its_paper_shuffles():
     """Visible patches first, mask tokens appended, then everything put back into its place."""
     torch.manual_seed(0)
@@ -129,31 +82,6 @@ def test_the_network_equals_mae_as_its_paper_shuffles():
     hidden = torch.cat([torch.zeros(4, 4), torch.ones(4, 12)], dim=1)[every, back]
     expected = ((painted - wanted).square().mean(dim=-1) * hidden).sum(dim=1) / 12
     torch.testing.assert_close(network(pixels, keys), expected)
-
-
-def test_it_starts_as_mae_does():
-    torch.manual_seed(0)
-    network = MaeNetwork(tiny_mae())
-    vit, decoder = network.backbone.vit, network.decoder
-    assert torch.equal(vit.pos_embed[0, 1:], sines_and_cosines(4, 192))
-    assert not vit.pos_embed[0, 0].any()
-    assert not vit.pos_embed.requires_grad
-    for layer in (vit.blocks[0].mlp.fc1, decoder.blocks[0].attn.qkv, decoder.paint):
-        bound = math.sqrt(6 / (layer.in_features + layer.out_features))
-        assert 0.97 * bound < layer.weight.abs().max() <= bound
-        assert not layer.bias.any()
-    bound = math.sqrt(6 / (192 + 3 * 8 * 8))
-    assert 0.97 * bound < vit.patch_embed.proj.weight.abs().max() <= bound
-    assert 0.01 < decoder.mask_token.std() < 0.03
-    decayed = make_optimizer(network, torch.device("cpu")).param_groups[0]["params"]
-    assert any(parameter is decoder.mask_token for parameter in decayed)
-
-
-@pytest.mark.parametrize("mask", [0.95, 1e-18])
-def test_a_mask_must_leave_some_and_hide_some(mask: float):
-    config = tiny_mae()
-    with pytest.raises(UserError, match=r"--decoder\.mask"):
-        MaeNetwork(replace(config, decoder=replace(config.decoder, mask=mask)))
 
 
 def test_a_step_is_the_mean_of_the_images_errors():

@@ -1,9 +1,7 @@
 """Schedules, weight decay, the moving average; Muon against PyTorch's own and an SVD."""
 
 import copy
-import json
-from dataclasses import replace
-from pathlib import Path
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -11,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from croc.config import LossConfig, OptimConfig
-from croc.errors import UserError
-from croc.method.croc import Network, teacher_momentum, teacher_temperature, update_teacher
+from croc.method.croc import Network, teacher_momentum, teacher_temperature
 from croc.method.optim import (
     QUINTIC,
     Muon,
@@ -22,8 +19,8 @@ from croc.method.optim import (
     set_rates,
 )
 from croc.method.types import Settings
-from croc.train.loop import pretrain, settings_at
-from croc.weights.checkpoint import checkpoints, load_checkpoint
+from croc.train.loop import settings_at
+from tests.kernels.interpreter import waiting_is_an_error
 from tests.tiny import tiny_config
 
 
@@ -48,7 +45,7 @@ def test_rate_decay_and_momentum_follow_the_tables():
     assert [s.epoch for s in settings] == [step // 7 for step in range(30 * 7)]
 
 
-@pytest.mark.parametrize("warmup", [0, 1, 2, 30])
+@pytest.mark.parametrize("warmup", [0, 1, 30])
 def test_temperature_rises_by_whole_epochs(warmup: int):
     loss = LossConfig(temperature_warmup_epochs=warmup)
     expected = np.concatenate([np.linspace(0.04, 0.07, warmup), np.full(40 - warmup, 0.07)])
@@ -56,11 +53,6 @@ def test_temperature_rises_by_whole_epochs(warmup: int):
         expected[0] = 0.07  # one epoch of warm-up leaves nothing to warm
     got = [teacher_temperature(loss, epoch) for epoch in range(40)]
     np.testing.assert_allclose(got, expected)
-
-
-def test_without_warmup_the_rate_starts_at_its_peak():
-    optim = OptimConfig(batch=256, epochs=2, warmup_epochs=0)
-    assert settings_at(0, optim, 5).rate == pytest.approx(5e-4)
 
 
 def test_biases_and_vectors_are_not_decayed_but_lengths_positions_and_cls_are():
@@ -78,28 +70,13 @@ def test_biases_and_vectors_are_not_decayed_but_lengths_positions_and_cls_are():
 
 def test_clipping_shortens_long_gradients_only():
     layer = nn.Linear(3, 3)
-    for factor, expected in ((10.0, 1.0), (1e-3, None)):
+    for factor, limit, clipped in ((10.0, 1.0, True), (1e-3, 1.0, False), (10.0, 0.0, False)):
         layer.weight.grad, layer.bias.grad = torch.randn(3, 3) * factor, torch.randn(3) * factor
         before = torch.cat([layer.weight.grad.flatten(), layer.bias.grad]).norm()
-        told = clip_gradient(layer.parameters(), 1.0)
+        norm = clip_gradient(layer.parameters(), limit)
         after = torch.cat([layer.weight.grad.flatten(), layer.bias.grad]).norm()
-        torch.testing.assert_close(told, before)
-        torch.testing.assert_close(after, before if expected is None else torch.tensor(expected))
-
-
-def test_zero_clips_nothing():
-    layer = nn.Linear(3, 3)
-    layer.weight.grad = torch.full((3, 3), 100.0)
-    assert clip_gradient(layer.parameters(), 0.0) == 300
-    assert torch.equal(layer.weight.grad, torch.full((3, 3), 100.0))
-
-
-def test_the_teacher_is_a_moving_average():
-    student, teacher = nn.Linear(4, 4), nn.Linear(4, 4)
-    before = copy.deepcopy(teacher)
-    update_teacher(teacher, student, 0.9)
-    for new, old, now in zip(teacher.parameters(), before.parameters(), student.parameters()):
-        torch.testing.assert_close(new, 0.9 * old + 0.1 * now)
+        torch.testing.assert_close(norm, before)
+        torch.testing.assert_close(after, torch.tensor(1.0) if clipped else before)
 
 
 MUON = OptimConfig(matrices="muon", muon_rate_factor=2.0)
@@ -153,54 +130,30 @@ def test_it_is_pytorchs_muon_where_a_parameter_is_one_matrix(monkeypatch: pytest
         torch.testing.assert_close(one, another, atol=1e-5, rtol=1e-4)
 
 
-def test_queries_keys_and_values_move_each_on_their_own():
-    network = Network(tiny_config(), drop_path=0.0)
-    qkv = network.backbone.vit.blocks[0].attn.qkv.weight
-    before = qkv.detach().clone()
-    take_step(network, make_optimizer(network, torch.device("cpu"), MUON), seed=0)
-    assert qkv.grad is not None
-    rate, width = SETTINGS.rate * MUON.muon_rate_factor, qkv.shape[1]
-    thirds = zip(before.chunk(3), qkv.grad.chunk(3), qkv.detach().chunk(3))
-    for old, gradient, new in thirds:
-        move = orthogonalize(gradient[None])[0] * 0.2 * width**0.5
-        expected = old * (1 - rate * SETTINGS.weight_decay) - rate * move
-        torch.testing.assert_close(new, expected, atol=1e-6, rtol=1e-4)
-
-
-def test_the_blocks_matrices_are_muons_and_all_else_is_adamws():
+def test_muon_moves_queries_keys_and_values_apart_and_adamw_all_but_matrices():
     network = Network(tiny_config(), drop_path=0.0)
     twin = copy.deepcopy(network)
     optimizer = make_optimizer(network, torch.device("cpu"), MUON)
     names = {parameter: name for name, parameter in network.named_parameters()}
     matrices, *rest = ({names[p] for p in group["params"]} for group in optimizer.param_groups)
     kinds = ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2")
-    depth = len(network.backbone.vit.blocks)
-    expected = {f"backbone.vit.blocks.{i}.{kind}.weight" for i in range(depth) for kind in kinds}
-    assert matrices == expected
+    assert matrices == {f"backbone.vit.blocks.{i}.{k}.weight" for i in range(2) for k in kinds}
     assert sorted([*matrices, *rest[0], *rest[1]]) == sorted(names.values())
     plain = make_optimizer(twin, torch.device("cpu"))
-    for seed in range(3):
-        take_step(network, optimizer, seed)
-        take_step(twin, plain, seed)
+    qkv = network.backbone.vit.blocks[0].attn.qkv.weight
+    before = qkv.detach().clone()
+    take_step(network, optimizer, seed=0)
+    take_step(twin, plain, seed=0)
     for name, value in values(twin).items():
         assert torch.equal(value, values(network)[name]) == (name not in matrices), name
     assert [g["lr"] for g in optimizer.param_groups] == [0.02, 0.01, 0.01]
     assert [g["weight_decay"] for g in optimizer.param_groups] == [0.1, 0.1, 0.0]
-
-
-def test_what_is_loaded_goes_on_as_if_nothing_had_been():
-    network = Network(tiny_config(), drop_path=0.0)
-    optimizer = make_optimizer(network, torch.device("cpu"), MUON)
-    take_step(network, optimizer, seed=0)
-    other = copy.deepcopy(network)
-    again = make_optimizer(other, torch.device("cpu"), MUON)
-    again.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-    for seed in (1, 2):
-        take_step(network, optimizer, seed)
-        take_step(other, again, seed)
-    for name, value in values(network).items():
-        assert torch.equal(value, values(other)[name]), name
-    assert len(optimizer.state_dict()["state"]) == len(list(network.parameters()))
+    assert qkv.grad is not None
+    rate, width = SETTINGS.rate * MUON.muon_rate_factor, qkv.shape[1]
+    for old, gradient, new in zip(before.chunk(3), qkv.grad.chunk(3), qkv.detach().chunk(3)):
+        move = orthogonalize(gradient[None])[0] * 0.2 * width**0.5
+        expected = old * (1 - rate * SETTINGS.weight_decay) - rate * move
+        torch.testing.assert_close(new, expected, atol=1e-6, rtol=1e-4)
 
 
 def test_a_step_that_is_to_be_left_out_changes_nothing(monkeypatch: pytest.MonkeyPatch):
@@ -228,31 +181,7 @@ def test_a_step_that_is_to_be_left_out_changes_nothing(monkeypatch: pytest.Monke
     assert not torch.equal(qkv, before["backbone.vit.blocks.0.attn.qkv.weight"])
 
 
-def muon_run(folder: Path, **run: object):
-    config = tiny_config(folder, report=False, **run)
-    return replace(config, optim=replace(config.optim, matrices="muon"))
-
-
-def test_a_run_that_was_broken_off_ends_as_the_whole_one(tmp_path: Path):
-    whole = pretrain(muon_run(tmp_path / "whole"), "tiny")
-    pretrain(muon_run(tmp_path / "broken", stop_after_steps=3), "tiny")
-    broken = pretrain(muon_run(tmp_path / "broken"), "tiny")
-    one, other = (load_checkpoint(checkpoints(folder)[-1]) for folder in (whole, broken))
-    assert one["step"] == other["step"] > 3
-    for name, value in one["modules"]["teacher"].items():
-        assert torch.equal(value, other["modules"]["teacher"][name]), name
-    page = json.loads((whole / "config.json").read_text())
-    assert page["optim"]["matrices"] == "muon"
-
-
-def test_shares_of_matrices_are_refused_before_anything_is_made(tmp_path: Path):
-    with pytest.raises(UserError, match=r"use --run\.strategy ddp"):
-        muon_run(tmp_path / "run", strategy="fsdp")
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.cuda
-@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 def test_on_a_gpu_it_is_near_the_cpus_and_waits_for_nothing():
     network = Network(tiny_config(), drop_path=0.0)
     twin = copy.deepcopy(network).cuda()
@@ -266,9 +195,8 @@ def test_on_a_gpu_it_is_near_the_cpus_and_waits_for_nothing():
         for parameter, told in zip(twin.parameters(), network.parameters()):
             assert told.grad is not None
             parameter.grad = told.grad.cuda()
-        torch.cuda.set_sync_debug_mode("error" if seed else "default")
-        theirs.step()
-        torch.cuda.set_sync_debug_mode("default")
+        with waiting_is_an_error() if seed else nullcontext():
+            theirs.step()
     for name, value in values(network).items():
         moved, other = value - before[name], twin.state_dict()[name].cpu() - before[name]
         assert (moved - other).norm() <= 0.02 * moved.norm() + 1e-6, name

@@ -35,15 +35,10 @@ def test_sample_keys_differ_in_each_part():
     assert all(-(2**63) <= key < 2**63 for key in made)
 
 
-def test_a_draw_follows_its_key_alone():
-    together = uniform(keys(), "test", 7)
-    alone = uniform(keys()[13:14], "test", 7)
-    assert torch.equal(together[13:14], alone)
-
-
-def test_purposes_do_not_share_draws():
-    one, other = uniform(keys(), "crop", 100), uniform(keys(), "colour", 100)
-    assert not torch.isin(one, other).float().mean() > 0.01
+def test_a_draw_follows_its_key_and_purpose_alone():
+    together = uniform(keys(), "crop", 100)
+    assert torch.equal(together[13:14], uniform(keys()[13:14], "crop", 100))
+    assert not torch.isin(together, uniform(keys(), "colour", 100)).float().mean() > 0.01
 
 
 def test_draws_are_uniform_and_inside_the_open_interval():

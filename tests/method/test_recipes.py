@@ -1,12 +1,14 @@
 """Every recipe, at a size that a test can afford."""
 
 from dataclasses import replace
+from operator import attrgetter
+from typing import Any
 
 import pytest
 import torch
 from lightning_fabric import Fabric
 
-from croc.config import CrocConfig, DinoConfig, MaeConfig, PretrainConfig
+from croc.config import DinoConfig, MaeConfig, PretrainConfig
 from croc.method.build import Method, build_method
 from croc.method.optim import Guard, make_optimizer
 from croc.recipes import RECIPES
@@ -18,20 +20,17 @@ from tests.tiny import tiny_config, tiny_dino, tiny_mae
 
 def reduced(config: PretrainConfig) -> PretrainConfig:
     """Its own choices stay."""
-    tiny = tiny_config()
-    config = replace(
-        config,
-        data=tiny.data,
-        views=replace(config.views, size_px=32, early_px=config.views.early_px and 24),
-        model=replace(config.model, depth=2, patch_px=8),
-        optim=replace(config.optim, batch=8),
-    )
-    if isinstance(config, CrocConfig):
-        return replace(config, head=tiny.head)
-    if isinstance(config, DinoConfig):
-        return replace(config, head=tiny_dino().head)
-    assert isinstance(config, MaeConfig)
-    return replace(config, decoder=tiny_mae().decoder)
+    tiny = tiny_mae() if isinstance(config, MaeConfig) else tiny_config()
+    small = "decoder" if isinstance(config, MaeConfig) else "head"
+    head = tiny_dino().head if type(config) is DinoConfig else getattr(tiny, small)
+    parts: dict[str, Any] = {
+        "data": tiny.data,
+        "views": replace(config.views, size_px=32, early_px=config.views.early_px and 24),
+        "model": replace(config.model, depth=2, patch_px=8),
+        "optim": replace(config.optim, batch=8),
+        small: head,
+    }
+    return replace(config, **parts)
 
 
 @pytest.mark.parametrize("name", list(RECIPES))
@@ -54,43 +53,39 @@ def test_every_recipe_does_a_step(name: str):
     assert not torch.equal(before, projection)
 
 
-def test_the_baselines_have_the_papers_settings():
-    dino, croc = RECIPES["dino-coco-vits16"](), RECIPES["coco-vits16"]()
-    assert isinstance(dino, DinoConfig)
-    assert not isinstance(dino, CrocConfig)
-    assert (dino.optim, dino.views, dino.model, dino.data) == (
-        croc.optim,
-        croc.views,
-        croc.model,
-        croc.data,
-    )
+def test_recipes_have_the_papers_numbers():
+    recipes: dict[str, Any] = {name: make() for name, make in RECIPES.items()}
+    coco, imagenet = recipes["coco-vits16"], recipes["imagenet-vits16"]
+    model, views, head, cluster = coco.model, coco.views, coco.head, coco.cluster
+    loss, optim = coco.loss, coco.optim
+    assert (model.name, model.drop_path) == ("vit_small_patch16_224", 0.1)
+    assert (views.size_px, views.scale) == (224, (0.25, 1.0))
+    assert (head.image_prototypes, head.cluster_prototypes) == (65_536, 8192)
+    assert (cluster.position_weight, cluster.k_start, cluster.sharpness) == (4, 12, 20)
+    assert (loss.alpha, loss.student_temperature, loss.teacher_temperature) == (1, 0.1, 0.07)
+    assert (loss.teacher_temperature_start, loss.temperature_warmup_epochs) == (0.04, 30)
+    assert (loss.teacher_momentum, loss.frozen_prototype_epochs) == (0.996, 1)
+    assert (optim.weight_decay, optim.weight_decay_end) == (0.04, 0.4)
+    assert (optim.rate, optim.rate_end, optim.warmup_epochs) == (5e-4, 1e-5, 10)
+    assert (optim.batch, optim.epochs, optim.clip_gradient) == (256, 300, 0)
+    assert (cluster.tokens, imagenet.cluster.tokens) == ("values", "keys")
+    assert (imagenet.cluster.position_weight, imagenet.optim.batch) == (3, 1024)
+    assert recipes["cocoplus-vits16"].data.subfolders == ("train2017", "unlabeled2017")
+    dino, mae = recipes["dino-coco-vits16"], recipes["mae-coco-vits16"]
+    assert (dino.optim, dino.views, dino.model, dino.data) == (optim, views, model, coco.data)
     assert (dino.head.image_prototypes, dino.head.unit_prototypes) == (65_536, False)
-    assert (dino.loss.teacher_temperature_start, dino.loss.teacher_temperature) == (0.04, 0.07)
-    mae = RECIPES["mae-coco-vits16"]()
-    assert isinstance(mae, MaeConfig)
-    assert (mae.decoder.mask, mae.decoder.width) == (0.75, 512)
-    assert (mae.decoder.depth, mae.decoder.heads) == (8, 16)
-    assert (mae.optim.rate, mae.optim.rate_end, mae.optim.warmup_epochs) == (1.5e-4, 0.0, 40)
-    assert (mae.optim.weight_decay, mae.optim.weight_decay_end) == (0.05, 0.05)
-    assert (mae.optim.batch, mae.optim.epochs) == (256, 300)
-    assert mae.optim.betas == (0.9, 0.95)
-    views = mae.views
+    decoder, optim, views = mae.decoder, mae.optim, mae.views
+    assert (decoder.mask, decoder.width, decoder.depth, decoder.heads) == (0.75, 512, 8, 16)
+    assert (optim.rate, optim.rate_end, optim.warmup_epochs) == (1.5e-4, 0.0, 40)
+    assert (optim.weight_decay, optim.weight_decay_end, optim.betas) == (0.05, 0.05, (0.9, 0.95))
+    assert (optim.batch, optim.epochs) == (256, 300)
     assert (views.scale, views.flip, views.jitter, views.grayscale) == ((0.2, 1.0), 0.5, 0.0, 0.0)
     assert views.blur == views.solarise == (0.0, 0.0)
 
 
 def test_what_is_compared_sees_as_many_images():
     croc, dino, mae = (RECIPES[f"{name}coco-20min"]() for name in ("", "dino-", "mae-"))
-    for other in (dino, mae):
-        assert (other.optim.epochs, other.optim.batch) == (
-            croc.optim.epochs,
-            croc.optim.batch,
-        )
-        assert other.data == croc.data
-        assert replace(other.model, position_window=croc.model.position_window) == croc.model
-        assert other.views.size_px == croc.views.size_px
-    assert (dino.views, dino.optim, dino.model) == (
-        croc.views,
-        croc.optim,
-        croc.model,
-    )
+    for part in ("optim.epochs", "optim.batch", "data", "views.size_px"):
+        assert attrgetter(part)(croc) == attrgetter(part)(dino) == attrgetter(part)(mae)
+    assert (dino.views, dino.optim, dino.model) == (croc.views, croc.optim, croc.model)
+    assert replace(mae.model, position_window=croc.model.position_window) == croc.model

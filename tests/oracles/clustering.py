@@ -10,26 +10,20 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import logsumexp
 
 Vector = list[float]
 Matrix = list[Vector]
 
 
-@dataclass(frozen=True)
+@dataclass
 class OracleResult:
     """A clustering of B images by H heads, and how close the calls were."""
 
-    assignments: np.ndarray
-    """M B H N K."""
-    valid: np.ndarray
-    """B H K."""
-    cost: np.ndarray
-    """B H."""
-    count: np.ndarray
-    """B H."""
-    step_costs: np.ndarray
-    """B H K_start-1: d_c from K_start centroids down to two."""
+    assignments: np.ndarray  # M B H N K
+    valid: np.ndarray  # B H K
+    cost: np.ndarray  # B H
+    count: np.ndarray  # B H
+    step_costs: np.ndarray  # B H K_start-1: d_c from K_start centroids down to two
     merge_gap: np.ndarray
     """B H: smallest relative gap, over the steps, between the two best pairs to merge."""
     count_gap: np.ndarray
@@ -126,20 +120,6 @@ def sinkhorn(
     return plan, g
 
 
-def sinkhorn_log(
-    cost: np.ndarray, rows: np.ndarray, columns: np.ndarray, sharpness: float, iterations: int
-) -> np.ndarray:
-    """The same in the log domain, by potentials: for costs whose exponential underflows."""
-    kernel = -sharpness * np.asarray(cost, np.float64)
-    with np.errstate(divide="ignore"):
-        log_rows, log_columns = np.log(rows), np.log(columns)
-    g = np.zeros(kernel.shape[1])
-    for _ in range(iterations):
-        f = log_rows - logsumexp(kernel + g[None, :], axis=1)
-        g = log_columns - logsumexp(kernel + f[:, None], axis=0)
-    return np.exp(f[:, None] + kernel + g[None, :])
-
-
 def transport_cost(plan: Matrix, cost: Matrix) -> float:
     return sum(dot(plan_row, cost_row) for plan_row, cost_row in zip(plan, cost))
 
@@ -208,11 +188,6 @@ def paper_steps(
             del rows[j]
 
 
-def paper_hard(assignments: Matrix) -> list[list[bool]]:
-    """One column a token: that of its largest assignment."""
-    return [[k == row.index(max(row)) for k in range(len(row))] for row in assignments]
-
-
 def cluster_paper(tokens, positions, saliency, seeds, config, views=2) -> OracleResult:
     """The paper's clustering: every image and head for itself."""
     tokens, positions, saliency = (_lists(array) for array in (tokens, positions, saliency))
@@ -221,14 +196,14 @@ def cluster_paper(tokens, positions, saliency, seeds, config, views=2) -> Oracle
     result = _empty(views, B, H, T // views, K)
     for b in range(B):
         for h in range(H):
-            steps, merge_gap = paper_steps(
+            steps, result.merge_gap[b, h] = paper_steps(
                 tokens[b][h], positions[b], saliency[b][h], seeds[b][h], config
             )
-            chosen, count_gap = choose([step.cost for step in steps], K, config)
+            chosen, result.count_gap[b, h] = choose([step.cost for step in steps], K, config)
             soft = steps[chosen].assignments
-            argmax_gap = min(gap(row, largest=True) for row in soft)
-            _fill(result, b, h, soft, paper_hard(soft), [step.cost for step in steps], chosen)
-            _fill_gaps(result, b, h, merge_gap, count_gap, argmax_gap)
+            hard = [[k == row.index(max(row)) for k in range(len(row))] for row in soft]
+            result.argmax_gap[b, h] = min(gap(row, largest=True) for row in soft)
+            _fill(result, b, h, soft, hard, [step.cost for step in steps], chosen)
     return result
 
 
@@ -320,7 +295,7 @@ def cluster_released(tokens, positions, saliency, seeds, config, views=2) -> Ora
     result = _empty(views, B, H, N, K)
     for (b, h), state in states.items():
         step_costs = [step.cost for step in state.steps]
-        chosen, count_gap = choose(step_costs, K, config)
+        chosen, result.count_gap[b, h] = choose(step_costs, K, config)
         plan = state.steps[chosen].plan
         shares = [row for m in range(views) for row in divide_columns(plan[m * N : m * N + N])]
         hard = [[value == max(row) for value in row] for row in shares]
@@ -329,8 +304,8 @@ def cluster_released(tokens, positions, saliency, seeds, config, views=2) -> Ora
             for row, wins in zip(shares, hard)
         ]
         _fill(result, b, h, masked, hard, step_costs, chosen)
-        argmax_gap = min(gap(row, largest=True) for row in shares)
-        _fill_gaps(result, b, h, state.merge_gap, count_gap, argmax_gap)
+        result.argmax_gap[b, h] = min(gap(row, largest=True) for row in shares)
+        result.merge_gap[b, h] = state.merge_gap
     return result
 
 
@@ -365,27 +340,13 @@ def _lists(array) -> list:
 
 
 def _empty(M: int, B: int, H: int, N: int, K: int) -> OracleResult:
-    return OracleResult(
-        assignments=np.zeros((M, B, H, N, K)),
-        valid=np.zeros((B, H, K), bool),
-        cost=np.zeros((B, H)),
-        count=np.zeros((B, H), int),
-        step_costs=np.zeros((B, H, K - 1)),
-        merge_gap=np.zeros((B, H)),
-        count_gap=np.zeros((B, H)),
-        argmax_gap=np.zeros((B, H)),
-    )
+    shapes = ((M, B, H, N, K), (B, H, K), (B, H), (B, H), (B, H, K - 1), (B, H), (B, H), (B, H))
+    result = OracleResult(*(np.zeros(shape) for shape in shapes))
+    result.valid, result.count = result.valid.astype(bool), result.count.astype(int)
+    return result
 
 
-def _fill(
-    result: OracleResult,
-    b: int,
-    h: int,
-    assignments: Matrix,
-    hard: list[list[bool]],
-    step_costs: Vector,
-    chosen: int,
-) -> None:
+def _fill(result, b, h, assignments: Matrix, hard: list[list[bool]], costs: Vector, chosen) -> None:
     """Splits the joined tokens by view and marks the clusters that every view knows."""
     M, _, _, N, K = result.assignments.shape
     count = K - chosen
@@ -395,14 +356,5 @@ def _fill(
                 result.assignments[m, b, h, n, k] = assignments[m * N + n][k]
     for k in range(count):
         result.valid[b, h, k] = all(any(hard[m * N + n][k] for n in range(N)) for m in range(M))
-    result.cost[b, h] = step_costs[chosen]
-    result.count[b, h] = count
-    result.step_costs[b, h] = step_costs
-
-
-def _fill_gaps(
-    result: OracleResult, b: int, h: int, merge: float, count: float, argmax: float
-) -> None:
-    result.merge_gap[b, h] = merge
-    result.count_gap[b, h] = count
-    result.argmax_gap[b, h] = argmax
+    result.cost[b, h], result.count[b, h] = costs[chosen], count
+    result.step_costs[b, h] = costs

@@ -10,7 +10,7 @@ from croc.io import read_metrics
 from croc.train.log import TIMINGS
 from tests.train.kills import command
 
-soak = pytest.mark.skipif("CROC_SOAK" not in os.environ, reason="long: run by make soak")
+in_soak = pytest.mark.skipif("CROC_SOAK" not in os.environ, reason="long: run by make soak")
 
 
 def metrics_of(folder: Path) -> list[dict[str, float]]:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from subprocess import DEVNULL
 from typing import Any
 
 import torch
@@ -25,16 +26,13 @@ INTERVAL = 2
 
 
 @dataclass
-class Told:
-    """What came of it."""
+class Kills:
+    """How often and when, and what was found after each."""
 
     kills: int = 0
-    while_writing: int = 0
-    """Kills at which a checkpoint was half-written."""
-    at_any_moment: int = 0
-    """Kills that waited for nothing: most fall before the first step."""
-    most_lost: int = 0
-    """Steps that were logged and had to be done again."""
+    while_writing: int = 0  # a checkpoint was half-written
+    at_any_moment: int = 0  # most of these are before the first step
+    most_lost: int = 0  # steps that were logged and had to be done again
     unreadable: list[str] = field(default_factory=list)
 
 
@@ -47,38 +45,37 @@ def environment() -> dict[str, str]:
     return os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
 
 
+def start(folder: Path, *more: str) -> subprocess.Popen[bytes]:
+    arguments = command(folder, *more)
+    return subprocess.Popen(arguments, env=environment(), stdout=DEVNULL, stderr=DEVNULL)
+
+
 def train(folder: Path, more: Sequence[str] = ()) -> None:
     """To the end, undisturbed."""
     done = subprocess.run(command(folder, *more), env=environment(), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 
-def kill_and_resume(folder: Path, kills: int, seed: int, more: Sequence[str] = ()) -> Told:
-    """Kill it so often, then let it end: after some step, in the midst of a checkpoint, and at any
-    moment since its start, in turn."""
-    draw, told = random.Random(seed), Told()
-    while told.kills < kills:
-        process = subprocess.Popen(
-            command(folder, *more),
-            env=environment(),
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        moment, launched = told.kills % 3, time.time()
+def kill(folder: Path, kills: int, seed: int, more: Sequence[str] = ()) -> Kills:
+    """Start and kill it so often: in the midst of a checkpoint, after some step, and at any moment
+    since its start, in turn."""
+    draw, seen = random.Random(seed), Kills()
+    while seen.kills < kills:
+        process = start(folder, *more)
+        moment, launched = seen.kills % 3, time.time()
         if moment == 2:
             time.sleep(draw.uniform(0, START_S))
         else:
-            _wait(folder, process, draw, launched if moment == 1 else None)
+            _wait(folder, process, draw, launched if moment == 0 else None)
         if process.poll() is not None:
             raise AssertionError(f"it ended by itself with {process.returncode}: give more steps")
         process.send_signal(signal.SIGKILL)
         process.wait()
-        told.kills += 1
-        told.while_writing += _half_written(folder, launched)
-        told.at_any_moment += moment == 2
-        _examine(folder, told)
-    train(folder, more)
-    return told
+        seen.kills += 1
+        seen.while_writing += _half_written(folder, launched)
+        seen.at_any_moment += moment == 2
+        _examine(folder, seen)
+    return seen
 
 
 def _wait(
@@ -111,29 +108,28 @@ def _last_step(folder: Path) -> int:
         return 0
 
 
-def _examine(folder: Path, told: Told) -> None:
+def _examine(folder: Path, seen: Kills) -> None:
     """What is there must be whole, and not far behind."""
     found = checkpoints(folder)
     for path in found:
         try:
             load_checkpoint(path)
         except UserError as error:
-            told.unreadable.append(str(error))
+            seen.unreadable.append(str(error))
     saved = load_checkpoint(found[-1])["step"] if found else 0
-    told.most_lost = max(told.most_lost, _last_step(folder) - saved)
+    seen.most_lost = max(seen.most_lost, _last_step(folder) - saved)
 
 
 def same_weights(one: Path, other: Path) -> bool:
-    """Of the last checkpoints: step, every tensor of every module, the optimiser's memories."""
-    first, second = (load_checkpoint(checkpoints(folder)[-1]) for folder in (one, other))
-    return _same(first, second)
+    """Of the last checkpoints: step, every tensor of every module, the optimizer's state."""
 
+    def same(a: Any, b: Any) -> bool:
+        if isinstance(a, torch.Tensor):
+            return torch.equal(a, b)
+        if isinstance(a, dict):
+            return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
+        if isinstance(a, list | tuple):
+            return len(a) == len(b) and all(map(same, a, b))
+        return a == b
 
-def _same(one: Any, other: Any) -> bool:
-    if isinstance(one, torch.Tensor):
-        return torch.equal(one, other)
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(_same(one[key], other[key]) for key in one)
-    if isinstance(one, list | tuple):
-        return len(one) == len(other) and all(map(_same, one, other))
-    return one == other
+    return same(*(load_checkpoint(checkpoints(folder)[-1]) for folder in (one, other)))

@@ -7,10 +7,10 @@ python -m tests.train.soak [--kills 100] [--steps 20000] [--files 10000] [--to F
 import argparse
 import json
 import os
-import subprocess
+import re
 import tempfile
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -19,29 +19,9 @@ import numpy as np
 
 from croc.io import read_metrics
 from tests.data.fuzz import fuzz_loader
-from tests.train.kills import (
-    INTERVAL,
-    command,
-    environment,
-    kill_and_resume,
-    same_weights,
-    train,
-)
+from tests.train.kills import INTERVAL, kill, same_weights, start, train
 
 STEPS_AN_EPOCH = 3
-WARM_UP = 0.2
-"""Share of a run after which its memory should stand still."""
-
-
-@dataclass(frozen=True)
-class Sample:
-    """Of the training process, its loader's processes included."""
-
-    step: int
-    memory_mb: float
-    files: int
-    cpu_s: float
-    """Of processors' time: unlike the clock's it does not tell of others' work."""
 
 
 def main() -> None:
@@ -53,16 +33,15 @@ def main() -> None:
     options = parser.parse_args()
     page: dict[str, Any] = {"date": date.today().isoformat()}
     with tempfile.TemporaryDirectory() as scratch:
-        if options.kills:
-            page["kills"] = soak_kills(Path(scratch), options.kills)
-            print(json.dumps(page["kills"]), flush=True)
-        if options.steps:
-            page["steps"] = soak_steps(Path(scratch) / "long", options.steps)
-            print(json.dumps(page["steps"]), flush=True)
-            check(page["steps"])
-        if options.files:
-            page["files"] = fuzz_loader(Path(scratch), options.files, seed=1, timeout_s=1800)
-            print(json.dumps(page["files"]), flush=True)
+        folder = Path(scratch)
+        for name, number, soak in (
+            ("kills", options.kills, lambda: soak_kills(folder, options.kills)),
+            ("steps", options.steps, lambda: check(soak_steps(folder / "long", options.steps))),
+            ("files", options.files, lambda: fuzz_loader(folder, options.files, 1, 1800)),
+        ):
+            if number:
+                page[name] = soak()
+                print(json.dumps(page[name]), flush=True)
     if options.to:
         options.to.write_text(json.dumps(page, indent=1) + "\n")
 
@@ -72,91 +51,68 @@ def soak_kills(scratch: Path, kills: int) -> dict[str, Any]:
     more = ("--optim.epochs", str(max(20, 4 * kills)))
     began = time.monotonic()
     train(scratch / "undisturbed", more)
-    told = kill_and_resume(scratch / "killed", kills, seed=0, more=more)
+    seen = kill(scratch / "killed", kills, seed=0, more=more)
+    train(scratch / "killed", more)
     same = same_weights(scratch / "killed", scratch / "undisturbed")
     assert same, "the weights differ from those of an undisturbed run"
-    assert not told.unreadable, told.unreadable
-    assert told.most_lost <= INTERVAL, told
-    return asdict(told) | {"same_weights": same, "seconds": round(time.monotonic() - began)}
+    assert not seen.unreadable, seen.unreadable
+    assert seen.most_lost <= INTERVAL, seen
+    return asdict(seen) | {"same_weights": same, "seconds": round(time.monotonic() - began)}
 
 
 def soak_steps(folder: Path, steps: int) -> dict[str, Any]:
-    epochs = steps // STEPS_AN_EPOCH
+    """Slopes of memory and open files per thousand steps after a warm-up, and the processor time of
+    a step, which unlike the clock's does not depend on others' work, at both ends."""
     every = ("--run.checkpoint-every-steps", "50", "--run.log-every-steps", "10")
-    more = ("--optim.epochs", str(epochs), "--data.workers", "1", *every)
-    process = subprocess.Popen(
-        command(folder, *more),
-        env=environment(),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    samples: list[Sample] = []
+    epochs = str(steps // STEPS_AN_EPOCH)
+    process = start(folder, "--optim.epochs", epochs, "--data.workers", "1", *every)
+    samples: list[tuple[float, ...]] = []
     while process.poll() is None:
-        sample = _sample(process.pid, folder)
-        samples += [sample] if sample else []
+        samples += _sample(process.pid, folder)
         time.sleep(1)
     assert process.returncode == 0
-    return judge(samples, folder)
+    step, memory, files, cpu_s = np.array(samples).T
+    share = step / step[-1]
+    steady = (share > 0.2) & (share < 1)  # its worker ends with it
+
+    def slope(values: np.ndarray, where: np.ndarray) -> float:
+        return round(float(np.polyfit(step[where] / 1000, values[where], 1)[0]), 4)
+
+    return {
+        "steps": int(read_metrics(folder)[-1]["step"]),
+        "memory_mb": round(float(np.median(memory[steady])), 1),
+        "memory_mb_per_1000_steps": slope(memory, steady),
+        "files": int(np.median(files[steady])),
+        "files_per_1000_steps": slope(files, steady),
+        "cpu_ms_a_step_second_fifth": slope(cpu_s, (share >= 0.2) & (share < 0.4)),
+        "cpu_ms_a_step_last_fifth": slope(cpu_s, (share >= 0.8) & (share < 1)),
+        "seconds": float(read_metrics(folder)[-1]["seconds"]),
+    }
 
 
-def check(figures: dict[str, Any]) -> None:
+def check(figures: dict[str, Any]) -> dict[str, Any]:
     """Flat: a leak of a kilobyte a step, or of a file in twenty thousand, would be seen."""
     assert abs(figures["memory_mb_per_1000_steps"]) < 1, figures
     assert abs(figures["files_per_1000_steps"]) < 0.05, figures
     first, last = figures["cpu_ms_a_step_second_fifth"], figures["cpu_ms_a_step_last_fifth"]
     assert abs(last / first - 1) < 0.1, figures
+    return figures
 
 
-def judge(samples: list[Sample], folder: Path) -> dict[str, Any]:
-    """Slopes after the warm-up, a thousand steps; and the cost of a step at both ends."""
-    last = samples[-1].step
-    steady = [each for each in samples if WARM_UP * last < each.step < last]  # its worker ends then
-    steps = np.array([each.step for each in steady]) / 1000
-    memory = np.array([each.memory_mb for each in steady])
-    files = np.array([each.files for each in steady])
-    lines = read_metrics(folder)
-    fifths = [[each for each in samples if n <= 5 * each.step / last < n + 1] for n in (1, 4)]
-    second, final = (
-        1000 * (part[-1].cpu_s - part[0].cpu_s) / (part[-1].step - part[0].step) for part in fifths
-    )
-    return {
-        "steps": int(lines[-1]["step"]),
-        "memory_mb": round(float(np.median(memory)), 1),
-        "memory_mb_per_1000_steps": round(float(np.polyfit(steps, memory, 1)[0]), 4),
-        "files": int(np.median(files)),
-        "files_per_1000_steps": round(float(np.polyfit(steps, files, 1)[0]), 4),
-        "cpu_ms_a_step_second_fifth": round(second, 2),
-        "cpu_ms_a_step_last_fifth": round(final, 2),
-        "seconds": float(lines[-1]["seconds"]),
-    }
-
-
-def _sample(pid: int, folder: Path) -> Sample | None:
-    """None while it starts or ends."""
+def _sample(pid: int, folder: Path) -> list[tuple[float, ...]]:
+    """Step, memory in MB, open files and processor time of the training process and its loader's;
+    nothing while it starts or ends."""
     try:
-        pids = [pid, *_children(pid)]
-        memory = sum(_rss_mb(each) for each in pids)
-        files = sum(len(list(Path(f"/proc/{each}/fd").iterdir())) for each in pids)
-        cpu_s = sum(_cpu_s(each) for each in pids)
-        return Sample(int(read_metrics(folder)[-1]["step"]), memory, files, cpu_s)
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        memory = files = cpu_s = 0.0
+        for process in (Path("/proc") / each for each in (str(pid), *children)):
+            memory += int(re.findall(r"VmRSS:\s+(\d+)", (process / "status").read_text())[0]) / 1024
+            files += len(list((process / "fd").iterdir()))
+            numbers = (process / "stat").read_text().rpartition(")")[2].split()
+            cpu_s += (int(numbers[11]) + int(numbers[12])) / os.sysconf("SC_CLK_TCK")
+        return [(read_metrics(folder)[-1]["step"], memory, files, cpu_s)]
     except (OSError, ValueError, IndexError):
-        return None
-
-
-def _children(pid: int) -> list[int]:
-    return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-
-def _cpu_s(pid: int) -> float:
-    """In its own code and in the kernel, for it."""
-    numbers = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(numbers[11]) + int(numbers[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def _rss_mb(pid: int) -> float:
-    status = Path(f"/proc/{pid}/status").read_text()
-    found = [line.split()[1] for line in status.splitlines() if line.startswith("VmRSS")]
-    return int(found[0]) / 1024  # one that has just ended has none: an IndexError
+        return []
 
 
 if __name__ == "__main__":

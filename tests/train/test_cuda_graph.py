@@ -1,5 +1,6 @@
 """Recorded steps are the launched ones."""
 
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,10 +15,9 @@ from croc.method.optim import Guard, make_optimizer
 from croc.train.cuda_graph import WARM_UPS, RecordedGradients, records
 from croc.train.distributed import make_fabric
 from croc.train.loop import pretrain, settings_at, train_step
+from tests.kernels.interpreter import waiting_is_an_error
 from tests.method.test_croc import make_canvases
 from tests.tiny import tiny_config, tiny_dino, tiny_mae
-
-GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
 def test_nothing_is_recorded_on_the_cpu():
@@ -28,45 +28,29 @@ def test_nothing_is_recorded_on_the_cpu():
         records(RunConfig(record=True), fabric, compiled=True)
 
 
-def released() -> PretrainConfig:
+def tiny(part: str, **changes: object) -> PretrainConfig:
+    """With changes to one part of the configuration."""
     config = tiny_config()
-    return replace(config, cluster=replace(config.cluster, variant="released"))
-
-
-def sinkhorn() -> PretrainConfig:
-    config = tiny_config()
-    return replace(config, loss=replace(config.loss, centring="sinkhorn"))
-
-
-def frozen_beyond_the_recording() -> PretrainConfig:
-    """The prototypes keep still for six steps, of which the first three are launched."""
-    config = tiny_config()
-    return replace(config, loss=replace(config.loss, frozen_prototype_epochs=2))
+    changed = replace(getattr(config, part), **changes)  # pyright: ignore[reportArgumentType]
+    return replace(config, **{part: changed})  # pyright: ignore[reportArgumentType]
 
 
 def with_early_views() -> PretrainConfig:
-    """Six small steps, then three large ones, so that both are recorded in a longer run."""
-    config = tiny_config()
-    views = replace(config.views, early_px=16, early_epochs=2)
-    return replace(config, views=views, optim=replace(config.optim, epochs=4))
-
-
-def in_parts() -> PretrainConfig:
-    return tiny_config(micro_batch=3)
+    """Six small steps, then six large ones, so that both are recorded."""
+    config = tiny("views", early_px=16, early_epochs=2)
+    return replace(config, optim=replace(config.optim, epochs=4))
 
 
 CONFIGS = {
-    make.__name__: make
-    for make in (
-        tiny_config,
-        tiny_dino,
-        tiny_mae,
-        released,
-        sinkhorn,
-        frozen_beyond_the_recording,
-        in_parts,
-        with_early_views,
-    )
+    "croc": tiny_config,
+    "dino": tiny_dino,
+    "mae": tiny_mae,
+    "released": lambda: tiny("cluster", variant="released"),
+    "sinkhorn": lambda: tiny("loss", centring="sinkhorn"),
+    # The prototypes keep still for six steps, of which the first three are launched.
+    "frozen beyond the recording": lambda: tiny("loss", frozen_prototype_epochs=2),
+    "micro-batches": lambda: tiny_config(micro_batch=3),
+    "early views": with_early_views,
 }
 
 
@@ -76,7 +60,6 @@ def metrics_of(config: PretrainConfig, folder: Path, **run: object) -> list[dict
     return read_metrics(pretrain(replace(config, run=settings), "tiny"))
 
 
-@GPU
 @pytest.mark.cuda
 @pytest.mark.parametrize("name", list(CONFIGS))
 def test_recorded_runs_equal_launched_ones(name: str, tmp_path: Path):
@@ -91,7 +74,6 @@ def test_recorded_runs_equal_launched_ones(name: str, tmp_path: Path):
             assert one[metric] == pytest.approx(other[metric], rel=2e-3, abs=2e-4), metric
 
 
-@GPU
 @pytest.mark.cuda
 @pytest.mark.compiled
 def test_compiled_steps_are_recorded_by_themselves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -108,9 +90,7 @@ def test_compiled_steps_are_recorded_by_themselves(tmp_path: Path, monkeypatch: 
         assert one["loss"] == pytest.approx(other["loss"], rel=2e-3)
 
 
-@GPU
 @pytest.mark.cuda
-@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 def test_a_recorded_step_never_waits_and_leaves_the_batch_alone():
     config = tiny_config()
     fabric = make_fabric(RunConfig(accelerator="cuda", devices=1))
@@ -123,17 +103,11 @@ def test_a_recorded_step_never_waits_and_leaves_the_batch_alone():
     before = canvases.copied()
     losses = []
     for step in range(WARM_UPS + 5):
-        if step == WARM_UPS + 1:
-            torch.cuda.synchronize()
-            torch.cuda.set_sync_debug_mode("error")
-        try:
-            settings = settings_at(step, config.optim, 3)
-            metrics = train_step(
-                gradients, Guard(optimizer, fabric.device), canvases, settings, config.optim
-            )
+        settings, guard = settings_at(step, config.optim, 3), Guard(optimizer, fabric.device)
+        torch.cuda.synchronize()
+        with waiting_is_an_error() if step > WARM_UPS else nullcontext():
+            metrics = train_step(gradients, guard, canvases, settings, config.optim)
             losses.append(metrics["loss"].clone())
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
     assert torch.equal(before.pixels, canvases.pixels)
     assert torch.equal(before.keys, canvases.keys)
     assert len({round(loss.item(), 6) for loss in losses}) == len(losses)  # it moves on

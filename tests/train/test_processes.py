@@ -7,30 +7,29 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
+from subprocess import PIPE
 
 import pytest
-import torch
 
-from croc.config import PretrainConfig, RunConfig
+from croc.config import RunConfig
 from croc.errors import UserError
 from croc.signals import NAMES, is_first_process, process_number
 from croc.train.distributed import processes_and_nodes
 from croc.train.loop import pretrain
 from croc.weights.checkpoint import checkpoints, load_checkpoint
-from tests.tiny import tiny_config, tiny_dino, tiny_mae
-from tests.train import metrics_of, soak, train
+from tests.tiny import tiny_config, tiny_mae
+from tests.train import in_soak, metrics_of, train
 from tests.train.kills import command, environment, same_weights
 
 LONG = ("--optim.epochs", "40")
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
+TWO = ("--nproc-per-node", "2")
 
 
-def launch(*arguments: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        arguments, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+def launch(*arguments: str, **variables: str) -> subprocess.Popen[str]:
+    variables = environment() | variables
+    return subprocess.Popen(arguments, env=variables, stdout=PIPE, stderr=PIPE, text=True)
 
 
 def free_port() -> int:
@@ -49,24 +48,23 @@ def wait_for_steps(folder: Path, steps: int, processes: list[subprocess.Popen[st
 
 
 def assert_close(one: Path, other: Path) -> None:
+    """Randomness follows the sample, and denominators are those of all processes."""
     for ours, theirs in zip(metrics_of(one), metrics_of(other), strict=True):
         assert ours == pytest.approx(theirs, rel=5e-4)
 
 
-@pytest.mark.parametrize("centring", ["sinkhorn", pytest.param("mean", marks=soak)])
-def test_two_processes_give_the_losses_of_one(tmp_path: Path, centring: str):
-    """Randomness follows the sample, and denominators are those of all processes."""
+@in_soak
+@pytest.mark.parametrize("centring", ["sinkhorn", "mean"])
+def test_two_processes_of_torchrun_give_the_losses_of_one(tmp_path: Path, centring: str):
     more = ("--loss.centring", centring)
-    two = launch(
-        *TORCHRUN, "--standalone", "--nproc-per-node", "2", *command(tmp_path / "2", *more)[1:]
-    )
+    two = launch(*TORCHRUN, "--standalone", *TWO, *command(tmp_path / "2", *more)[1:])
     train(tmp_path / "1", *more)
     _, errors = two.communicate(timeout=240)
     assert two.returncode == 0, errors
     assert_close(tmp_path / "2", tmp_path / "1")
 
 
-@soak
+@in_soak
 def test_two_machines_of_two_processes_give_the_losses_of_one(tmp_path: Path):
     stop = ("--run.stop-after-steps", "4")
     meet = ["--nnodes", "2", "--nproc-per-node", "2", "--rdzv-backend", "c10d"]
@@ -82,7 +80,7 @@ def test_two_machines_of_two_processes_give_the_losses_of_one(tmp_path: Path):
     assert_close(tmp_path / "4", tmp_path / "1")
 
 
-@pytest.mark.parametrize("strategy", ["fsdp", pytest.param("ddp", marks=soak)])
+@pytest.mark.parametrize("strategy", ["fsdp", pytest.param("ddp", marks=in_soak)])
 def test_processes_stop_together_and_one_process_resumes(tmp_path: Path, strategy: str):
     """One of them gets the signal; all agree on a step and save it, however rarely they log."""
     folder = tmp_path / "run"
@@ -101,40 +99,29 @@ def test_processes_stop_together_and_one_process_resumes(tmp_path: Path, strateg
     stop = (*LONG, *rarely, "--run.stop-after-steps", str(saved + 2))
     train(folder, *stop)
     train(tmp_path / "whole", *stop)
-    ours, theirs = metrics_of(folder)[-1], metrics_of(tmp_path / "whole")[-1]
-    assert ours == pytest.approx(theirs, rel=5e-4)
+    lines = {line["step"]: line for line in metrics_of(tmp_path / "whole")}
+    for line in metrics_of(folder):  # that of the interruption is between those of the whole
+        assert line["step"] not in lines or line == pytest.approx(lines[line["step"]], rel=5e-4)
 
 
 @pytest.mark.parametrize(
     ("victim", "how", "timeout_s", "strategy"),
     [
         pytest.param(1, signal.SIGKILL, 600, "ddp", id="one is killed"),
-        pytest.param(0, signal.SIGKILL, 600, "fsdp", id="the first is killed", marks=soak),
-        pytest.param(1, signal.SIGSTOP, 4, "ddp", id="one does not answer", marks=soak),
+        pytest.param(0, signal.SIGKILL, 600, "fsdp", id="the first is killed", marks=in_soak),
+        pytest.param(1, signal.SIGSTOP, 4, "ddp", id="one does not answer", marks=in_soak),
     ],
 )
-def test_a_lost_peer_ends_the_others_with_one_line_and_exit_code_1(
+def test_processes_give_the_losses_of_one_until_a_lost_peer_ends_them(
     tmp_path: Path, victim: int, how: signal.Signals, timeout_s: int, strategy: str
 ):
     """Started as torchrun would, but without it, since it ends all processes when one ends."""
     folder, port = tmp_path / "run", free_port()
     more = (*LONG, "--run.timeout-s", str(timeout_s), "--run.strategy", strategy)
-    common = {
-        "GROUP_RANK": "0",
-        "WORLD_SIZE": "2",
-        "LOCAL_WORLD_SIZE": "2",
-        "TORCHELASTIC_RUN_ID": "test",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-    }
+    common = {"GROUP_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    common |= {"TORCHELASTIC_RUN_ID": "test", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     processes = [
-        subprocess.Popen(
-            command(folder, *more),
-            env=environment() | common | {"RANK": str(number), "LOCAL_RANK": str(number)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        launch(*command(folder, *more), **common, RANK=str(number), LOCAL_RANK=str(number))
         for number in range(2)
     ]
     try:
@@ -152,24 +139,23 @@ def test_a_lost_peer_ends_the_others_with_one_line_and_exit_code_1(
     assert "another process of this run has ended or does not answer" in last
     assert "Traceback" not in errors
     assert load_checkpoint(checkpoints(folder)[-1])["step"] >= 4
+    train(tmp_path / "1", *LONG, "--run.stop-after-steps", "5")
+    for ours, theirs in zip(metrics_of(folder), metrics_of(tmp_path / "1")):
+        assert ours == pytest.approx(theirs, rel=5e-4)
 
 
 @pytest.mark.usefixtures("own_environment")
-@pytest.mark.parametrize("make", [tiny_config, tiny_dino, tiny_mae])
-def test_fsdp_of_one_process_equals_ddp_and_resumes_its_checkpoints(
-    make: Callable[..., PretrainConfig], tmp_path: Path
-):
+@pytest.mark.parametrize("make", [tiny_config, tiny_mae])
+def test_fsdp_of_one_process_equals_ddp_and_resumes_its_checkpoints(make, tmp_path):
     whole, sharded = tmp_path / "whole", tmp_path / "sharded"
     common = {"micro_batch": 3, "report": make is tiny_config}
-    pretrain(make(whole, strategy="ddp", **common), "demo")
-    pretrain(make(sharded, strategy="fsdp", stop_after_steps=4, **common), "demo")
-    pretrain(make(sharded, strategy="ddp", stop_after_steps=6, **common), "demo")
-    pretrain(make(sharded, strategy="fsdp", **common), "demo")
+    pretrain(make(whole, strategy="ddp", stop_after_steps=6, **common), "demo")
+    for strategy, end in (("fsdp", 2), ("ddp", 4), ("fsdp", 6)):
+        pretrain(make(sharded, strategy=strategy, stop_after_steps=end, **common), "demo")
     assert metrics_of(sharded) == metrics_of(whole)
     assert same_weights(sharded, whole)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.cuda
 @pytest.mark.usefixtures("own_environment")
 @pytest.mark.parametrize("compile", [False, True])
@@ -184,55 +170,44 @@ def test_fsdp_equals_ddp_on_a_gpu(tmp_path: Path, compile: bool):
 
 
 def test_two_processes_hold_half_each_and_skip_a_bad_gradient_together():
-    two = launch(
-        *TORCHRUN, "--standalone", "--nproc-per-node", "2", "-m", "tests.train.fsdp_of_two"
-    )
+    two = launch(*TORCHRUN, "--standalone", *TWO, "-m", "tests.train.fsdp_of_two")
     output, errors = two.communicate(timeout=240)
     assert two.returncode == 0, errors
     assert output.count("all is well") == 2
 
 
-@pytest.fixture
-def launcher(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Sets the environment of a launcher, after removing any other."""
-    for name in list(os.environ):
-        if name.startswith("SLURM_") or name in (*NAMES, "LOCAL_WORLD_SIZE", "WORLD_SIZE"):
-            monkeypatch.delenv(name)
-
-    def set_environment(**variables: str) -> None:
-        for name, value in variables.items():
-            monkeypatch.setenv(name, value)
-
-    return set_environment
-
-
 SRUN = {"SLURM_JOB_NAME": "croc", "SLURM_STEP_ID": "0", "SLURM_NNODES": "2"}
 
 
-def test_processes_and_nodes_follow_the_launcher(launcher: Callable[..., None]):
-    assert processes_and_nodes(RunConfig()) == ("auto", 1)
-    launcher(SLURM_NTASKS="4", SLURM_JOB_NAME="bash")  # an interactive job
-    assert processes_and_nodes(RunConfig()) == ("auto", 1)
-    launcher(**SRUN | {"SLURM_NTASKS": "16", "SLURM_PROCID": "9"})
-    assert processes_and_nodes(RunConfig()) == (8, 2)
-    assert (process_number(), is_first_process()) == ("9", False)
-    assert processes_and_nodes(RunConfig(devices=1)) == (1, 1)  # an option wins
-    launcher(LOCAL_WORLD_SIZE="4", WORLD_SIZE="8", RANK="5")  # torchrun within SLURM
-    assert processes_and_nodes(RunConfig()) == (4, 2)
+def test_processes_and_nodes_follow_the_launcher(monkeypatch: pytest.MonkeyPatch):
+    for name in list(os.environ):
+        if name.startswith("SLURM_") or name in (*NAMES, "LOCAL_WORLD_SIZE", "WORLD_SIZE"):
+            monkeypatch.delenv(name)
+    for variables, expected in (
+        ({}, ("auto", 1)),
+        ({"SLURM_NTASKS": "4", "SLURM_JOB_NAME": "bash"}, ("auto", 1)),  # an interactive job
+        (SRUN | {"SLURM_NTASKS": "7"}, "do not fill 2 nodes"),
+        (SRUN | {"SLURM_NTASKS": "16", "SLURM_PROCID": "9"}, (8, 2)),
+        ({"LOCAL_WORLD_SIZE": "4", "WORLD_SIZE": "8", "RANK": "5"}, (4, 2)),  # torchrun in SLURM
+    ):
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        if isinstance(expected, str):
+            with pytest.raises(UserError, match=expected):
+                processes_and_nodes(RunConfig())
+        else:
+            assert processes_and_nodes(RunConfig()) == expected
+        if "SLURM_PROCID" in variables:
+            assert (process_number(), is_first_process()) == ("9", False)
+            assert processes_and_nodes(RunConfig(devices=1)) == (1, 1)  # an option wins
     assert process_number() == "5"
-
-
-def test_wrong_slurm_jobs_are_refused(launcher: Callable[..., None]):
-    launcher(**SRUN | {"SLURM_NTASKS": "7"})
-    with pytest.raises(UserError, match="do not fill 2 nodes"):
-        processes_and_nodes(RunConfig())
-    launcher(SLURM_NTASKS="8")
-    del os.environ["SLURM_STEP_ID"]
+    for name in ("LOCAL_WORLD_SIZE", "SLURM_STEP_ID"):
+        monkeypatch.delenv(name)
     with pytest.raises(UserError, match="srun did not start this"):
         processes_and_nodes(RunConfig())
 
 
-@pytest.mark.parametrize(("code", "requeued"), [(75, True), (143, True), (0, False), (2, False)])
+@pytest.mark.parametrize(("code", "requeued"), [(75, True), (2, False)])
 def test_the_slurm_script_requeues_only_interrupted_runs(tmp_path: Path, code: int, requeued: bool):
     for name, body in {"srun": f"exit {code}", "scontrol": "exit 0"}.items():
         stub = tmp_path / name

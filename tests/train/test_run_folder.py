@@ -2,9 +2,8 @@
 
 import errno
 import shutil
-import subprocess
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,36 +20,8 @@ from croc.weights.checkpoint import FORMAT, checkpoints, load_checkpoint
 from tests.tiny import tiny_config
 from tests.train import metrics_of
 
-STATE: dict[str, Any] = {
-    "format": FORMAT,
-    "step": 3,
-    "images": 4,
-    "failed": [],
-    "optimizer": {},
-    "modules": {"student": {"a": torch.zeros(3)}},
-}
-
-
-def test_a_whole_one_is_loaded(tmp_path: Path):
-    torch.save(STATE, tmp_path / "c.pt")
-    assert load_checkpoint(tmp_path / "c.pt")["step"] == 3
-
-
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"step": -1}, "is of step -1"),
-        ({"modules": [1]}, "lacks modules"),
-        ({"format": None}, "no"),
-    ],
-    ids=str,
-)
-def test_a_state_that_cannot_be(change: dict[str, Any], said: str, tmp_path: Path):
-    torch.save(STATE | change, tmp_path / "c.pt")
-    with pytest.raises(UserError, match=f"{said}.*; remove it to resume from the one before"):
-        load_checkpoint(tmp_path / "c.pt")
-    with pytest.raises(UserError, match=f"{said}.*; take another"):
-        load_checkpoint(tmp_path / "c.pt", advice="take another")
+STATE: dict[str, Any] = {"format": FORMAT, "step": 3, "images": 4, "failed": []}
+STATE |= {"optimizer": {}, "modules": {"student": {"a": torch.zeros(3)}}}
 
 
 @pytest.mark.filterwarnings("ignore")  # of torch, about what it finds in such files
@@ -95,33 +66,7 @@ def _no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(saving, "PAUSE_S", 0.01)
 
 
-def remount(place: Path, how: str) -> None:
-    subprocess.run(["mount", "-o", f"remount,{how}", str(place)], check=True)
-
-
-def at_steps(monkeypatch: pytest.MonkeyPatch, deeds: dict[int, Callable[[], object]]) -> None:
-    """While the gradients of these steps (the first is 1) are computed."""
-    real, step = Croc.compute_gradients, 0
-
-    def watched(self, *given):
-        nonlocal step
-        step += 1
-        deeds.get(step, lambda: None)()
-        return real(self, *given)
-
-    monkeypatch.setattr(Croc, "compute_gradients", watched)
-
-
-def checkpoint_kb(whole: Path) -> int:
-    return checkpoints(whole)[-1].stat().st_size // 1024 + 1
-
-
-def test_a_failed_save_is_said_once_and_made_up_for(
-    tmp_path: Path,
-    whole: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-):
+def test_a_failed_save_is_said_once_and_made_up_for(tmp_path, whole, monkeypatch, capsys):
     real, tries = saving.save_checkpoint, []
 
     def refusing(folder, state, keep_every):
@@ -156,57 +101,45 @@ def test_at_the_end_there_is_no_later(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_a_disk_with_room_for_two_checkpoints(whole: Path, small_disk):
     """A third beside the two that are kept does not fit: the older one makes room."""
-    place = small_disk(int(2.4 * checkpoint_kb(whole)) + 200)
-    folder = pretrain(tiny_config(place / "run", report=False), "tiny")
-    assert load_checkpoint(checkpoints(folder)[-1])["step"] == 9
-    assert metrics_of(folder) == metrics_of(whole)
+    place = small_disk(int(2.4 * checkpoints(whole)[-1].stat().st_size / 1024) + 200)
+    folder = pretrain(tiny_config(place / "run", report=False, stop_after_steps=6), "tiny")
+    assert load_checkpoint(checkpoints(folder)[-1])["step"] == 6
+    assert metrics_of(folder) == metrics_of(whole)[:6]
     assert not list(folder.glob("**/*.partial"))
 
 
-def test_a_disk_that_stays_full_keeps_the_last_good_checkpoint(
-    whole: Path, small_disk, monkeypatch: pytest.MonkeyPatch
-):
-    place = small_disk(6 * checkpoint_kb(whole))
+def at_steps(monkeypatch: pytest.MonkeyPatch, deeds: Mapping[int, Callable[[], object]]) -> None:
+    """While the gradients of these steps (the first is 1) are computed."""
+    real, step = Croc.compute_gradients, 0
+
+    def watched(self, *given):
+        nonlocal step
+        step += 1
+        deeds.get(step, lambda: None)()
+        return real(self, *given)
+
+    monkeypatch.setattr(Croc, "compute_gradients", watched)
+
+
+def test_a_disk_that_stays_full_keeps_the_last_good_checkpoint(whole, small_disk, monkeypatch):
+    place = small_disk(6 * checkpoints(whole)[-1].stat().st_size // 1024)
     rubbish = place / "rubbish"
 
     def fill() -> None:
         rubbish.write_bytes(b"x" * (shutil.disk_usage(place).free - 4096))
 
     at_steps(monkeypatch, {4: fill})
-    with pytest.raises(UserError, match="step 9 cannot be written"):
-        pretrain(tiny_config(place / "run", report=False), "tiny")
+    with pytest.raises(UserError, match="step 5 cannot be written"):
+        pretrain(tiny_config(place / "run", report=False, stop_after_steps=5), "tiny")
     monkeypatch.undo()
     kept = checkpoints(place / "run")
     assert [load_checkpoint(path)["step"] for path in kept] == [2]
     rubbish.unlink()
-    folder = pretrain(tiny_config(place / "run", report=False), "tiny")  # and goes on from it
-    assert metrics_of(folder) == metrics_of(whole)
+    folder = pretrain(tiny_config(place / "run", report=False, stop_after_steps=5), "tiny")
+    assert metrics_of(folder) == metrics_of(whole)[:5]
 
 
-def test_a_disk_that_is_read_only_for_a_while(
-    whole: Path,
-    small_disk,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-):
-    """Files that are open for writing forbid the remount, so the metrics lie elsewhere."""
-    place = small_disk(6 * checkpoint_kb(whole))
-    folder = place.parent / "run"
-    pretrain(tiny_config(folder, stop_after_steps=2, report=False), "tiny")
-    shutil.move(folder / "checkpoints", place / "checkpoints")
-    (folder / "checkpoints").symlink_to(place / "checkpoints")
-    deeds = {1: lambda: remount(place, "ro"), 5: lambda: remount(place, "rw")}
-    at_steps(monkeypatch, deeds)
-    pretrain(tiny_config(folder, report=False), "tiny")
-    said = capsys.readouterr().err
-    assert "the checkpoint of step 4 cannot be written ([Errno 30] Read-only file system" in said
-    assert "checkpoints can be written again: saved step 7" in said
-    assert metrics_of(folder) == metrics_of(whole)
-
-
-def test_a_folder_that_vanishes_is_not_made_anew(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
+def test_a_folder_that_vanishes_is_not_made_anew(tmp_path: Path, monkeypatch, capsys):
     folder, away = tmp_path / "run", tmp_path / "away"
     deeds = {3: lambda: folder.rename(away), 7: lambda: away.rename(folder)}
     at_steps(monkeypatch, deeds)
@@ -215,24 +148,3 @@ def test_a_folder_that_vanishes_is_not_made_anew(
     assert load_checkpoint(checkpoints(folder)[-1])["step"] == 9
     assert [line["step"] for line in read_metrics(folder)] == list(range(1, 10))
     assert not away.exists()
-
-
-def test_a_stale_handle_is_no_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
-    """As NFS answers: even looking for the last good checkpoint fails."""
-    real_save, real_look, step = saving.save_checkpoint, saving.checkpoints, 0
-
-    def stale(*_):
-        raise OSError(errno.ESTALE, "Stale file handle")
-
-    def save(folder, state, keep_every):
-        nonlocal step
-        step = state["step"]
-        return stale() if step < 6 else real_save(folder, state, keep_every)
-
-    monkeypatch.setattr(saving, "save_checkpoint", save)
-    monkeypatch.setattr(saving, "checkpoints", lambda *a: stale() if step < 6 else real_look(*a))
-    folder = pretrain(tiny_config(tmp_path / "run", report=False), "tiny")
-    assert "the last good one cannot be read now" in capsys.readouterr().err
-    assert load_checkpoint(checkpoints(folder)[-1])["step"] == 9

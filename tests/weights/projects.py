@@ -68,27 +68,19 @@ CROC_ARGS = Namespace(
 )
 
 
-def croc_authors(w: State) -> dict[str, Any]:
-    """stegmuel/CrOC, main_croc.py."""
-    return {
-        "student": prefixed("module.backbone.", other(w)) | zeros("module.head.mlp.0.weight"),
-        "teacher": prefixed("backbone.", w) | zeros("head.last_layer_c.weight_v"),
-        "optimizer": OPTIMIZER,
-        "args": CROC_ARGS,
-        "croc_loss": zeros("center", "center_c"),
-        "fp16_scaler": {"scale": 65536.0, "growth_factor": 2.0, "_growth_tracker": 3},
-    }
-
-
-def self_distilled(loss: str, teacher: str) -> Content:
-    """facebookresearch/dino, main_dino.py, and bytedance/ibot, main_ibot.py."""
+def self_distilled(loss: str, teacher: str, arguments: Namespace = CROC_ARGS) -> Content:
+    """stegmuel/CrOC, main_croc.py, facebookresearch/dino, main_dino.py, and bytedance/ibot."""
     return lambda w: {
         "student": prefixed("module.backbone.", other(w)) | zeros("module.head.mlp.0.weight"),
         "teacher": prefixed(teacher, w) | zeros("head.last_layer.weight_g"),
         "optimizer": OPTIMIZER,
-        "args": Namespace(arch="vit_small"),
-        loss: zeros("center"),
+        "args": arguments,
+        loss: zeros("center", "center_c"),
+        "fp16_scaler": {"scale": 65536.0, "growth_factor": 2.0, "_growth_tracker": 3},
     }
+
+
+croc_authors = self_distilled("croc_loss", "backbone.")
 
 
 def mae_full(w: State) -> dict[str, Any]:
@@ -112,14 +104,7 @@ def croc_run(w: State) -> dict[str, Any]:
     return {"format": 2, "step": 3, "modules": modules, "optimizer": OPTIMIZER}
 
 
-def cp2(w: State) -> dict[str, Any]:
-    """wangf3014/CP2, main.py: mmseg segmentors inside MoCo."""
-    heads = ("module.encoder_q.decode_head.conv_seg.weight", "module.queue")
-    return {
-        "state_dict": two("module.encoder_q.backbone.", w, "module.encoder_k.backbone.", *heads)
-    }
-
-
+CP2 = ("module.encoder_q.decode_head.conv_seg.weight", "module.queue")
 LEOPART = ("projection_head.0.weight", "prototypes.weight")
 VITS: dict[str, tuple[Content, str]] = {
     "croc_authors": (croc_authors, "the authors' CrOC full checkpoint, from teacher.backbone"),
@@ -135,7 +120,13 @@ VITS: dict[str, tuple[Content, str]] = {
     "ibot_teacher": (lambda w: {"state_dict": w | zeros("masked_embed")}, "iBOT, from state_dict"),
     "mae_encoder": (lambda w: {"model": w}, "ViT in timm's keys, from model"),
     "mae_full": (mae_full, "MAE full checkpoint, from model"),
-    "cp2": (cp2, "CP² full checkpoint, from state_dict.module.encoder_q.backbone"),
+    # wangf3014/CP2, main.py: mmseg segmentors inside MoCo
+    "cp2": (
+        lambda w: {
+            "state_dict": two("module.encoder_q.backbone.", w, "module.encoder_k.backbone.", *CP2)
+        },
+        "CP² full checkpoint, from state_dict.module.encoder_q.backbone",
+    ),
     # MkuuWaUjinga/leopart, leopart_vits16.ckpt: a Lightning module's names
     "leopart": (lambda w: two("model.", w, "teacher.", *LEOPART), "Leopart, from model"),
     "croc_run": (croc_run, "CrOC checkpoint, from modules.teacher.backbone.vit"),
@@ -195,23 +186,6 @@ def byol_sequential(w: State) -> dict[str, Any]:
     return {"config": {"model": {"backbone": {"type": "resnet50"}}}, "model": model}
 
 
-def vicregl_full(w: State) -> dict[str, Any]:
-    """facebookresearch/VICRegL, utils.checkpoint."""
-    return {"model": prefixed("module.backbone.", w) | zeros("module.maps_projector.0.weight")}
-
-
-def pixpro(w: State) -> dict[str, Any]:
-    """zdaxie/PixPro, publish_model.py: only the model is left."""
-    head = "module.value_transform.bias"
-    return {"model": two("module.encoder.", w, "module.encoder_k.", head)}
-
-
-def byol_converted(w: State) -> State:
-    """chigur/byol-convert, from DeepMind's own weights."""
-    kept = {name: value for name, value in w.items() if "num_batches_tracked" not in name}
-    return kept | zeros("fc.weight", "fc.bias")
-
-
 RESNETS: dict[str, Content] = {
     "moco": moco,
     "resim": lambda w: moco(w, "module.encoder_q.fpn_lateral5.weight"),
@@ -219,14 +193,24 @@ RESNETS: dict[str, Content] = {
     "detco_detectron2": detectron2(),
     "soco_detectron2": detectron2("fpn_lateral2.weight", "box_head.conv1.weight"),
     "soco": soco,
-    "pixpro": pixpro,
+    # zdaxie/PixPro, publish_model.py: only the model is left
+    "pixpro": lambda w: {
+        "model": two("module.encoder.", w, "module.encoder_k.", "module.value_transform.bias")
+    },
     "vicregl": OrderedDict,
-    "vicregl_full": vicregl_full,
+    # facebookresearch/VICRegL, utils.checkpoint
+    "vicregl_full": lambda w: {
+        "model": prefixed("module.backbone.", w) | zeros("module.maps_projector.0.weight")
+    },
     "densecl": openmmlab("encoder_q.0.", "encoder_k.0.", "queue", "queue2"),
     "densecl_extracted": lambda w: {"state_dict": w, "author": "OpenSelfSup"},
     "orl": openmmlab("online_net.0.", "target_net.0.", "local_intra_head.predictor.mlp.0.weight"),
     "byol_openmmlab": openmmlab("online_net.0.", "target_net.0.", "head.predictor.mlp.0.weight"),
-    "byol_converted": byol_converted,
+    # chigur/byol-convert, from DeepMind's own weights
+    "byol_converted": lambda w: (
+        zeros("fc.weight", "fc.bias")
+        | {name: value for name, value in w.items() if "num_batches_tracked" not in name}
+    ),
     "byol_sequential": byol_sequential,
 }
 SAVED: dict[str, Save] = {

@@ -10,13 +10,13 @@ import pytest
 import timm
 import torch
 from safetensors.torch import load_file, save_file
-from timm.models.vision_transformer import ParallelScalingBlock, VisionTransformer
+from timm.models.vision_transformer import VisionTransformer
 
 from croc.cli import main
 from croc.config import ModelConfig
 from croc.errors import UserError
 from croc.method.backbone import Backbone
-from croc.weights.export import KINDS, formats
+from croc.weights import formats
 from croc.weights.files import read_metadata
 from croc.weights.open import describe_file, load_into
 from tests.weights.conftest import make_file
@@ -42,17 +42,13 @@ def check_refusal(capsys: pytest.CaptureFixture[str], arguments: list[str], mess
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("nowhere --to timm --folder a/b", "nowhere is no run: give a folder of croc pretrain"),
+        ("nowhere --to timm --folder a/b", "nowhere is no run: pass a folder of croc pretrain"),
         ("timm:vit_tiny_patch16_224 --to onnx", "is no run"),
         ("other.safetensors --to timm", "is no run"),
-        (". --to timm", "holds no run"),
-        ("RUN --to tim", "give timm, transformers, torchhub, onnx or safetensors"),
-        ("RUN --to a.onnx", "ends in .safetensors"),
-        ("RUN --to a.safetensors --folder a", "--folder is for folders"),
-        ("RUN --to a.safetensors --name a", "--name is for folders"),
+        ("RUN --to tim", "pass timm, transformers, torchhub, onnx, safetensors, or a file"),
+        ("RUN --to a.safetensors --name a", "--name are for folders"),
         ("RUN --to onnx --dtype bfloat16", "written in float32"),
-        ("RUN --to timm --dtype int8", "invalid choice"),
-        ("RUN --to timm --name a/b", "--name 'a/b': give a name"),
+        ("RUN --to timm --name a/b", "--name 'a/b': pass a name"),
         ("RUN --to timm --scores nowhere", "nowhere"),
         ("RUN --to timm --scores results.jsonl", "holds no scores of these weights"),
         ("RUN --to other.safetensors", "other.safetensors exists, and nothing is overwritten"),
@@ -72,33 +68,26 @@ def test_export(arguments: str, message: str, run: Path, capsys: pytest.CaptureF
     check_refusal(capsys, ["export", *arguments.replace("RUN", str(run)).split()], message)
 
 
-@pytest.mark.parametrize("missing", ["onnx", "onnxscript"])
 def test_export_without_onnx(
-    missing: str, run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    monkeypatch.setattr(formats, "find_spec", lambda x: None if x == missing else find_spec(x))
+    monkeypatch.setattr(formats, "find_spec", lambda x: None if x == "onnxscript" else find_spec(x))
     check_refusal(capsys, ["export", str(run), "--to", "onnx"], "pip install 'croc[onnx]'")
 
 
 def test_networks_that_transformers_lacks(here: Path, capsys: pytest.CaptureFixture[str]):
     file = make_file(here / "a.safetensors", "flexivit_small")
-    message = "flexivit_small differs from transformers' ViTModel in the position of its CLS token"
+    message = "flexivit_small is not the plain ViT that transformers' ViTModel is"
     check_refusal(capsys, ["export", str(file), "--to", "transformers"], message)
     plain: dict[str, Any] = {"embed_dim": 8, "depth": 1, "num_heads": 2, "num_classes": 0}
     formats.check_is_vit_model(VisionTransformer(**plain), "plain")
-    for options, feature in (
-        ({"qk_norm": True}, "k_norm"),
-        ({"init_values": 0.1}, "ls1.gamma"),
-        ({"pre_norm": True}, "norm_pre"),
-        ({"proj_bias": False}, "attn.proj.bias"),
-        ({"reg_tokens": 4}, "reg_token"),
-        ({"act_layer": "gelu_tanh"}, "not the exact GELU"),
-        ({"final_norm": False}, "norm.bias"),
-        ({"pos_embed": "none"}, "pos_embed"),
-        ({"mlp_layer": timm.layers.mlp.GluMlp}, "gated MLP"),
-        ({"block_fn": ParallelScalingBlock}, "blocks.0"),
-    ):
-        with pytest.raises(UserError, match=f"mine differs .* in .*{feature}"):
+    changes: list[dict[str, Any]] = [
+        *({"qk_norm": True}, {"init_values": 0.1}, {"pre_norm": True}, {"proj_bias": False}),
+        *({"reg_tokens": 4}, {"act_layer": "gelu_tanh"}, {"final_norm": False}),
+        *({"pos_embed": "none"}, {"mlp_layer": timm.layers.mlp.GluMlp}),
+    ]
+    for options in changes:
+        with pytest.raises(UserError, match="mine is not the plain ViT"):
             formats.check_is_vit_model(VisionTransformer(**plain, **options), "mine")
 
 
@@ -109,7 +98,6 @@ def test_files_with_impossible_content(shipped: Path):
     tensors, record = load_file(path), json.loads(read_metadata(path)["croc"])
     changes: list[tuple[dict[str, Any], str]] = [
         ({"model": "vit_nosuch"}, "timm has no model 'vit_nosuch'"),
-        ({"model": "hf-hub:someone/something"}, "timm has no model"),
         ({"model": "resnet50"}, "no plain ViT"),
         ({"model": "vit_giant_patch14_224"}, "does not fit"),
         ({"model": 7}, "cannot be read"),
@@ -120,7 +108,6 @@ def test_files_with_impossible_content(shipped: Path):
         ({"image_px": 64}, "does not fit: size mismatch for pos_embed"),
         ({"image_px": 33}, "not a whole number of"),
         ({"format": 2}, "format 2, this version reads 1"),
-        ({"licence": None}, "cannot be read"),
     ]
     cases = [(json.dumps(record | change), {}, message) for change, message in changes]
     cases += [(text, {}, "cannot be read") for text in ("", "[]", "null", "[" * 100_000, "{}")]
@@ -153,12 +140,12 @@ def test_show_weights(file: str, shipped: Path, capsys: pytest.CaptureFixture[st
     [
         ("r18.pth", "r18 is a ConvNet"),
         ("list.pth", "holds no named tensors but a list"),
-        ("object.pth", r"an object \(torch.nn.modules.linear.Linear\).* save its state_dict\(\)"),
+        ("object.pth", r"but a torch.nn.modules.linear.Linear: save its state_dict\(\)"),
         ("random:vit_tiny_patch16_224", "leave --init out"),
-        ("nowhere", r"^--init nowhere: no such run or file(?!.*random:)"),
-        ("", "^--init names nothing"),
+        ("nowhere", r"^--init nowhere: no such run or file"),
+        ("", "^--init : no such run or file"),
         ("timm:vit_tin", "timm has no model 'vit_tin'; near to it: gcvit_tiny"),
-        ("timm:vit_tiny_patch16_224@nowhere.pth", "there is no file"),
+        ("timm:vit_tiny_patch16_224@nowhere.pth", "No such file"),
         ("timm:vit_tiny_patch16_224@r18.pth", "the file does not fit|the file lacks"),
         ("RUN/config.json", "name the run's folder"),
     ],
@@ -201,5 +188,5 @@ def test_a_full_disk_leaves_nothing(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Path, "write_text", full)
-    for to in (*KINDS[:2], "a.safetensors"):
+    for to in ("timm", "transformers", "a.safetensors"):
         check_refusal(capsys, ["export", str(run), "--to", to], "No space left")

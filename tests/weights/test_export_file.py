@@ -16,11 +16,10 @@ from croc.config import CrocConfig, parse_config
 from croc.eval.evaluate import identify_network
 from croc.eval.results import read_results
 from croc.train.loop import pretrain
-from croc.weights.card import bare, hub_licence, read_record, without_paths
+from croc.weights.card import bare, hub_licence, make_card, read_record, without_paths
 from croc.weights.checkpoint import checkpoints
 from croc.weights.export import Export, export
-from croc.weights.export.formats import snippet
-from croc.weights.export.write import seconds_trained
+from croc.weights.formats import WRITERS
 from croc.weights.open import fingerprint, open_backbone
 from tests.tiny import tiny_config
 from tests.weights.conftest import RECORD, make_file
@@ -155,17 +154,10 @@ def test_front_matter_and_licences(run: Path, tmp_path: Path):
 
 
 def test_names_are_quoted_in_code():
-    for kind in ("timm", "onnx"):
-        compile(snippet(kind, 'a"b\\c\nü', RECORD), "card", "exec")
-
-
-def test_seconds_of_all_starts(tmp_path: Path):
-    marks = [(1, 5.0), (2, 10.0), (3, 4.0), (4, 6.0), (5, 9.0)]
-    lines = [json.dumps({"step": step, "seconds": seconds}) for step, seconds in marks]
-    (tmp_path / "metrics.jsonl").write_text("\n".join(lines))
-    assert seconds_trained(tmp_path, 4) == 16.0
-    assert seconds_trained(tmp_path, 0) is None
-    assert seconds_trained(tmp_path / "nowhere", 4) is None
+    facts: dict[str, Any] = {"architecture": "ViT", "dtype": "float32", "numbers": 1}
+    for kind in WRITERS:
+        card = make_card("a", RECORD, kind=kind, folder='a"b\\c\nü', **facts)
+        compile(card.partition("```python\n")[2].partition("```")[0], "card", "exec")
 
 
 def test_a_folder_is_whole_and_new(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

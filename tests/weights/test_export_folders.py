@@ -21,7 +21,7 @@ from torch import Tensor
 import croc
 from croc.cli import main
 from croc.method.photometric import IMAGENET_MEAN, IMAGENET_STD
-from croc.weights.export import KINDS
+from croc.weights.formats import WRITERS
 from croc.weights.open import VitBackbone
 from tests.weights.conftest import make_file
 
@@ -63,7 +63,7 @@ IMAGES = {
 }
 SIZES, SIZES_14 = list(IMAGES)[:4], list(IMAGES)[4:]
 FOLDERS = {
-    **{f"tiny-{kind}": ("RUN", SIZES) for kind in KINDS},
+    **{f"tiny-{kind}": ("RUN", SIZES) for kind in WRITERS},
     "rounded-timm": ("rounded-timm/model.safetensors", SIZES),
     "registers-timm": ("registers.safetensors", SIZES_14),
     "registers-onnx": ("registers.safetensors", SIZES_14),
@@ -139,7 +139,7 @@ def place(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(place)
         for arguments in (
-            *(f"{run} --to {kind}" for kind in KINDS if kind != "onnx"),
+            *(f"{run} --to {kind}" for kind in WRITERS if kind != "onnx"),
             f"{run} --to timm --dtype bfloat16 --name rounded",
             f"{run} --to repository/weights/small.safetensors",
             "registers.safetensors --to timm",
@@ -212,7 +212,7 @@ def test_tokens_are_the_same(folder: str, run: Path, place: Path, results: Resul
 
 
 def test_the_code_in_the_docs(run: Path, results: Results):
-    assert len(DOCS) == len(KINDS)
+    assert len(DOCS) == len(WRITERS)
     for number in range(len(DOCS)):
         result = results[f"docs {number}"]
         _, patches = describe_here(str(run), result["images"])

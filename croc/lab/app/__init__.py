@@ -1,1 +1,68 @@
 """`croc app`: a page that shows the clusters of two crops while the user moves them."""
+
+import contextlib
+import os
+import socket
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from croc.arguments import parse
+from croc.errors import UserError
+
+HOST = "127.0.0.1"
+
+
+@dataclass(frozen=True)
+class App:
+    """Explore the clusters of two crops of a photograph, in a browser on this machine."""
+
+    runs: Annotated[tuple[str, ...], tyro.conf.Positional] = ()
+    """A run folder, or two to compare."""
+    weights: tuple[str, ...] = ()
+    """In addition to or instead of a run: bundled weights, a file written by croc export, or
+    random:NAME for an untrained timm ViT."""
+    checkpoint: tuple[int, ...] = ()
+    """Checkpoint steps of a single run: two are compared with each other, one with the last."""
+    port: int = 8000
+    """Port on 127.0.0.1; 0 picks a free one."""
+
+    def __post_init__(self) -> None:
+        if self.checkpoint and len(self.runs) != 1:
+            raise UserError("--checkpoint needs exactly one RUN, whose checkpoints it compares")
+        networks = max(len(self.runs), 2 * bool(self.checkpoint), len(self.checkpoint))
+        if not 1 <= networks + len(self.weights) <= 2:
+            raise UserError("name one or two networks: croc app RUN [RUN2], or --weights NAME")
+        if not 0 <= self.port <= 65535:
+            raise UserError(f"--port must be in 0 … 65535: {self.port}")
+
+
+def explore(arguments: list[str]) -> None:
+    """Open the networks, bind a port of this machine, serve until Ctrl-C."""
+    options = parse(App, arguments, "croc app")
+    if any(find_spec(name) is None for name in ("starlette", "uvicorn")):
+        raise UserError("the explorer needs a web server: pip install 'croc[app]'")
+    from croc.lab.app.server import Server
+    from croc.lab.show.look import look_at_run, look_at_weights
+
+    with open_port(options.port) as listening:  # first: opening the networks may take a while
+        port = listening.getsockname()[1]
+        steps = (*options.checkpoint, None)[:2] if options.checkpoint else (None,)
+        looks = [look_at_run(Path(run), step) for run in options.runs for step in steps]
+        server = Server([*looks, *map(look_at_weights, options.weights)])
+        names = " and ".join(model.name for model in server.models)
+        print(f"{names}: open http://{HOST}:{port} in a browser; Ctrl-C ends it", flush=True)
+        with contextlib.suppress(KeyboardInterrupt):
+            server.listener(port).run(sockets=[listening])
+        server.close()
+
+
+def open_port(port: int) -> socket.socket:
+    try:
+        return socket.create_server((HOST, port))
+    except OSError as error:
+        reason = os.strerror(error.errno or 0).lower()
+        raise UserError(f"port {port}: {reason}; choose another with --port") from None

@@ -42,7 +42,7 @@ export function makeLane(path, take) {
         const started = performance.now();
         const answer = await fetchJson(path, { method: "POST", body: JSON.stringify(sent) });
         if (fromLane) showMessage(""); // the problem is over
-        if (!answer.stale) await take(answer, sent, performance.now() - started);
+        await take(answer, sent, performance.now() - started);
       } catch (error) {
         showMessage(error.message, true);
       }

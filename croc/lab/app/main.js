@@ -64,7 +64,7 @@ function makeLanes(model) {
         head.painted = followColours(tiles, 2 * number, head.k, sent.boxes, state.picture, old);
       });
       keep("answer", "clusters", sent, { ...answer, tiles });
-      showTiming(answer.ms, elapsed);
+      document.getElementById("timing").textContent = `Answered in ${Math.round(elapsed)} ms.`;
     }),
     similarity: makeLane("/api/similarity", async (answer, sent) => {
       const crops = await readTiles(answer.crops, answer.grid);
@@ -76,13 +76,6 @@ function makeLanes(model) {
       keep("trace", "traces", sent, { ...answer, tiles });
     }),
   };
-}
-
-function showTiming({ network, clusters, all }, elapsed) {
-  document.getElementById("timing").textContent = network < 1
-    ? `Clustered again in ${Math.round(all)} ms.`
-    : `Answered in ${Math.round(elapsed)} ms: network ${Math.round(network)}, ` +
-      `clusters ${Math.round(clusters)}.`;
 }
 
 begin().catch((error) => showMessage(error.message));

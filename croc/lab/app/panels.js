@@ -211,7 +211,7 @@ function shownClusters(model) {
   // As outside the merging; clusters that the chosen step does not have get the next free colours.
   const colours = [...(head?.painted.colours ?? [])];
   while (colours.length < trace.columns) colours.push(firstFree(colours));
-  const clusters = paintWith(step.valid, step.colours.map((colour) => colours[colour]));
+  const clusters = paintWith(step.valid, step.colors.map((colour) => colours[colour]));
   return { tiles: trace.tiles, row: 2 * at, clusters, share: step.share };
 }
 

@@ -6,13 +6,20 @@ rebinding): its Host is refused. Nothing allows CORS.
 """
 
 import asyncio
-import json
-from collections.abc import Sequence
+import io
+import os
+import secrets
+import warnings
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
 import uvicorn
+from PIL import Image
 from starlette.applications import Starlette
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
@@ -21,24 +28,24 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from croc.data import decode_image
+from croc.data.scenes import make_scene
 from croc.errors import UserError
-from croc.lab.app.models import Model
-from croc.lab.app.pictures import MAX_BYTES, MAX_UPLOADS, find_picture, make_scenes, read_upload
-from croc.lab.app.requests import LIMITS, default_settings, read_query
-from croc.lab.app.worker import Explorer, Worker
+from croc.lab.app import explorer
+from croc.lab.app.explorer import LIMITS, Model, Picture, read_query
+from croc.lab.show.look import Look
 from croc.plotting import PALETTE
 
 HERE = Path(__file__).parent
 WEB = HERE.parent / "web"
 SHARED = ("style.css", "theme.js", "dom.js")
-TYPES = {
-    ".html": "text/html",
-    ".css": "text/css",
-    ".js": "text/javascript",
-    ".svg": "image/svg+xml",
-}
-MAX_JSON_BYTES = 1 << 16
-MAX_CONNECTIONS = 64
+TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
+SCENES = (10, 17, 14, 4, 1, 8)
+"""Indices (of seed 7) of scenes whose objects are easy to tell apart."""
+# As in croc.data.decode: no formats for which Pillow starts other programs.
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF", "PPM")
+MAX_BYTES, MAX_MEGAPIXELS, MAX_UPLOADS, MAX_JSON_BYTES = 32 << 20, 50, 8, 1 << 16
+LONGER_PX, MIN_PX = 768, 32  # uploads are reduced: enough for small crops, and quick to crop
 HEADERS = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
@@ -56,15 +63,29 @@ HEADERS = {
 class Server:
     """What the routes share, and the routes."""
 
-    def __init__(self, models: Sequence[Model]) -> None:
-        self.models, self.scenes = models, make_scenes()
-        self.pictures = self.scenes.copy()  # then the last uploads
-        self.explorer, self.worker = Explorer(models), Worker()
-        paths = [path for path in HERE.iterdir() if path.suffix in TYPES]
+    def __init__(self, looks: Sequence[Look]) -> None:
+        self.models = [Model(look) for look in looks]
+        images = [make_scene(7, index, 384).image for index in SCENES]
+        self.scenes = [to_picture(f"scene-{n}", f"scene {n + 1}", x) for n, x in enumerate(images)]
+        self.pictures = {scene.id: scene for scene in self.scenes}  # then the last uploads
+        paths = [path for path in HERE.iterdir() if path.suffix[1:] in TYPES]
         # Read once: the path of a request never becomes a path on disk.
         self.files = {path.name: path.read_bytes() for path in [*paths, *map(WEB.joinpath, SHARED)]}
+        # One thread answers in order. One core is left to browser and server: each of torch's
+        # operations waits for all of its threads, so competing for cores would be slow.
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+        threads = max(1, min(8, (cores or 1) - 1))
+        self.pool = ThreadPoolExecutor(1, "croc explorer", torch.set_num_threads, (threads,))
+
+    def close(self) -> None:
+        self.pool.shutdown(cancel_futures=True)
 
     def listener(self, port: int) -> uvicorn.Server:
+        answers = {
+            "clusters": explorer.find_clusters,
+            "trace": explorer.trace_merging,
+            "similarity": explorer.find_similar,
+        }
         routes = [
             Route("/", self.file),
             Route("/files/{name}", self.file),
@@ -72,8 +93,8 @@ class Server:
             Route("/api/pictures/{id}", self.picture),
             Route("/api/pictures", self.upload, methods=["POST"]),
             *(
-                Route(f"/api/{name}", partial(self.explore, name), methods=["POST"])
-                for name in ("clusters", "trace", "similarity")
+                Route(f"/api/{name}", partial(self.answer, find), methods=["POST"])
+                for name, find in answers.items()
             ),
         ]
         handlers: dict[Any, Any] = dict.fromkeys((HTTPException, UserError, Exception), _failed)
@@ -85,69 +106,84 @@ class Server:
             access_log=False,
             server_header=False,
             ws="none",
-            limit_concurrency=MAX_CONNECTIONS,
+            limit_concurrency=64,
             timeout_graceful_shutdown=2,
         )
         return uvicorn.Server(config)
-
-    def warm_up(self) -> None:
-        """The first pass of a network is slow: it is made before the page is opened."""
-        scene = self.scenes["scene-0"]
-        side = scene.width // 2
-        boxes = [[0, 0, side, side], [side, side, side, side]]
-        for number in range(len(self.models)):
-            fields = {"page": "warm-up", "model": number, "picture": scene.id, "boxes": boxes}
-            query = read_query(json.dumps(fields).encode(), self.models, self.pictures)
-            self.worker.submit(None, partial(self.explorer.clusters, query))
 
     async def file(self, request: Request) -> Response:
         name: str = request.path_params.get("name", "page.html")
         if name not in self.files:
             raise HTTPException(404)
-        return Response(self.files[name], media_type=TYPES[Path(name).suffix])
+        return Response(self.files[name], media_type=TYPES[name.rpartition(".")[2]])
 
     async def start(self, request: Request) -> Response:
         models = [
-            {
-                "name": model.name,
-                "grid": model.grid,
-                "view_px": model.view_px,
-                "variant": model.cluster.variant,
-                "defaults": default_settings(model.cluster),
-            }
+            {name: getattr(model, name) for name in ("name", "grid", "view_px", "defaults")}
             for model in self.models
         ]
-        scenes = [scene.describe() for scene in self.scenes.values()]
         palette = (PALETTE * 255).round().int().tolist()
-        answer = {"models": models, "pictures": scenes, "palette": palette, "limits": LIMITS}
-        return JSONResponse(answer)
+        answer = {"models": models, "pictures": [scene.about for scene in self.scenes]}
+        return JSONResponse(answer | {"palette": palette, "limits": LIMITS | {"bytes": MAX_BYTES}})
 
     async def picture(self, request: Request) -> Response:
-        picture = find_picture(self.pictures, request.path_params["id"])
-        return Response(picture.jpeg, media_type="image/jpeg")
+        if request.path_params["id"] not in self.pictures:
+            raise HTTPException(404)
+        jpeg = self.pictures[request.path_params["id"]].jpeg
+        return Response(jpeg, media_type="image/jpeg")
 
     async def upload(self, request: Request) -> Response:
         """The body is the file; it is kept in memory and never written."""
         data = await _read_body(request, MAX_BYTES)
-        work = partial(read_upload, data, request.query_params.get("name", ""))
-        # By the worker: one decoding at a time bounds the memory that uploads take.
-        picture = await asyncio.wrap_future(self.worker.submit(None, work))
+        # By the one thread: one decoding at a time bounds the memory that uploads take.
+        picture = await self._run(partial(read_upload, data, request.query_params.get("name", "")))
         self.pictures[picture.id] = picture
         if len(self.pictures) > len(self.scenes) + MAX_UPLOADS:
             del self.pictures[list(self.pictures)[len(self.scenes)]]
-        return JSONResponse(picture.describe(), 201)
+        return JSONResponse(picture.about, 201)
 
-    async def explore(self, name: str, request: Request) -> Response:
+    async def answer(self, find: Callable[..., dict[str, Any]], request: Request) -> Response:
         body = await _read_body(request, MAX_JSON_BYTES)
-        query = read_query(body, self.models, self.pictures)
-        work = partial(getattr(self.explorer, name), query)
-        future = self.worker.submit((query.page, name, query.model), work)
         try:
-            return JSONResponse(await asyncio.wrap_future(future))
-        except asyncio.CancelledError:
-            if not future.cancelled():
-                raise
-            return JSONResponse({"stale": True})  # the page has sent a newer query
+            query = read_query(body, self.models, self.pictures)
+        except KeyError:
+            message = "That photograph is no longer available: upload it again."
+            raise HTTPException(404, message) from None
+        except (ValueError, TypeError, AttributeError, RecursionError) as error:
+            raise HTTPException(400, f"Not a query: {str(error)[:80]}") from None
+        return JSONResponse(await self._run(partial(find, query)))
+
+    async def _run(self, work: Callable[[], Any]) -> Any:
+        inference = torch.inference_mode()(work)
+        return await asyncio.get_running_loop().run_in_executor(self.pool, inference)
+
+
+def to_picture(identity: str, name: str, pixels: np.ndarray) -> Picture:
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "JPEG", quality=93, subsampling=0)
+    return Picture(identity, name, pixels, file.getvalue())
+
+
+def read_upload(data: bytes, name: str) -> Picture:
+    """A picture or an HTTPException, whatever the bytes are; the size in the header is checked
+    before any pixel is decoded. The name is only shown, without letters that hide text."""
+    too_large = HTTPException(413, f"That picture has more than {MAX_MEGAPIXELS} megapixels.")
+    try:
+        with (
+            warnings.catch_warnings(action="ignore"),
+            Image.open(io.BytesIO(data), formats=FORMATS) as image,
+        ):
+            if image.width * image.height > MAX_MEGAPIXELS * 1_000_000:
+                raise too_large
+        pixels = decode_image(data, LONGER_PX)
+    except (HTTPException, Image.DecompressionBombError):
+        raise too_large from None
+    except Exception:  # on broken files Pillow raises nearly every type there is
+        raise HTTPException(415, "That file cannot be read as a picture.") from None
+    if min(pixels.shape[:2]) < MIN_PX:
+        raise HTTPException(422, f"That picture is too small or narrow: {MIN_PX} px at least.")
+    shown = "".join(letter for letter in name if letter.isprintable()).strip()
+    return to_picture(secrets.token_hex(8), shown[:80] or "photograph", pixels)
 
 
 async def _read_body(request: Request, limit: int) -> bytes:

@@ -34,10 +34,7 @@ export function change(topic, values = {}) {
   for (const [topics, listener] of listeners) if (topics.includes(topic)) listener();
 }
 
-// What is sent for a model; newer queries of the same page replace older ones.
+// What is sent for a model.
 export const query = (model) => ({
-  page: PAGE, model, picture: state.picture.id, boxes: state.boxes, seed: state.seed,
-  ...state.values,
+  model, picture: state.picture.id, boxes: state.boxes, seed: state.seed, ...state.values,
 });
-
-const PAGE = Array.from(crypto.getRandomValues(new Uint8Array(8)), (n) => n.toString(16)).join("");

@@ -1,3 +1,1 @@
 """`croc show report`: one HTML page per run or comparison: curves, clusters, scores, settings."""
-
-FILE = "report.html"

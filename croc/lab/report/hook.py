@@ -1,17 +1,40 @@
 """The report during training: pictures and page after each checkpoint, in a small share of time."""
 
+import json
 import time
 from pathlib import Path
 
+import numpy as np
+import torch
+import torch.nn.functional as F
+from PIL import Image
 from torch import Tensor
 
 from croc.config import CrocConfig, PretrainConfig
-from croc.data import ImageSource
-from croc.lab.report import FILE
+from croc.data import ImageSource, UndecodableImage
+from croc.io import replacing
+from croc.lab.report.page import (
+    FILE,
+    KEPT,
+    picture_path,
+    picture_steps,
+    thin_steps,
+    write_report,
+)
+from croc.lab.show.clusters import find_clusters
+from croc.lab.show.figures import PALETTE, blend, by_size, to_array, upsample
+from croc.lab.show.look import grid_of, to_canvases
+from croc.method.backbone import Backbone
+from croc.method.clustering.paper import softness
+from croc.method.photometric import unnormalise
+from croc.method.types import Clusters, Views
 
 SHARE = 0.02
 """Of the run's time that drawing may take; a checkpoint that would exceed it is left out, except
 the last."""
+IMAGES, MAX_TRIED, HEADS = 4, 32, 6
+"""Images that are drawn, files that are tried until so many are decoded, and heads."""
+TILE_PX, GAP_PX = 112, 2
 
 
 class ReportHook:
@@ -20,13 +43,11 @@ class ReportHook:
     def __init__(
         self, config: PretrainConfig, source: ImageSource, folder: Path, first_step: int
     ) -> None:
-        self._folder, self._first_step = folder, first_step
-        self._started, self._spent, self._pictures = time.perf_counter(), 0.0, None
-        if isinstance(config, CrocConfig):
-            from croc.lab.report.drawing import ClusterPictures
-
-            self._pictures = ClusterPictures(config, source, folder)
-            self._pictures.forget_after(first_step)
+        self._config, self._source, self._folder = config, source, folder
+        self._first_step, self._started, self._spent = first_step, time.perf_counter(), 0.0
+        for step in picture_steps(folder):
+            if step > first_step:  # a resumed run repeats it
+                picture_path(folder, step).unlink()
 
     def __call__(self, weights: dict[str, Tensor], step: int, last: bool) -> None:
         """At the start of a run only the untrained teacher is drawn."""
@@ -35,11 +56,73 @@ class ReportHook:
         if (starts and step > 0) or not (last or self._spent <= SHARE * (now - self._started)):
             return
         try:
-            if self._pictures:
-                self._pictures.draw(weights, step)
+            if isinstance(self._config, CrocConfig):
+                self.draw(self._config, weights, step)
         finally:  # a page without pictures is better than none
             if not starts:
-                from croc.lab.report.build import write_report
-
                 write_report([self._folder], self._folder / FILE)
             self._spent += time.perf_counter() - now
+
+    def draw(self, config: CrocConfig, weights: dict[str, Tensor], step: int) -> None:
+        """The clusters of a few fixed images, if any can be read.
+
+        On the CPU with a copy of the teacher, so the run's own networks, their modes and torch's
+        random state stay as they are.
+        """
+        images, names = [], []
+        for index in range(min(MAX_TRIED, len(self._source))):
+            try:
+                images.append(self._source.read(index))
+            except UndecodableImage:
+                continue
+            names.append(self._source.name(index)[-80:])
+            if len(images) == IMAGES:
+                break
+        if not images:
+            return
+        with torch.random.fork_rng(devices=[]):
+            backbone = Backbone(config.model, config.views.size_px).eval().requires_grad_(False)
+        backbone.load_state_dict(weights)
+        canvases = to_canvases(images, config.data.canvas_px, config.run.seed)
+        views, clusters = find_clusters(config, backbone, canvases)
+        path = picture_path(self._folder, step)
+        path.parent.mkdir(exist_ok=True)
+        sheet = draw_sheet(views, clusters, backbone.patch_px)
+        about = {  # in the JPEG's comment, so that the page can show it as text
+            "images": names,
+            "heads": min(HEADS, clusters.valid.shape[1]),
+            "of": clusters.valid.shape[1],
+            "k": clusters.count[:, :HEADS].tolist(),
+            "shared": clusters.valid[:, :HEADS].sum(dim=-1).tolist(),
+            "share": softness(clusters.assignments)[1][:, :HEADS].tolist(),
+        }
+        with replacing(path) as partial:
+            sheet.save(partial, "JPEG", quality=82, comment=json.dumps(about).encode("ascii"))
+        steps = picture_steps(self._folder)
+        for dropped in set(steps) - set(thin_steps(steps, KEPT)):
+            picture_path(self._folder, dropped).unlink()
+
+
+def draw_sheet(views: Views, clusters: Clusters, patch_px: int) -> Image.Image:
+    """Two rows of tiles per image, one for each view: the view, then the clusters of each head."""
+    grid, pixels = grid_of(views, patch_px), unnormalise(views.pixels)
+    small = F.interpolate(pixels.flatten(0, 1), (TILE_PX, TILE_PX), mode="bicubic", antialias=True)
+    tiles = small.clamp(0, 1).unflatten(0, pixels.shape[:2])
+    count, images = tiles.shape[:2]
+    heads, step = min(HEADS, clusters.valid.shape[1]), TILE_PX + GAP_PX
+    sheet = Image.new("RGB", (step * (heads + 1), step * count * images), (127, 127, 127))
+
+    def paste(tile: Tensor, column: int, row: int) -> None:
+        array = (255 * to_array(tile)).round().astype(np.uint8)
+        sheet.paste(Image.fromarray(array), (step * column, step * row))
+
+    for image in range(images):
+        for view in range(count):
+            tile, row = tiles[view, image], count * image + view
+            paste(tile, 0, row)
+            for head in range(heads):
+                assignments = clusters.assignments[:, image, head]
+                shares = upsample(assignments[view], grid, tile)
+                colors = PALETTE[by_size(assignments) % len(PALETTE)]
+                paste(blend(tile, shares, clusters.valid[image, head], colors), head + 1, row)
+    return sheet

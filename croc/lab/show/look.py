@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int64, UInt8
 from torch import Tensor
 
-from croc.config import PAGE, CrocConfig, PretrainConfig, parse_config, read_config
+from croc.config import PAGE, CrocConfig, ModelConfig, PretrainConfig, parse_config, read_config
 from croc.data import ImageSource, UndecodableImage, decode_image, place_on_canvas
 from croc.errors import UserError
 from croc.method.backbone import Backbone
@@ -23,47 +23,28 @@ from croc.weights.card import LARGEST_PX, read_record
 from croc.weights.checkpoint import checkpoint_path, checkpoints, open_run, step_of, untrained
 from croc.weights.open import build_exported, find_weights, shipped_hint
 
-PICTURES = (".png", ".jpg", ".pdf", ".svg")
 WHOLE_PX = 1 << 16  # longer than any photograph: none is reduced
-MOST_PX = 2_048
 
 
 @dataclass(frozen=True)
 class Look:
-    """A frozen network, its configuration, and its title in pictures."""
+    """A network, its configuration, and its title in pictures."""
 
     title: str
-    recipe: str
     config: PretrainConfig
     backbone: Backbone
-    folder: Path | None
+    folder: Path | None = None
     """The run's; None for weights."""
 
-    def picture(self, kind: str, to: str | None) -> Path:
-        """Where to write: `to`, by default the run's folder, for weights the current one."""
-        default = self.folder / f"{kind}.png" if self.folder else Path(f"{self.title}-{kind}.png")
-        path = Path(to) if to else default
-        if path.suffix.lower() not in PICTURES:
-            raise UserError(f"--to {path}: give it an ending, one of {', '.join(PICTURES)}")
-        if path.is_dir() or not path.parent.is_dir():
-            reason = "is a folder" if path.is_dir() else f"there is no folder {path.parent}"
-            raise UserError(f"--to {path}: {reason}; name a picture in an existing folder")
-        return path
+    def __post_init__(self) -> None:
+        self.backbone.eval().requires_grad_(False)
 
     @property
     def croc(self) -> CrocConfig:
-        """The configuration, if it has settings of the clustering."""
         if not isinstance(self.config, CrocConfig):
             reason = "was not trained by CrOC: other methods have no clusters"
-            raise UserError(f"{self.title} ({self.recipe}) {reason}")
+            raise UserError(f"{self.title} {reason}")
         return self.config
-
-    def side_px(self, image_px: int | None) -> int:
-        """Longer side of a whole image, checked; by default twice that of a view."""
-        patch = self.backbone.patch_px
-        if image_px is not None and not patch <= image_px <= MOST_PX:
-            raise UserError(f"--image-px {image_px}: from {patch}, one patch, to {MOST_PX}")
-        return image_px or min(2 * self.config.views.size_px, MOST_PX)
 
 
 def look_at_run(run: Path, step: int | None = None) -> Look:
@@ -72,43 +53,42 @@ def look_at_run(run: Path, step: int | None = None) -> Look:
         raise UserError(f"{run} holds no run: give a folder that `croc pretrain` wrote")
     title = run.resolve().name
     if step == 0:
-        config, recipe = read_config(run / PAGE)
-        return Look(f"{title}, untrained", recipe, config, _frozen(untrained(config)), run)
+        config, _ = read_config(run / PAGE)
+        return Look(f"{title}, untrained", config, untrained(config), run)
     paths = checkpoints(run)
-    if not paths:
-        raise UserError(f"{run} has no checkpoint yet: train until the first is written")
-    path = paths[-1] if step is None else checkpoint_path(run, step)
+    path = paths[-1] if paths and step is None else checkpoint_path(run, step or 0)
     if path not in paths:
         kept = ", ".join(["0", *(str(step_of(path)) for path in paths)])
-        raise UserError(f"--step {step}: {run} has checkpoints of the steps {kept}")
+        wanted = "" if step is None else f" of step {step}"
+        raise UserError(f"{run} has no checkpoint{wanted}, only of {kept} (untrained)")
     opened = open_run(run, path)
-    title = f"{title}, step {opened.step:,}"
-    return Look(title, opened.recipe, opened.config, _frozen(opened.backbone), run)
+    return Look(f"{title}, step {opened.step:,}", opened.config, opened.backbone, run)
 
 
-def look_at_weights(spec: str, hint: str = "a run's folder is for --run") -> Look:
-    """Shipped weights by name, or a file of `croc export`, which may come from a stranger."""
+def look_at_weights(spec: str) -> Look:
+    """random:NAME, shipped weights by name, or a file of `croc export`, perhaps a stranger's."""
+    kind, _, name = spec.partition(":")
+    if kind == "random":
+        config = CrocConfig(model=ModelConfig(name))
+        return Look(f"{name}, untrained", config, untrained(config))
     path = find_weights(spec)
     card = read_record(path) if path.is_file() else None
     if card is None:
-        raise UserError(f"--weights {spec}: give a file of croc export ({shipped_hint()}); {hint}")
-    config, recipe = parse_config(card.config, f"the metadata of {path}")
+        raise UserError(
+            f"--weights {spec}: give a file of croc export, random:NAME or shipped weights "
+            f"({shipped_hint()}); a run's folder goes without --weights"
+        )
+    config, _ = parse_config(card.config, f"the metadata of {path}")
     sizes = [config.views.size_px, config.data.canvas_px]
     if isinstance(config, CrocConfig):
         sizes += [config.cluster.k_start, config.cluster.sinkhorn_iterations]
     if max(sizes) > LARGEST_PX:
-        raise UserError(f"{path} asks for views or clusters of impossible size")
-    return Look(path.stem, recipe, config, _frozen(build_exported(path, card)), None)
-
-
-def _frozen(backbone: Backbone) -> Backbone:
-    return backbone.eval().requires_grad_(False)
+        raise UserError(f"{path} describes views or clusters of impossible size")
+    return Look(path.stem, config, build_exported(path, card))
 
 
 def read_photograph(name: str, longest_px: int = WHOLE_PX) -> UInt8[np.ndarray, "h w 3"]:
     """The upright picture, its longer side reduced to at most `longest_px`."""
-    if Path(name).is_dir():
-        raise UserError(f"{name} is a folder: name the photographs in it")
     try:
         return decode_image(Path(name).read_bytes(), longest_px)
     except (OSError, UndecodableImage) as error:
@@ -164,3 +144,13 @@ def grid_of(views: Views, patch_px: int) -> tuple[int, int]:
     """Rows and columns of patches."""
     height, width = views.pixels.shape[-2:]
     return height // patch_px, width // patch_px
+
+
+def patch_at(
+    x: float | int, y: float | int, size: tuple[int, ...], grid: tuple[int, ...]
+) -> tuple[int, int]:
+    """Row and column of the patch that contains a pixel of the photograph."""
+    (height, width), (rows, columns) = size, grid
+    if not (0 <= x < width and 0 <= y < height):
+        raise UserError(f"{x:g}, {y:g} is outside the photograph of {width} × {height} px")
+    return int(y * rows / height), int(x * columns / width)

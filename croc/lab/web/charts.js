@@ -38,7 +38,7 @@ class Chart {
   get references() {
     const lines = new Map();
     for (const { run } of this.drawn) {
-      const line = Object.hasOwn(run.references, this.metric) && run.references[this.metric];
+      const line = referencesOf(run).get(this.metric);
       if (line) lines.set(`${line.label} ${line.value}`, line);
     }
     return [...lines.values()];

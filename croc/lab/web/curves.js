@@ -77,7 +77,7 @@ function tickTexts(ticks) {
 
 // How many of a unit one step of a run is; null if the run has no such number.
 function perStep(run, unit) {
-  if (unit === "images") return run.batch;
+  if (unit === "images") return run.options["optim.batch"] ?? null;
   if (unit === "epochs") return run.perEpoch ? 1 / run.perEpoch : null;
   return 1;
 }

@@ -4,7 +4,7 @@ function buildCurves(place, data) {
   const shared = new Shared(data.runs);
   place.append(toolbar(shared));
   const charts = [];
-  for (const [group, specs] of Object.entries(data.charts)) {
+  for (const [group, specs] of chartsOf(data.runs)) {
     if (!specs.length) continue;
     const grid = make("div", { class: "charts" });
     for (const [metric, title, about] of specs) {

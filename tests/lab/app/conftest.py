@@ -1,15 +1,17 @@
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from croc.train.loop import pretrain
-from tests.lab.app.serving import Served, serving, tiny_model
 from tests.tiny import tiny_config
 
 
 @pytest.fixture(scope="package")
-def served() -> Iterator[Served]:
+def served() -> Iterator[Any]:
+    from tests.lab.app.serving import serving, tiny_model
+
     with serving(tiny_model("first"), tiny_model("second", seed=1)) as running:
         yield running
 

@@ -12,14 +12,13 @@ from typing import Any, NamedTuple
 from urllib.parse import quote
 
 import numpy as np
-import torch
 from PIL import Image
 
 from croc.config import ClusterConfig
-from croc.lab.app.command import open_port
-from croc.lab.app.models import Model
+from croc.lab.app import open_port
 from croc.lab.app.server import Server
-from croc.method.backbone import Backbone
+from croc.lab.show.look import Look
+from croc.weights.checkpoint import untrained
 from tests.tiny import tiny_config
 
 BOXES = [[10, 20, 200, 180], [120, 100, 220, 240]]
@@ -57,7 +56,7 @@ class Served:
             return Answer(answer.status, dict(answer.getheaders()), answer.read())
 
     def ask(self, name: str, **changes: Any) -> Answer:
-        fields = {"page": "test", "model": 0, "picture": "scene-0", "boxes": BOXES}
+        fields = {"model": 0, "picture": "scene-0", "boxes": BOXES}
         return self.request("POST", f"/api/{name}", json.dumps(fields | changes))
 
     def upload(self, data: bytes, name: str = "a.png") -> Answer:
@@ -67,18 +66,15 @@ class Served:
         return self.ask("clusters").status == 200
 
 
-def tiny_model(name: str = "tiny", seed: int = 0, **cluster: Any) -> Model:
+def tiny_model(name: str = "tiny", seed: int = 0, **cluster: Any) -> Look:
     """Two blocks, three heads, 4 × 4 patches of 8 px."""
-    config = tiny_config()
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        backbone = Backbone(config.model, config.views.size_px).eval().requires_grad_(False)
     settings = replace(ClusterConfig(k_start=5), **cluster)
-    return Model(name, backbone, config.views.size_px, settings)
+    config = replace(tiny_config(seed=seed), cluster=settings)
+    return Look(name, config, untrained(config))
 
 
 @contextmanager
-def serving(*models: Model) -> Iterator[Served]:
+def serving(*models: Look) -> Iterator[Served]:
     with open_port(0) as listening:
         port = listening.getsockname()[1]
         server = Server(list(models))
@@ -92,7 +88,7 @@ def serving(*models: Model) -> Iterator[Served]:
         finally:
             listener.should_exit = True
             thread.join(timeout=10)
-            server.worker.close()
+            server.close()
     assert not thread.is_alive()
 
 

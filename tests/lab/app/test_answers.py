@@ -2,9 +2,6 @@
 
 import base64
 import io
-import threading
-import time
-from concurrent.futures import CancelledError, ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -13,13 +10,8 @@ import pytest
 import torch
 from einops import rearrange
 from PIL import Image
-from starlette.exceptions import HTTPException
 
-from croc.config import ClusterConfig
-from croc.lab.app.worker import MAX_WAITING, Worker, follow_colours
-from croc.method.clustering.paper import cluster_views
-from croc.method.clustering.trace import trace_views
-from croc.method.croc import locate, saliency
+from croc.method.croc import locate
 from croc.method.photometric import normalise
 from croc.method.randomness import sample_key
 from croc.method.types import Views
@@ -36,12 +28,13 @@ def pixels_of(url: str) -> np.ndarray:
 
 
 def views_of(served: Served) -> Views:
-    picture, model = served.server.scenes["scene-0"], served.server.models[0]
+    pixels, model = served.server.scenes[0].pixels, served.server.models[0]
     places = torch.tensor(BOXES).float()[:, None]
     flips = torch.zeros(2, 1, dtype=torch.bool)
-    sizes = torch.tensor([[picture.height, picture.width]])
-    pixels = normalise(crop(picture.canvas[None], Crops(places, flips), model.view_px))
-    return Views(pixels, patch_centres(places, flips, sizes, model.view_px, 8))
+    canvas = torch.from_numpy(pixels).permute(2, 0, 1)[None]  # a scene is square
+    views = normalise(crop(canvas, Crops(places, flips), model.view_px))
+    sizes = torch.tensor([pixels.shape[:2]])
+    return Views(views, patch_centres(places, flips, sizes, model.view_px, 8))
 
 
 SETTINGS: list[dict[str, Any]] = [
@@ -104,30 +97,6 @@ def test_trace_contains_the_chosen_clusters(served: Served) -> None:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("variant", ["paper", "released"])
-def test_one_colour_changes_per_step(served: Served, variant: str) -> None:
-    config = ClusterConfig(variant=variant, k_start=8)
-    views = views_of(served)
-    tokens = served.server.models[0].backbone.describe(views.pixels, "values")
-    places = (tokens.heads, views.positions, saliency(tokens, config))
-    trace = trace_views(*places, config, keys=torch.tensor([5]))
-    for head in range(3):
-        colours = follow_colours(trace, head)
-        chosen = int(trace.count[0, head])
-        assert colours[chosen] == list(range(chosen))
-        for k in range(3, 9):
-            assert len(set(colours[k])) == k
-            assert len(set(colours[k]) - set(colours[k - 1])) == 1
-            # What is not merged keeps its colour.
-            into = trace.at(k - 1).into
-            assert into is not None
-            targets = into[0, head].tolist()
-            alone = [c for c, target in enumerate(targets) if targets.count(target) == 1]
-            assert all(colours[k][c] == colours[k - 1][targets[c]] for c in alone)
-    assert torch.equal(cluster_views(*places, config, keys=torch.tensor([5])).count, trace.count)
-
-
-@torch.no_grad()
 def test_similarities_are_cosines(served: Served) -> None:
     answer = served.ask("similarity", head=1, view=1, patch=6).json
     views = views_of(served)
@@ -156,45 +125,3 @@ def test_sliders_do_not_run_the_network_again(
     served.ask("clusters", boxes=boxes, tokens="keys")
     served.ask("clusters", boxes=[[8, 7, 90, 91], BOXES[1]])
     assert len(passes) == 3
-
-
-def occupy(worker: Worker) -> threading.Event:
-    """A job that runs until the event is set."""
-    started, gate = threading.Event(), threading.Event()
-    worker.submit(None, lambda: (started.set(), gate.wait(10)))
-    assert started.wait(10)
-    return gate
-
-
-def test_waiting_query_is_stale_after_a_newer_one(served: Served) -> None:
-    gate = occupy(served.server.worker)
-    with ThreadPoolExecutor(3) as pool:
-        old = pool.submit(served.ask, "clusters", seed=1)
-        other = pool.submit(served.ask, "clusters", seed=1, page="another")
-        end = time.monotonic() + 10
-        while len(served.server.worker._waiting) < 3:
-            assert time.monotonic() < end
-            time.sleep(0.01)
-        new = pool.submit(served.ask, "clusters", seed=2)
-        assert old.result(10).json == {"stale": True}
-        gate.set()
-        assert "maps" in other.result(10).json
-        assert "maps" in new.result(10).json
-
-
-def test_worker_survives_failures_and_refuses_too_many() -> None:
-    worker = Worker()
-    with pytest.raises(ZeroDivisionError):
-        worker.submit("a", lambda: 1 // 0).result(5)
-    assert worker.submit("a", lambda: torch.is_inference_mode_enabled()).result(5)
-    gate = occupy(worker)
-    waiting = [worker.submit(None, lambda: None) for _ in range(MAX_WAITING)]
-    with pytest.raises(HTTPException):
-        worker.submit(None, lambda: None)
-    closing = threading.Thread(target=worker.close)
-    closing.start()
-    with pytest.raises(CancelledError):
-        waiting[0].result(5)
-    gate.set()
-    closing.join(5)
-    assert not closing.is_alive()

@@ -8,7 +8,7 @@ from typing import Any
 from PIL import Image
 
 from croc.config import config_page
-from croc.lab.report.pictures import picture_path
+from croc.lab.report.page import picture_path
 from tests.tiny import tiny_config
 
 

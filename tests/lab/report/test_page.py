@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from croc.lab.report.build import write_report
+from croc.lab.report.page import write_report
 from tests.lab.browser import BROWSER, is_dark, open_page, sideways
 from tests.lab.report.fakes import add_bench, add_pictures, add_scores, line, make_run
 
@@ -17,10 +17,9 @@ pytestmark = BROWSER
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two runs of 60 and 40 steps with everything that a report can show."""
     folder = tmp_path_factory.mktemp("page")
-    gauges = {"agreement": 0.6, "agreement_chance": 0.17}
-    runs = [make_run(folder / "long", **gauges)]
+    runs = [make_run(folder / "long", agreement=0.6, agreement_chance=0.17)]
     other = folder / f"short{'-with-a-long-name' * 4}"
-    runs += [make_run(other, 40, offset=1.0, **gauges | {"agreement_chance": 0.16})]
+    runs += [make_run(other, 40, offset=1.0, agreement=0.6, agreement_chance=0.16)]
     for run in runs:
         add_pictures(run, (0, 20, 40))
         add_scores(run)

@@ -1,10 +1,10 @@
-"""Colours that colour-blind readers can tell apart, and clusters painted over photographs."""
+"""Colors that color-blind readers can tell apart, and clusters painted over photographs."""
 
 import numpy as np
 import pytest
 import torch
 
-from croc.lab.show.figures import HATCHING, OPACITY, PALETTE, by_size, choose_heads, paint
+from croc.lab.show.figures import HATCHING, OPACITY, PALETTE, by_size, paint
 
 # Machado, Oliveira and Fernandes 2009, severity 1, on linear RGB.
 VISION = {
@@ -34,7 +34,7 @@ TO_XYZ = np.array(
 
 
 def smallest_difference(srgb: np.ndarray, vision: str) -> float:
-    """ΔE (CIE 1976, D65) of the two most similar colours, as the reader sees them."""
+    """ΔE (CIE 1976, D65) of the two most similar colors, as the reader sees them."""
     linear = np.where(srgb <= 0.04045, srgb / 12.92, ((srgb + 0.055) / 1.055) ** 2.4)
     xyz = np.clip(linear @ VISION[vision].T, 0, 1) @ TO_XYZ.T / TO_XYZ.sum(axis=1)
     f = np.where(xyz > 216 / 24389, np.cbrt(xyz), (24389 / 27 * xyz + 16) / 116)
@@ -50,51 +50,52 @@ def smallest_difference(srgb: np.ndarray, vision: str) -> float:
 def test_palette_is_distinguishable(vision: str, least: float):
     ends = np.array([(0.0, 0, 0), (1, 1, 1)])
     assert smallest_difference(ends, vision) == pytest.approx(100, abs=0.1)
-    colours = PALETTE.double().numpy()
-    assert len(colours) == 12
-    assert smallest_difference(colours, vision) > least
-    over_gray = OPACITY * colours + (1 - OPACITY) * 0.5
+    colors = PALETTE.double().numpy()
+    assert len(colors) == 12
+    assert smallest_difference(colors, vision) > least
+    over_gray = OPACITY * colors + (1 - OPACITY) * 0.5
     assert smallest_difference(over_gray, vision) > 18
     assert smallest_difference(over_gray[:8], vision) > 21
 
 
-GRAY = torch.full((3, 32, 64), 0.5)
+GRAY = torch.full((1, 3, 32, 64), 0.5)
 BOTH = torch.tensor([True, True])
 # The left half of a 4 × 8 grid belongs to cluster 0, the right half to cluster 1.
-HALVES = torch.nn.functional.one_hot((torch.arange(32) % 8 >= 4).long(), 2).float()
+HALVES = torch.nn.functional.one_hot((torch.arange(32) % 8 >= 4).long(), 2).float()[None]
 
 
-def test_clusters_have_their_colours_and_soft_edges():
-    painted = paint(GRAY, HALVES, BOTH, (4, 8), PALETTE[[3, 5]])
-    assert painted.shape == (3, 160, 320)
+def painted(
+    pixels: torch.Tensor, shares: torch.Tensor, valid: torch.Tensor, numbers: tuple[int, ...]
+) -> torch.Tensor:
+    (picture,) = paint(pixels, shares, valid, (4, 8), torch.tensor(numbers))
+    return torch.from_numpy(picture)
+
+
+def test_clusters_have_their_colors_and_soft_edges():
+    picture = painted(GRAY, HALVES, BOTH, (3, 5))
+    assert picture.shape == (160, 320, 3)
     over = OPACITY * PALETTE + (1 - OPACITY) * 0.5
-    torch.testing.assert_close(painted[:, 80, 20], over[3])
-    torch.testing.assert_close(painted[:, 80, 300], over[5])
-    assert painted[:, 80, 120:200].unique(dim=1).shape[1] > 10
+    torch.testing.assert_close(picture[80, 20], over[3])
+    torch.testing.assert_close(picture[80, 300], over[5])
+    assert picture[80, 120:200].unique(dim=0).shape[0] > 10
 
 
-def test_colours_mix_in_proportion_to_the_shares():
-    shares = torch.tensor([[0.65, 0.35]]).expand(32, -1)
+def test_colors_mix_in_proportion_to_the_shares():
+    shares = torch.tensor([[0.65, 0.35]]).expand(1, 32, -1)
     tint = 0.65 * PALETTE[0] + 0.35 * PALETTE[1]
     for scale in (torch.ones(32, 1), torch.linspace(0.001, 0.1, 32)[:, None]):
         # `released` gives a token's share of its cluster: a row need not sum to 1
-        painted = paint(GRAY, scale * shares, BOTH, (4, 8), PALETTE[:2])
-        torch.testing.assert_close(painted[:, 80, 100], OPACITY * tint + (1 - OPACITY) * 0.5)
+        picture = painted(GRAY, scale * shares, BOTH, (0, 1))
+        torch.testing.assert_close(picture[80, 100], OPACITY * tint + (1 - OPACITY) * 0.5)
 
 
 def test_only_pruned_clusters_are_hatched():
-    painted = paint(torch.ones(3, 32, 64), HALVES, torch.tensor([True, False]), (4, 8), PALETTE[:2])
-    dark = (painted == HATCHING).all(dim=0)
+    picture = painted(torch.ones(1, 3, 32, 64), HALVES, torch.tensor([True, False]), (0, 1))
+    dark = (picture == HATCHING).all(dim=-1)
     assert not dark[:, :155].any()
     assert 0.1 < dark[:, 165:].float().mean() < 0.4
 
 
-def test_largest_cluster_has_the_first_colour():
+def test_largest_cluster_has_the_first_color():
     labels = torch.tensor([[2, 2, 0, 1], [2, 0, 2, 2]])
     assert by_size(torch.nn.functional.one_hot(labels, 4).float()).tolist() == [1, 2, 0, 3]
-
-
-def test_heads_are_deduplicated_and_limited_by_default():
-    assert choose_heads(None, 6) == [0, 1, 2, 3, 4, 5]
-    assert choose_heads((), 6, 3) == [0, 1, 2]
-    assert choose_heads((5, 0, 5), 6) == [5, 0]

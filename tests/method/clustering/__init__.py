@@ -1,15 +1,12 @@
 """Inputs for the clustering's tests: tokens of crops, with all that may go wrong with them."""
 
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from croc.config import ClusterConfig
-
-Layout = Literal["random", "prototypes", "places"]
 
 
 @dataclass(frozen=True)
@@ -26,34 +23,25 @@ class Case:
     def changed(self, **fields) -> "Case":
         return replace(self, **fields)
 
+    @property
+    def arguments(self) -> tuple[Tensor, Tensor, Tensor]:
+        """For `cluster`, or for an oracle before the seeds."""
+        return self.tokens, self.positions, self.saliency
+
     def picture(self, b: int) -> "Case":
         """One image of the batch, alone."""
-        part = slice(b, b + 1)
-        return self.changed(
-            tokens=self.tokens[part],
-            positions=self.positions[part],
-            saliency=self.saliency[part],
-            seeds=self.seeds[part],
-        )
+        names = ("tokens", "positions", "saliency", "seeds")
+        return self.changed(**{name: getattr(self, name)[b, None] for name in names})
 
-    def to(self, *args) -> "Case":
+    def to(self, target: torch.dtype | str) -> "Case":
         """Floats to another type, or everything to another device."""
-        device_only = [arg for arg in args if not isinstance(arg, torch.dtype)]
-        return self.changed(
-            tokens=self.tokens.to(*args),
-            positions=self.positions.to(*args),
-            saliency=self.saliency.to(*args),
-            seeds=self.seeds.to(*device_only) if device_only else self.seeds,
-        )
-
-    @property
-    def arguments(self) -> tuple:
-        """For `cluster`, or for an oracle after the seeds."""
-        return self.tokens, self.positions, self.saliency
+        names = ("tokens", "positions", "saliency", "seeds")
+        names = names[:3] if isinstance(target, torch.dtype) else names
+        return self.changed(**{name: getattr(self, name).to(target) for name in names})
 
 
 def crop_positions(rng: np.random.Generator, rows: int, columns: int, disjoint: int | None):
-    """Patch centres of a random crop, perhaps flipped; a `disjoint` crop keeps to its own third."""
+    """Patch centers of a random crop, perhaps flipped; a `disjoint` crop keeps to its own third."""
     width, height = rng.uniform(0.2, 0.9, 2)
     left, top = rng.uniform(0, 1 - width), rng.uniform(0, 1 - height)
     if disjoint is not None:
@@ -65,11 +53,9 @@ def crop_positions(rng: np.random.Generator, rows: int, columns: int, disjoint: 
     return np.stack([np.tile(x, rows), np.repeat(y, columns)], -1)
 
 
-def draw_tokens(
-    rng: np.random.Generator, layout: Layout, positions: np.ndarray, d: int, views: int
-):
-    """One head's tokens of one image: noise, a few prototypes of which some belong to one view
-    alone, or a few prototypes by their place in the image."""
+def draw_tokens(rng: np.random.Generator, layout: str, positions: np.ndarray, d: int, views: int):
+    """One head's tokens of one image: noise ("random"), a few prototypes of which some belong to
+    one view alone ("prototypes"), or a few by their place in the image ("places")."""
     T = len(positions)
     if layout == "random":
         return rng.normal(size=(T, d))
@@ -108,7 +94,7 @@ def make_case(
     grid: tuple[int, int] = (3, 4),
     d: int = 8,
     views: int = 2,
-    layout: Layout = "places",
+    layout: str = "places",
     disjoint: bool = False,
     empty: bool = False,
 ) -> Case:
@@ -116,23 +102,16 @@ def make_case(
     T = views * grid[0] * grid[1]
     positions = np.stack(
         [
-            np.concatenate(
-                [crop_positions(rng, *grid, m if disjoint else None) for m in range(views)]
-            )
+            [crop_positions(rng, *grid, m if disjoint else None) for m in range(views)]
             for _ in range(B)
         ]
-    )
+    ).reshape(B, T, 2)
     tokens, saliency, seeds = [], [], []
     for b in range(B):
         for _ in range(H):
             tokens.append(draw_tokens(rng, layout, positions[b], d, views))
             saliency.append(draw_saliency(rng, config.variant, T, views, empty))
             seeds.append(rng.permutation(T)[: config.k_start])
-    return Case(
-        tokens=torch.from_numpy(np.stack(tokens).reshape(B, H, T, d)),
-        positions=torch.from_numpy(positions),
-        saliency=torch.from_numpy(np.stack(saliency).reshape(B, H, T)),
-        seeds=torch.from_numpy(np.stack(seeds).reshape(B, H, config.k_start)),
-        config=config,
-        views=views,
-    )
+    drawn = (np.stack(each).reshape(B, H, *each[0].shape) for each in (tokens, saliency, seeds))
+    tokens, saliency, seeds = map(torch.from_numpy, drawn)
+    return Case(tokens, torch.from_numpy(positions), saliency, seeds, config, views)

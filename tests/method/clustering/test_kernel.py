@@ -16,7 +16,7 @@ from croc.method.clustering.paper import (
     split_views,
 )
 from croc.method.types import Clusters
-from tests.kernels.interpreter import gpu, interpreted, knowing_bfloat16
+from tests.kernels.interpreter import interpreted, knowing_bfloat16, waiting_is_an_error
 from tests.method.clustering import Case, make_case
 from tests.oracles.clustering import cluster_paper
 
@@ -67,32 +67,24 @@ def assert_agree(
 
 
 INF = float("inf")
-SMALL = [  # configuration, and what make_case takes
-    ({"k_start": 3}, {}),
-    ({"k_start": 2}, {"grid": (1, 5), "views": 2}),
-    ({"k_start": 6, "position_weight": 0.0}, {"layout": "prototypes", "empty": True}),
-    ({"k_start": 8, "position_weight": 3.0}, {"grid": (4, 5), "d": 16}),
-    ({"k_start": 7, "position_weight": INF}, {"grid": (2, 5), "views": 3}),
-    ({"k_start": 5}, {"views": 1, "grid": (2, 5), "layout": "random"}),
-    ({"k_start": 12}, {"grid": (3, 6), "empty": True, "layout": "random"}),
-    ({"k_start": 18}, {"grid": (2, 7), "d": 3, "layout": "prototypes"}),
-    ({"k_start": 32}, {"grid": (4, 5), "d": 16, "layout": "random"}),
-    ({"k_start": 10, "k_max": 4}, {"disjoint": True}),
-    ({"k_start": 10, "k_max": 9}, {"layout": "prototypes"}),
-    ({"k_start": 10, "k_max": 9, "k_select": "fixed"}, {"layout": "prototypes"}),
-    ({"k_start": 7, "k_max": 7, "k_select": "fixed"}, {}),
-    ({"k_start": 6, "k_max": 2, "k_select": "fixed"}, {"layout": "random"}),
-    ({"k_start": 6, "sinkhorn_iterations": 1}, {}),
-    ({"k_start": 6, "sinkhorn_iterations": 12, "sharpness": 80.0}, {"empty": True}),
-    ({"k_start": 6, "sharpness": 5.0}, {"layout": "random"}),
-    ({"k_start": 10, "sharpness": 200.0}, {"disjoint": True, "empty": True}),
-    ({"k_start": 9, "sharpness": 200.0, "sinkhorn_iterations": 1}, {"grid": (3, 5)}),
-    ({"k_start": 6, "position_weight": 12.0}, {"layout": "random", "views": 3}),
-]
+SMALL = {  # by the seed: configuration, and what make_case takes
+    1: ({"k_start": 2}, {"grid": (1, 5)}),
+    2: ({"k_start": 6, "position_weight": 0.0}, {"layout": "prototypes", "empty": True}),
+    4: ({"k_start": 7, "position_weight": INF}, {"grid": (2, 5), "views": 3}),
+    5: ({"k_start": 5}, {"views": 1, "grid": (2, 5), "layout": "random"}),
+    6: ({"k_start": 12}, {"grid": (3, 6), "empty": True, "layout": "random"}),
+    7: ({"k_start": 18}, {"grid": (2, 7), "d": 3, "layout": "prototypes"}),
+    9: ({"k_start": 10, "k_max": 4}, {"disjoint": True}),
+    12: ({"k_start": 7, "k_max": 7, "k_select": "fixed"}, {}),
+    13: ({"k_start": 6, "k_max": 2, "k_select": "fixed"}, {"layout": "random"}),
+    15: ({"k_start": 6, "sinkhorn_iterations": 12, "sharpness": 80.0}, {"empty": True}),
+    16: ({"k_start": 6, "sharpness": 5.0}, {"layout": "random"}),
+    17: ({"k_start": 10, "sharpness": 200.0}, {"disjoint": True, "empty": True}),
+}
 
 
 @interpreted
-@pytest.mark.parametrize("number", range(len(SMALL)))
+@pytest.mark.parametrize("number", SMALL)
 def test_agrees_with_the_definition(kernel, number: int) -> None:
     options, layout = SMALL[number]
     config = ClusterConfig(**options)
@@ -103,7 +95,6 @@ def test_agrees_with_the_definition(kernel, number: int) -> None:
     oracle = cluster_paper(*exact.arguments, case.seeds, config, case.views)
     gaps = np.minimum(np.minimum(oracle.merge_gap, oracle.count_gap), oracle.argmax_gap)
     clear = torch.from_numpy(gaps >= TIE)
-    print(options, layout, "left out:", int((~clear).sum()), "count:", oracle.count.tolist())
     assert clear.any()
     assert_agree(run_kernel(kernel, case), run_definition(exact), clear, config.sharpness)
 
@@ -125,7 +116,7 @@ def test_takes_any_strides(kernel) -> None:
 
 
 @interpreted
-@pytest.mark.parametrize("weight", [4.0, 0.0, INF])
+@pytest.mark.parametrize("weight", [4.0, INF])
 def test_identical_tokens_and_places(kernel, weight: float) -> None:
     """Every cluster is the same, and a token belongs to each by its importance alone."""
     config = ClusterConfig(k_start=5, position_weight=weight)
@@ -138,14 +129,6 @@ def test_identical_tokens_and_places(kernel, weight: float) -> None:
     sums = result.assignments.sum(-1)
     torch.testing.assert_close(sums, torch.ones_like(sums))
     torch.testing.assert_close(result.cost, run_definition(case).cost, rtol=0, atol=1e-5)
-
-
-@interpreted
-def test_zero_tokens_spoil_nothing(kernel) -> None:
-    case = make_case(2, ClusterConfig(k_start=4), B=1, H=1).to(torch.float32)
-    tokens = case.tokens.clone()
-    tokens[:, :, ::2] = 0
-    assert torch.isfinite(run_kernel(kernel, case.changed(tokens=tokens)).assignments).all()
 
 
 # --- on a GPU -------------------------------------------------------------------------------
@@ -184,16 +167,11 @@ def near_ties(case: Case) -> tuple[Clusters, torch.Tensor]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(paper, "closest_pair", record)
         steps = list(paper_steps(unit, exact.positions, exact.saliency, exact.seeds, config))
-    costs = torch.stack(
-        [step.cost for step in steps if step.assignments.shape[-1] <= largest(config)]
-    )
+    k_max = config.k_max or config.k_start
+    costs = torch.stack([step.cost for step in steps if step.assignments.shape[-1] <= k_max])
     expected = split(*choose(iter(steps), config), config, case.views)
     ties = (torch.stack(gaps) < 1e-6).any(dim=0) | (gap(-costs.movedim(0, -1)) < 1e-6)
     return expected, ties | (gap(expected.assignments) < 2e-5).any(dim=-1).any(dim=0)
-
-
-def largest(config: ClusterConfig) -> int:
-    return config.k_max or config.k_start
 
 
 def gap(values: torch.Tensor) -> torch.Tensor:
@@ -208,7 +186,6 @@ def differ(a: Clusters, b: Clusters) -> torch.Tensor:
 
 
 @pytest.mark.cuda
-@gpu
 @pytest.mark.parametrize("name", FULL)
 def test_full_size_agrees_with_the_definition(name: str) -> None:
     from croc.kernels.clustering import fits
@@ -218,19 +195,12 @@ def test_full_size_agrees_with_the_definition(name: str) -> None:
     result = cluster(*case.arguments, case.config, seeds=case.seeds)
     expected, left_out = near_ties(case)
     plain = differ(run_definition(case), expected)
-    error = (result.assignments - expected.assignments)[:, ~left_out].abs().max()
-    print(
-        f"\n{name}: near ties {left_out.float().mean():.2%}; kernel differs in "
-        f"{differ(result, expected).float().mean():.2%}, float32 in {plain.float().mean():.2%}; "
-        f"else error {error:.1e}, K {result.count.float().mean():.2f}"
-    )
     assert differ(result, expected).float().mean() <= plain.float().mean() + 0.02
     assert left_out.float().mean() < 0.5
     assert_agree(result, expected, ~left_out, case.config.sharpness)
 
 
 @pytest.mark.cuda
-@gpu
 @pytest.mark.parametrize("sharpness", [20.0, 200.0])
 @pytest.mark.parametrize("weight", [0.0, 3.0, 8.0, INF])
 def test_full_size_with_other_weights(weight: float, sharpness: float) -> None:
@@ -242,7 +212,6 @@ def test_full_size_with_other_weights(weight: float, sharpness: float) -> None:
 
 
 @pytest.mark.cuda
-@gpu
 def test_too_large_is_left_to_the_definition() -> None:
     case = full_case(2, (28, 28), 64, 12, torch.bfloat16)
     result = cluster(*case.arguments, case.config, seeds=case.seeds)
@@ -251,17 +220,12 @@ def test_too_large_is_left_to_the_definition() -> None:
 
 @pytest.mark.cuda
 @pytest.mark.compiled
-@gpu
 def test_compiled_is_one_graph_without_a_wait() -> None:
     case = full_case(8, (14, 14), 64, 12, torch.bfloat16)
     keys = torch.arange(8, device="cuda")
     compiled = torch.compile(cluster, fullgraph=True)
     compiled(*case.arguments, case.config, keys=keys)
-    mode = torch.cuda.get_sync_debug_mode()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with waiting_is_an_error():
         result = compiled(*case.arguments, case.config, keys=keys)
         plain = cluster(*case.arguments, case.config, keys=keys)
-    finally:
-        torch.cuda.set_sync_debug_mode(mode)
     assert not differ(result, plain).any()

@@ -1,21 +1,21 @@
-"""What is exported, and writing it: everything is checked first, then written in one go."""
+"""`croc export`: a run's backbone as a file or a folder that loads without this project."""
 
 import json
 import shutil
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import torch
+import tyro
 from safetensors.torch import save_file
 
 from croc.errors import UserError
 from croc.io import read_lines, read_metrics, replacing
 from croc.weights.card import WeightsRecord, make_card, make_record, read_record
 from croc.weights.checkpoint import find_checkpoint, open_run
-from croc.weights.export import KINDS, Export
-from croc.weights.export.formats import WRITERS, check_onnx, snippet
+from croc.weights.formats import WRITERS, check_onnx
 from croc.weights.open import (
     VitBackbone,
     architecture,
@@ -29,24 +29,44 @@ LICENCE = "not stated; the photographs that it was trained on have licences of t
 SAME_SETTINGS = ("protocol", "data", "config", "hold_out", "weights_hash", "machine")
 
 
-def write(request: Export) -> tuple[Path, ...]:
-    """A folder in the layout of another library; or a file, whose metadata hold all that is needed
-    to build the network, and its card."""
-    is_folder, file = request.to in KINDS, Path(request.to)
+@dataclass(frozen=True)
+class Export:
+    """Export a run's backbone, without heads, so that it loads without CrOC installed."""
+
+    run: Annotated[str, tyro.conf.Positional]
+    """A run folder (its last checkpoint is used), a checkpoint, a file written by croc export, or
+    the name of bundled weights."""
+    to: str
+    """timm, transformers, torchhub, onnx or safetensors: write a folder in that format. Or
+    NAME.safetensors: write a single file, with NAME.md next to it. Nothing is overwritten."""
+    folder: str | None = None
+    """Output folder; by default NAME-FORMAT in the current directory."""
+    name: str | None = None
+    """Model name in the model card; by default the name of the run folder or the file."""
+    dtype: Literal["bfloat16", "float32"] | None = None
+    """Data type of the weights; by default bfloat16 for a file and float32 for a folder."""
+    scores: str | None = None
+    """A results.jsonl of croc evaluate; its scores of these weights go into the model card."""
+    licence: str | None = None
+    """A license note for the weights; by default that of the file, or none."""
+
+
+def export(request: Export) -> tuple[Path, ...]:
+    """Write a folder in the layout of another library; or a file, whose metadata hold all that is
+    needed to build the network, and its card. Everything is checked first."""
+    is_folder, file = request.to in WRITERS, Path(request.to)
     if not is_folder and file.suffix != ".safetensors":
         raise UserError(
-            f"--to {request.to}: give {', '.join(KINDS[:-1])} or {KINDS[-1]} for a folder, or a "
-            "file that ends in .safetensors"
+            f"--to {request.to}: pass {', '.join(WRITERS)}, or a file that ends in .safetensors"
         )
-    for option in ("folder", "name"):
-        if not is_folder and getattr(request, option) is not None:
-            raise UserError(f"--{option} is for folders, as --to {KINDS[0]}; --to names the file")
+    if not is_folder and (request.folder or request.name):
+        raise UserError("--folder and --name are for folders, as --to timm; --to names the file")
     if request.to == "onnx":
         check_onnx(request.dtype)
     record, backbone = _open_source(request)
     name = backbone.name if request.name is None else request.name
-    if not name.strip() or not name.isprintable() or set(name) & set("/\\") or name[0] == ".":
-        raise UserError(f"--name {name!r}: give a name that a folder can have")
+    if not name or Path(name).name != name or not name.isprintable():
+        raise UserError(f"--name {name!r}: pass a name that a folder can have")
     folder = Path(request.folder or f"{name}-{request.to}")
     targets = (folder,) if is_folder else (file, file.with_suffix(".md"))
     for path in targets:
@@ -58,7 +78,6 @@ def write(request: Export) -> tuple[Path, ...]:
     weights = {k: x.to(getattr(torch, dtype)).contiguous() for k, x in vit.state_dict().items()}
     vit.load_state_dict(weights)
     facts: dict[str, Any] = {
-        "record": record,
         "architecture": architecture(backbone),
         "dtype": dtype,
         "numbers": sum(value.numel() for value in weights.values()),
@@ -68,16 +87,14 @@ def write(request: Export) -> tuple[Path, ...]:
         file.parent.mkdir(parents=True, exist_ok=True)
         with replacing(file) as partial, replacing(file.with_suffix(".md")) as card:
             save_file(weights, partial, record.metadata())
-            card.write_text(make_card(file.stem, **facts), encoding="utf-8")
+            card.write_text(make_card(file.stem, record, **facts), encoding="utf-8")
         return targets
     partial = folder.with_name(f"{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)  # of an export that was killed
     partial.mkdir(parents=True)
     try:
         WRITERS[request.to](partial, record, weights)
-        use = snippet(request.to, folder.name, record)
-        library = request.to if request.to in ("transformers", "onnx") else "timm"
-        card = make_card(name, **facts, use=use, library=library)
+        card = make_card(name, record, **facts, kind=request.to, folder=folder.name)
         (partial / "README.md").write_text(card, encoding="utf-8")
         partial.rename(folder)
     finally:
@@ -97,7 +114,7 @@ def _open_source(request: Export) -> tuple[WeightsRecord, VitBackbone]:
     record = read_record(path) if path.is_file() else None
     if record is None:
         raise UserError(
-            f"{request.run} is no run: give a folder of croc pretrain, a checkpoint in it, a file "
+            f"{request.run} is no run: pass a folder of croc pretrain, a checkpoint in it, a file "
             f"of croc export, or a name ({shipped_hint()})"
         )
     backbone = VitBackbone(build_exported(path, record).vit, path.stem)
@@ -115,13 +132,11 @@ def seconds_trained(run: Path, step: int) -> float | None:
 
 def _read_scores(path: str | None, rounded: str, exact: str) -> list[dict[str, Any]]:
     """The latest of each protocol, data set and settings, of these weights or before rounding."""
-    if path is None:
-        return []
     scores: dict[str, dict[str, Any]] = {}
-    for line in read_lines(Path(path), pass_over_bad=True):
+    for line in read_lines(Path(path), pass_over_bad=True) if path else ():
         if line.get("weights_hash") in (rounded, exact):
             key = json.dumps([line.get(name) for name in SAME_SETTINGS], sort_keys=True)
             scores[key] = {**line, "as_here": line["weights_hash"] == rounded}
-    if not scores:
+    if path and not scores:
         raise UserError(f"--scores {path} holds no scores of these weights ({rounded})")
     return list(scores.values())

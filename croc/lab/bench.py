@@ -13,28 +13,29 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
-from itertools import cycle, pairwise
+from itertools import accumulate, cycle, pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from lightning_fabric import Fabric
+from matplotlib.figure import Figure
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from croc.config import ClusterConfig, CrocConfig
+from croc.arguments import parse
+from croc.config import ClusterConfig, CrocConfig, PretrainConfig, require, require_least
 from croc.data.loader import batch_indices, make_loader, worker_count
 from croc.data.sources import ImageSource, open_source
 from croc.errors import UserError
 from croc.io import gpu_versions, hardware, replacing
 from croc.kernels import serve, use_kernels
-from croc.lab.bench.options import BenchConfig
-from croc.lab.bench.report import draw_results, print_results
 from croc.method.backbone import Backbone
 from croc.method.build import build_method
 from croc.method.clustering.paper import check_k_start
@@ -44,6 +45,8 @@ from croc.method.randomness import sample_key
 from croc.method.stages import Stopwatch
 from croc.method.types import Canvases
 from croc.method.views import VIEWS
+from croc.plotting import COLOURS, save_chart
+from croc.tables import table_console, terminal_table
 from croc.train.cuda_graph import WARM_UPS, Gradients, make_gradients, records
 from croc.train.distributed import compiles, in_bfloat16, make_fabric
 from croc.train.loop import settings_at, train_step
@@ -53,73 +56,115 @@ BATCHES, STAGE_STEPS, HOST_STEPS = 3, 10, 5
 LOADER_WARM_UPS = 8
 """Steps after which batches made ahead are used up."""
 STEPS_PER_EPOCH = 1000
-MODELS = tuple(f"vit_{size}_patch16_224" for size in ("tiny", "small", "base"))
 OCTAVES = ((6, 60.0), (24, 30.0), (96, 12.0))
 """Cells along a side of the noise in the images, and their contrast."""
+STAGE_COLORS = (*COLOURS, "#F0E442", "#999999", "#DDDDDD")
+VARIED = {
+    "batch": ("optim", "batch", "images in a batch"),
+    "tokens": ("views", "size_px", "tokens of an image's two views"),
+    "k-start": ("cluster", "k_start", "K_start"),
+    "heads": ("cluster", "tokens", "heads that are clustered"),
+    "model": ("model", "name", ""),
+}
+"""Section and option of each quantity that can be varied, and its name in the picture."""
 
 
-def run_bench(config: CrocConfig, bench: BenchConfig, recipe: str) -> Path:
-    """Measure, write and print; returns the folder."""
-    run = config.run
+@dataclass(frozen=True)
+class BenchConfig:
+    """What to measure, and where to write the results."""
+
+    steps: int = 30
+    """Number of timed steps."""
+    warmup: int = 5
+    """Untimed warm-up steps before them; the first ones compile."""
+    to: str | None = None
+    """Folder for bench.json and bench.png; by default bench/RECIPE-DATE-TIME."""
+    vary: Literal["none", "batch", "tokens", "k-start", "heads", "model"] = "none"
+    """What to vary, with the rest of the recipe fixed: tokens by the number of patches per side of
+    a view, heads by clustering the output tokens (1) or the projections of every head."""
+    values: tuple[str, ...] = ()
+    """Values to measure; by default a few around the recipe's own."""
+
+    def __post_init__(self) -> None:
+        require_least(self, "bench", 1, "steps", "warmup")
+        require(self.vary != "none" or not self.values, "--bench.values needs --bench.vary")
+
+
+@dataclass(frozen=True)
+class BenchOptions(CrocConfig):
+    """Time the training step of a recipe, stage by stage."""
+
+    bench: BenchConfig = field(default_factory=BenchConfig)
+
+
+def run_bench(
+    recipe: str, arguments: list[str], open_recipe: Callable[[str], tuple[PretrainConfig, str]]
+) -> None:
+    """Measure a recipe with the options of the command line; write and print the results."""
+    default, name = open_recipe(recipe)
+    if not isinstance(default, CrocConfig):
+        raise UserError(f"croc bench measures CrOC's step, and {recipe} is another method")
+    options = parse(BenchOptions, arguments, f"croc bench {recipe}", BenchOptions(**vars(default)))
+    bench, run = options.bench, options.run
     several = run.nodes > 1 or run.devices not in ("auto", 1) or run.strategy != "ddp"
     if several or int(os.environ.get("WORLD_SIZE", 1)) > 1:
         raise UserError(
             "croc bench measures one device: leave out --run.devices, --run.nodes, --run.strategy "
             "and torchrun, and pass one device's share as --optim.batch"
         )
-    config = replace(config, run=replace(run, devices=1))
-    settings = plan(config, bench)
+    require(options.model.init is None, "croc bench measures with fresh weights: leave --init out")
+    config = CrocConfig(**{each.name: getattr(options, each.name) for each in fields(CrocConfig)})
+    settings = plan(replace(config, run=replace(run, devices=1)), bench)
     source = open_source(config.data, run.seed) if config.data.root else None
     if source:
         for setting in settings:  # is there enough data for a batch?
             batch_indices(0, len(source), setting.sizes["batch"], run.seed)
-    folder = Path(bench.to or f"bench/{recipe}-{datetime.now(UTC):%Y-%m-%d-%H%M%S}")
+    folder = Path(bench.to or f"bench/{name}-{datetime.now(UTC):%Y-%m-%d-%H%M%S}")
     if (folder / FILE).exists() or (folder / PICTURE).exists():
         raise UserError(f"{folder} contains a measurement: choose another --bench.to")
-    fabric = make_fabric(config.run)
-    is_new = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)  # now, so that no result is lost
-    try:
-        dtype = torch.bfloat16 if in_bfloat16(config.run, fabric.device.type) else torch.float32
-        results: dict[str, Any] = {
-            "format": 1,
-            "date": datetime.now(UTC).isoformat(timespec="seconds"),
-            "recipe": recipe,
-            "hardware": hardware(fabric.device),
-            "versions": gpu_versions(),
-            "bench": dataclasses.asdict(bench),
-            "ceiling": measure_ceiling(fabric.device, dtype),
-            "settings": [],
-            "not_yet_measured": [setting.label for setting in settings],
-        }
-        for number, setting in enumerate(settings, start=1):
-            print(f"measuring {number} of {len(settings)}: {setting.label}", file=sys.stderr)
-            figures = None
-            try:
-                figures = measure(fabric, setting, bench, results["ceiling"], source)
-            except (RuntimeError, MemoryError) as error:
-                if not is_out_of_memory(error):
-                    raise
-                print(f"out of memory: {setting.label}", file=sys.stderr)
-            entry = {"out_of_memory": figures is None, "figures": figures}
-            results["settings"].append(dataclasses.asdict(setting) | entry)
-            results["not_yet_measured"].pop(0)
-            if any(entry["figures"] for entry in results["settings"]):
-                with replacing(folder / FILE) as partial:  # now: a later one may kill the process
-                    text = json.dumps(results, indent=1, ensure_ascii=False, allow_nan=False)
-                    partial.write_text(text + "\n")
-            torch.compiler.reset()  # free what was compiled for these shapes, and their memory
-            gc.collect()
-            if fabric.device.type == "cuda":
-                torch.cuda.empty_cache()
-        if not any(entry["figures"] for entry in results["settings"]):
-            raise UserError("out of memory: lower --optim.batch or pass --run.micro-batch")
-        draw_results(results, folder / PICTURE)
-    finally:
-        if is_new and not any(folder.iterdir()):
-            folder.rmdir()
-    print_results(results)
-    return folder
+
+    fabric = make_fabric(settings[0].config.run)
+    dtype = torch.bfloat16 if in_bfloat16(run, fabric.device.type) else torch.float32
+    results: dict[str, Any] = {
+        "format": 1,
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "recipe": name,
+        "hardware": hardware(fabric.device),
+        "versions": gpu_versions(),
+        "bench": dataclasses.asdict(bench),
+        "ceiling": measure_ceiling(fabric.device, dtype),
+        "settings": [],
+        "not_yet_measured": [setting.label for setting in settings],
+    }
+    for setting in settings:
+        print(f"measuring {setting.label}", file=sys.stderr)
+        figures = None
+        try:
+            figures = measure(fabric, setting, bench, results["ceiling"], source)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            print(f"out of memory: {setting.label}", file=sys.stderr)
+        entry = {"out_of_memory": figures is None, "figures": figures}
+        results["settings"].append(dataclasses.asdict(setting) | entry)
+        results["not_yet_measured"].pop(0)
+        with replacing(folder / FILE) as partial:  # now: a later one may kill the process
+            text = json.dumps(results, indent=1, ensure_ascii=False, allow_nan=False)
+            partial.write_text(text + "\n")
+        torch.compiler.reset()  # free what was compiled for these shapes, and their memory
+        gc.collect()
+        torch.cuda.empty_cache()
+    measured = [entry for entry in results["settings"] if entry["figures"]]
+    if not measured:
+        (folder / FILE).unlink()
+        raise UserError("out of memory: lower --optim.batch or pass --run.micro-batch")
+    device = results["hardware"]
+    where = device["cpu"] if device["gpu"] == "no GPU" else device["gpu"]
+    title = f"{name} on {where}, torch {results['versions']['torch']}, {results['date'][:10]}"
+    save_chart(make_figure(measured, bench.vary, title), folder / PICTURE)
+    print_settings(measured, title)
+    print(f"the results are in {folder}")
 
 
 @dataclass(frozen=True)
@@ -134,24 +179,40 @@ class Setting:
 
 def plan(config: CrocConfig, bench: BenchConfig) -> list[Setting]:
     """All settings, each checked now, so that none fails after hours."""
-    base = sizes_of(config)
-    if bench.vary == "none":
+    base, vary = sizes_of(config), bench.vary
+    if vary == "none":
         return [Setting(f"batch {base['batch']}", base["batch"], base, config)]
-    defaults: dict[str, tuple[int | str, ...]] = {
-        "batch": tuple(max(1, round(base["batch"] * factor)) for factor in (0.25, 0.5, 1, 2)),
-        "tokens": tuple(max(1, round(base["side"] * factor)) for factor in (0.5, 0.7, 1, 1.4, 2)),
-        "k-start": tuple(k for k in (4, 8, 12, 16, 24, 32) if k <= base["tokens"]),
-        "heads": (1, base["attention_heads"]),
-        "model": MODELS,
+    defaults: dict[str, list[Any]] = {
+        "batch": [max(1, round(base["batch"] * factor)) for factor in (0.25, 0.5, 1, 2)],
+        "tokens": [max(1, round(base["side"] * factor)) for factor in (0.5, 0.7, 1, 1.4, 2)],
+        "k-start": [k for k in (4, 8, 12, 16, 24, 32) if k <= base["tokens"]],
+        "heads": [1, base["attention_heads"]],
+        "model": [f"vit_{size}_patch16_224" for size in ("tiny", "small", "base")],
     }
     settings: list[Setting] = []
-    for choice in dict.fromkeys(bench.values or map(str, defaults[bench.vary])):
-        changed = _vary(config, base, bench.vary, choice)
+    for text in dict.fromkeys(bench.values or map(str, defaults[vary])):
+        if vary != "model" and not text.isdecimal():
+            raise UserError(f"--bench.values must be positive integers here: {text}")
+        value: Any = text if vary == "model" else int(text)
+        if vary == "tokens":
+            value *= base["patch_px"]
+        elif vary == "heads":
+            if value not in defaults[vary]:
+                raise UserError(
+                    f"--bench.values for heads are 1 (the last tokens) and "
+                    f"{base['attention_heads']} ({base['model']}'s own), not {value}; for others "
+                    "use benchmarks/clustering.py"
+                )
+            every = "values" if config.cluster.tokens == "last" else config.cluster.tokens
+            value = "last" if value == 1 else every
+        section, name, _ = VARIED[vary]
+        changes: dict[str, Any] = {section: replace(getattr(config, section), **{name: value})}
+        changed = replace(config, **changes)
         sizes = sizes_of(changed)
-        value = sizes[bench.vary.replace("-", "_")]
-        label = f"{VIEWS} × {sizes['side']}²" if bench.vary == "tokens" else str(value)
-        settings.append(Setting(label, value, sizes, changed))
-    return settings if bench.vary == "model" else sorted(settings, key=lambda each: each.value)
+        shown = sizes[vary.replace("-", "_")]
+        label = f"{VIEWS} × {sizes['side']}²" if vary == "tokens" else str(shown)
+        settings.append(Setting(label, shown, sizes, changed))
+    return settings if vary == "model" else sorted(settings, key=lambda each: each.value)
 
 
 def sizes_of(config: CrocConfig) -> dict[str, Any]:
@@ -170,28 +231,6 @@ def sizes_of(config: CrocConfig) -> dict[str, Any]:
         "attention_heads": last.attn.num_heads,
         "model": config.model.name,
     }
-
-
-def _vary(config: CrocConfig, base: dict[str, Any], quantity: str, value: str) -> CrocConfig:
-    if quantity == "model":
-        return replace(config, model=replace(config.model, name=value))
-    if not value.isdecimal() or int(value) < 1:
-        raise UserError(f"--bench.values must be positive integers here: {value}")
-    number = int(value)
-    if quantity == "batch":
-        return replace(config, optim=replace(config.optim, batch=number))
-    if quantity == "tokens":
-        return replace(config, views=replace(config.views, size_px=base["patch_px"] * number))
-    if quantity == "k-start":
-        return replace(config, cluster=replace(config.cluster, k_start=number))
-    if number not in (1, base["attention_heads"]):
-        raise UserError(
-            f"--bench.values for heads are 1 (the last tokens) and {base['attention_heads']} "
-            f"({base['model']}'s own), not {value}; for others use benchmarks/clustering.py"
-        )
-    tokens = config.cluster.tokens
-    tokens = "last" if number == 1 else "values" if tokens == "last" else tokens
-    return replace(config, cluster=replace(config.cluster, tokens=tokens))
 
 
 class Trainer:
@@ -227,9 +266,8 @@ class Trainer:
 def is_out_of_memory(error: BaseException) -> bool:
     """Also where a compiler, or the CPU's allocator, only says so in words."""
     phrases = ("out of memory", "can't allocate memory", "not enough memory")
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(
-        phrase in str(error).lower() for phrase in phrases
-    )
+    words = any(phrase in str(error).lower() for phrase in phrases)
+    return words or isinstance(error, torch.OutOfMemoryError | MemoryError)
 
 
 def measure(
@@ -317,16 +355,15 @@ def _measure_loaded(
     trainer: Trainer, steps: int, source: ImageSource, ready_rate: float
 ) -> dict[str, Any]:
     """The same step on photographs from the loader."""
-    config, device = trainer.config, trainer.fabric.device
-    workers = worker_count(config.data)
+    data, batch, device = trainer.config.data, trainer.config.optim.batch, trainer.fabric.device
     loader = make_loader(
         source,
-        canvas_px=config.data.canvas_px,
-        batch=config.optim.batch,
-        seed=config.run.seed,
+        canvas_px=data.canvas_px,
+        batch=batch,
+        seed=trainer.config.run.seed,
         first_step=0,
         last_step=LOADER_WARM_UPS + steps,
-        workers=workers,
+        workers=worker_count(data),
         device=device,
     )
     with closing(loader):
@@ -337,8 +374,8 @@ def _measure_loaded(
         for canvases in loader:
             trainer.step(canvases)
         _wait(device)
-        rate = steps * config.optim.batch / (time.perf_counter() - start)
-    record = {"images": len(source), "workers": workers}
+        rate = steps * batch / (time.perf_counter() - start)
+    record = {"images": len(source), "workers": worker_count(data)}
     return record | {"images_per_s": rate, "of_ready": rate / ready_rate}
 
 
@@ -450,3 +487,83 @@ def host_waits(device: torch.device) -> Iterator[list[str]]:
             places.append(f"{Path(each.filename).name}:{each.lineno}")
         elif "Synchronization debug mode is a prototype" not in message:
             warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
+
+
+def print_settings(measured: list[dict[str, Any]], title: str) -> None:
+    """One column per setting: its stages, what they add up to, and what is wrong."""
+    figures = [entry["figures"] for entry in measured]
+    rows: dict[str, list[str]] = {}
+    for stage in figures[0]["split_ms"]:
+        taken = [(each["split_ms"][stage], each["watched_ms"]) for each in figures]
+        rows[f"{stage}, ms"] = [f"{ms:.2f} ({ms / whole:.1%})" for ms, whole in taken]
+    rows["step, ms"] = [f"{each['step_ms']['median']:.2f}" for each in figures]
+    rows["10th–90th percentile"] = ["{p10:.1f}–{p90:.1f}".format(**e["step_ms"]) for e in figures]
+    rows["images/s"] = [f"{each['images_per_s']:,.5g}" for each in figures]
+    rows["TFLOP/s"] = [f"{each['tflops']:.3g}" for each in figures]
+    rows["of a large product"] = [f"{each['of_ceiling']:.1%}" for each in figures]
+    rows["first step after, s"] = [f"{each['first_step_s']:.1f}" for each in figures]
+    rows["warm-up over after, s"] = [f"{each['ready_s']:.1f}" for each in figures]
+    if figures[0]["host_ms"] is not None:
+        rows["launched by the host, ms"] = [f"{each['host_ms']:.2f}" for each in figures]
+        rows["times the host waited"] = [str(each["host_waits"]) for each in figures]
+        rows["peak GPU memory, GiB"] = [f"{each['peak_gib']:.2f}" for each in figures]
+    if figures[0]["loaded"]:
+        loaded = [each["loaded"] for each in figures]
+        rows["images/s with loading"] = [f"{each['images_per_s']:,.5g}" for each in loaded]
+        rows["of ready tensors"] = [f"{each['of_ready']:.1%}" for each in loaded]
+    console, headings = table_console(), ["", *(entry["label"] for entry in measured)]
+    cells = [[name, *values] for name, values in rows.items()]
+    console.print(terminal_table(headings, cells, title=title))
+    for entry, each in zip(measured, figures):
+        if each["host_waits"]:
+            places = ", ".join(each["host_wait_places"][:5])
+            console.print(f"{entry['label']}: ERROR: the host waited for the device: {places}")
+        if (each["host_ms"] or 0) > 0.9 * each["step_ms"]["median"]:
+            console.print(f"{entry['label']}: launching a step takes the host as long as the step")
+        if each["loss"] is None:
+            console.print(f"{entry['label']}: ERROR: the loss is not finite")
+
+
+def make_figure(measured: list[dict[str, Any]], vary: str, title: str) -> Figure:
+    """Where the time of a step goes, and how it depends on what was varied."""
+    figures = [entry["figures"] for entry in measured]
+    split, whole = figures[0]["split_ms"], figures[0]["watched_ms"]
+    figure = Figure(figsize=(8.5 if vary == "none" else 13, 5.5), dpi=120, layout="constrained")
+    if vary == "none":  # one bar per stage, each beginning where the one before it ended
+        axes = figure.subplots()
+        starts = list(accumulate(split.values(), initial=0.0))[:-1]
+        bars = axes.barh(list(split), list(split.values()), left=starts, color=STAGE_COLORS)
+        axes.bar_label(bars, [f" {ms:.2f} ms, {ms / whole:.1%}" for ms in split.values()])
+        axes.invert_yaxis()
+        axes.set_xlim(0, 1.25 * whole)
+        axes.set_xlabel("ms from the start of the step, stages one after the other")
+        peak = figures[0]["peak_gib"]
+        title += f"\n{measured[0]['label']}: {figures[0]['images_per_s']:,.5g} images/s"
+        title += "" if peak is None else f", peak {peak:.1f} GiB"
+    else:
+        axes, *others = figure.subplot_mosaic("ABC;ADE", width_ratios=[1.4, 1, 1]).values()
+        labels = [entry["label"].replace("_patch", "\npatch") for entry in measured]
+        bottom = np.zeros(len(figures))
+        for stage, color in zip(split, STAGE_COLORS):
+            taken = [each["split_ms"][stage] for each in figures]
+            axes.bar(labels, taken, bottom=bottom, color=color, label=stage)
+            bottom += taken
+        axes.set_title("ms of a step by stage", loc="left")
+        axes.legend(reverse=True, frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
+        panels = {
+            "clustering, ms per step": [each["split_ms"]["clustering"] for each in figures],
+            "images/s": [each["images_per_s"] for each in figures],
+            "step, ms (median)": [each["step_ms"]["median"] for each in figures],
+            "peak GPU memory, GiB": [each["peak_gib"] or math.nan for each in figures],
+        }
+        for axes, (name, values) in zip(others, panels.items()):
+            x = labels if vary == "model" else [entry["value"] for entry in measured]
+            axes.plot(x, values, "o-", color=COLOURS[0])
+            axes.set_title(name, loc="left")
+            axes.set_xlabel(VARIED[vary][2])
+            axes.set_ylim(bottom=0)
+            axes.set_visible(not math.isnan(values[0]))  # a CPU has no GPU memory
+    figure.suptitle(title, x=0.01, ha="left")
+    for axes in figure.axes:
+        axes.spines[["top", "right"]].set_visible(False)
+    return figure

@@ -1,9 +1,10 @@
-"""The layouts of timm, transformers, torch.hub and ONNX: their files, and code that loads them."""
+"""The layouts of timm, transformers, torch.hub and ONNX."""
 
 import json
 import logging
 import shutil
 import warnings
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -121,26 +122,24 @@ def write_transformers(folder: Path, record: WeightsRecord, weights: Weights) ->
 
 
 def check_is_vit_model(vit: VisionTransformer, model: str) -> None:
-    """Whether `ViTModel` has all that this network has: every tensor, the activation, the norms."""
-    blocks = [f"blocks.{i}.{layer}" for i in range(len(vit.blocks)) for layer in VIT_MODEL_BLOCK]
-    layers = ("patch_embed.proj", "norm", *blocks)
-    expected = {f"{layer}.{kind}" for layer in layers for kind in ("weight", "bias")}
-    different = set(vit.state_dict()) ^ (expected | {"cls_token", "pos_embed"})
-    different = sorted(name for name in different if not name.endswith("qkv.bias"))
-    if not different:
-        block: Any = vit.blocks[0]
-        activation, norms = block.mlp.act, (block.norm1, block.norm2, vit.norm)
-        is_gelu = isinstance(activation, nn.GELU) and activation.approximate == "none"
-        checks = {
-            "the position of its CLS token": not vit.no_embed_class,
-            "its gated MLP": block.mlp.fc1.out_features == block.mlp.fc2.in_features,
-            "its activation, which is not the exact GELU": is_gelu,
-            "the epsilons of its norms": len({norm.eps for norm in norms}) == 1,
-        }
-        different = [feature for feature, is_same in checks.items() if not is_same]
-    if different:
+    """`ViTModel` is timm's VisionTransformer without options: same layers, same tensors."""
+    block: Any = vit.blocks[0]
+    with torch.device("meta"):
+        plain = VisionTransformer(
+            img_size=vit.patch_embed.img_size,
+            patch_size=vit.patch_embed.patch_size[0],
+            embed_dim=vit.embed_dim,
+            depth=len(vit.blocks),
+            num_heads=block.attn.num_heads,
+            mlp_ratio=block.mlp.fc1.out_features / vit.embed_dim,
+            qkv_bias=block.attn.qkv.bias is not None,
+            norm_layer=partial(nn.LayerNorm, eps=block.norm1.eps),
+            num_classes=0,
+        )
+    shapes = [{k: x.shape for k, x in each.state_dict().items()} for each in (vit, plain)]
+    if str(vit) != str(plain) or shapes[0] != shapes[1]:
         raise UserError(
-            f"{model} differs from transformers' ViTModel in {different[0]}: take --to timm, "
+            f"{model} is not the plain ViT that transformers' ViTModel is: pass --to timm, "
             "torchhub, onnx or safetensors"
         )
 
@@ -246,67 +245,3 @@ WRITERS = {
     "onnx": write_onnx,
     "safetensors": write_timm,
 }
-
-# The code in a folder's card.
-IMAGES = """images = torch.rand(1, 3, {px}, {px})  # yours: RGB in 0 … 1
-mean = torch.tensor({mean}).view(3, 1, 1)
-std = torch.tensor({std}).view(3, 1, 1)
-"""
-TOKENS = """with torch.inference_mode():
-    tokens = vit.forward_features((images - mean) / std)  # any multiple of {patch} px
-cls, patches = tokens[:, 0], tokens[:, vit.num_prefix_tokens :]
-"""
-SNIPPETS = {
-    "timm": f"""import timm
-import torch
-
-vit = timm.create_model({{local_folder}}, pretrained=True).eval()
-{IMAGES}{TOKENS}""",
-    "torchhub": f"""import torch
-
-vit = torch.hub.load({{folder}}, "backbone", source="local")
-{IMAGES}{TOKENS}""",
-    "safetensors": f"""import json
-
-import timm
-import torch
-from safetensors.torch import load_file
-
-folder = {{folder}}
-with open(folder + "/config.json") as file:
-    config = json.load(file)
-vit = timm.create_model(config["architecture"], **config["model_args"]).eval()
-vit.load_state_dict(load_file(folder + "/model.safetensors"))
-{IMAGES}{TOKENS}""",
-    "transformers": f"""import torch
-from transformers import ViTModel
-
-vit = ViTModel.from_pretrained({{folder}}, add_pooling_layer=False).eval()
-{IMAGES}with torch.inference_mode():
-    # Other sizes need vit(…, interpolate_pos_encoding=True). From files, such pixels are made by
-    # transformers.AutoImageProcessor.from_pretrained({{folder}}).
-    tokens = vit((images - mean) / std).last_hidden_state
-cls, patches = tokens[:, 0], tokens[:, 1:]
-""",
-    "onnx": """import numpy as np
-import onnxruntime
-
-session = onnxruntime.InferenceSession({folder} + "/model.onnx")
-images = np.random.rand(1, 3, {px}, {px}).astype("float32")  # yours: RGB in 0 … 1
-mean = np.array({mean}, "float32").reshape(3, 1, 1)
-std = np.array({std}, "float32").reshape(3, 1, 1)
-cls, patches = session.run(None, {{"images": (images - mean) / std}})  # any multiple of {patch} px
-""",
-}
-
-
-def snippet(kind: str, folder: str, record: WeightsRecord) -> str:
-    """Python that loads a folder and computes the tokens of an image."""
-    return SNIPPETS[kind].format(
-        folder=json.dumps(folder, ensure_ascii=False),
-        local_folder=json.dumps(f"local-dir:{folder}", ensure_ascii=False),
-        px=record.image_px,
-        patch=record.patch_px,
-        mean=IMAGENET_MEAN,
-        std=IMAGENET_STD,
-    )

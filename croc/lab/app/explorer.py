@@ -1,0 +1,249 @@
+"""Two crops through a network: their joint clusters, the merging, similarities of patches.
+
+The clusters are those of `method.croc.locate` for the same boxes; nothing is augmented, so the page
+shows what the user pointed at.
+"""
+
+import base64
+import io
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from einops import rearrange
+from jaxtyping import Float, UInt8
+from PIL import Image
+from torch import Tensor
+
+from croc.config import ClusterConfig, CrocConfig
+from croc.data import place_on_canvas
+from croc.lab.show.clusters import follow_colors
+from croc.lab.show.look import Look, whole_view
+from croc.method.clustering.paper import softness
+from croc.method.clustering.trace import trace_views
+from croc.method.croc import locate, saliency
+from croc.method.photometric import normalise
+from croc.method.randomness import sample_key
+from croc.method.types import Tokens, Views
+from croc.method.views import Crops, crop, patch_centres
+
+LIMITS: dict[str, Any] = {
+    "box_px": 16,
+    "k_start": (2, 24),
+    "sharpness": (1.0, 200.0),
+    "position_weight": (0.0, 8.0),
+    "tokens": ("queries", "keys", "values", "last"),
+}
+"""As the page gets them."""
+CACHED = 24
+"""Tokens of two crops take some 2 MB for a ViT-S."""
+Box = tuple[int, int, int, int]
+"""x, y, width and height in pixels of the photograph."""
+
+
+class Model:
+    """A network; methods without clusters get the paper's clustering."""
+
+    def __init__(self, look: Look) -> None:
+        self.name, self.backbone, self.view_px = (
+            look.title,
+            look.backbone,
+            look.config.views.size_px,
+        )
+        own = look.config.cluster if isinstance(look.config, CrocConfig) else ClusterConfig()
+        self.cluster, self.grid = own, self.view_px // look.backbone.patch_px
+        # Settings within the range of the page's controls; JSON has no infinite number.
+        self.defaults: dict[str, Any] = {"tokens": own.tokens}
+        for name in ("position_weight", "k_start", "sharpness"):
+            value, (low, high) = getattr(own, name), LIMITS[name]
+            self.defaults[name] = "inf" if math.isinf(value) else min(max(value, low), high)
+
+
+@dataclass(frozen=True, eq=False)
+class Picture:
+    """A photograph, and its file as the browser gets it."""
+
+    id: str
+    name: str
+    pixels: UInt8[np.ndarray, "h w 3"]
+    jpeg: bytes
+
+    @property
+    def about(self) -> dict[str, Any]:
+        height, width, _ = self.pixels.shape
+        return {"id": self.id, "name": self.name, "width": width, "height": height}
+
+
+@dataclass(frozen=True)
+class Query:
+    """Two boxes on a picture and the clustering's settings, for one of the models."""
+
+    model: Model
+    picture: Picture
+    boxes: tuple[Box, Box]
+    seed: int
+    config: ClusterConfig
+    head: int
+    view: int
+    patch: int
+
+
+def read_query(body: bytes, models: Sequence[Model], pictures: dict[str, Picture]) -> Query:
+    """A KeyError for a picture that is not there; a ValueError, TypeError or RecursionError for
+    what the page would not send."""
+    fields = json.loads(body)
+
+    def number(name: str, low: float | int, high: float | int, *kinds: type) -> Any:
+        value = fields.get(name, 0)
+        if type(value) not in (int, *kinds) or not low <= value <= high:  # nan is refused too
+            raise ValueError(f"{name} must be a number in {low:g} … {high:g}")
+        return value
+
+    model = models[number("model", 0, len(models) - 1)]
+    fields = model.defaults | fields
+    if fields["tokens"] not in LIMITS["tokens"]:
+        raise ValueError("tokens must be one of those offered")
+    k_start, weight = number("k_start", *LIMITS["k_start"]), math.inf
+    if fields["position_weight"] != "inf":
+        weight = number("position_weight", *LIMITS["position_weight"], float)
+    elif model.cluster.variant != "paper":
+        raise ValueError(f"the {model.cluster.variant} variant has no infinite λ_pos")
+    config = replace(
+        model.cluster,
+        tokens=fields["tokens"],
+        k_start=k_start,
+        k_max=None if model.cluster.k_max is None else min(model.cluster.k_max, k_start),
+        position_weight=float(weight),
+        sharpness=float(number("sharpness", *LIMITS["sharpness"], float)),
+    )
+    first, second = fields.get("boxes")
+    picture = pictures[str(fields.get("picture"))]
+    for x, y, width, height in (first, second):
+        across, down = picture.about["width"] - width, picture.about["height"] - height
+        if {*map(type, (x, y, width, height))} != {int} or min(width, height) < LIMITS["box_px"]:
+            raise ValueError(f"a box must be of integers, {LIMITS['box_px']} px or wider")
+        if not (0 <= x <= across and 0 <= y <= down):
+            raise ValueError("a box must be within the photograph")
+    last: Any = model.backbone.vit.blocks[-1]
+    return Query(
+        model=model,
+        picture=picture,
+        boxes=(tuple(first), tuple(second)),
+        seed=number("seed", 0, 2**31 - 1),
+        config=config,
+        head=number("head", 0, 0 if config.tokens == "last" else last.attn.num_heads - 1),
+        view=number("view", 0, 1),
+        patch=number("patch", 0, model.grid**2 - 1),
+    )
+
+
+def find_clusters(query: Query) -> dict[str, Any]:
+    """The maps of all heads, so that the page can switch heads by itself."""
+    views, tokens = look_at_crops(query.model, query.picture, query.boxes, query.config.tokens)
+    clusters = locate(tokens, views, _keys(query), query.config)
+    columns, grid = int(clusters.count.max()), query.model.grid
+    share = softness(clusters.assignments)[1]
+    heads = zip(*(v[0].tolist() for v in (clusters.count, clusters.valid, clusters.cost, share)))
+    return {
+        "grid": grid,
+        "columns": columns,
+        "heads": [
+            {"k": k, "valid": valid[:k], "shared": sum(valid), "cost": cost, "share": share}
+            for k, valid, cost, share in heads
+        ],
+        "maps": to_tiles(clusters.assignments[:, 0, ..., :columns].transpose(0, 1), grid),
+    }
+
+
+def trace_merging(query: Query) -> dict[str, Any]:
+    """The merging of one head from K_start to 2."""
+    views, tokens = look_at_crops(query.model, query.picture, query.boxes, query.config.tokens)
+    weights = saliency(tokens, query.config)
+    trace = trace_views(tokens.heads, views.positions, weights, query.config, keys=_keys(query))
+    head, columns = query.head, query.config.k_start
+    colors = follow_colors(trace, head)
+    shares = [step.assignments[:, 0, head] for step in trace.steps]
+    shares = torch.stack([F.pad(each, (0, columns - each.shape[-1])) for each in shares])
+    return {
+        "grid": query.model.grid,
+        "columns": columns,
+        "chosen": int(trace.count[0, head]),
+        "steps": [
+            {
+                "k": step.valid.shape[-1],
+                "cost": float(step.cost[0, head]),
+                "share": float(softness(step.assignments)[1][0, head]),
+                "valid": step.valid[0, head].tolist(),
+                "colors": colors[step.valid.shape[-1]],
+            }
+            for step in trace.steps
+        ],
+        "maps": to_tiles(shares, query.model.grid),
+    }
+
+
+def find_similar(query: Query) -> dict[str, Any]:
+    """Cosines of one patch with all patches of both crops and of the whole photograph."""
+    kind, grid = query.config.tokens, query.model.grid
+    _, tokens = look_at_crops(query.model, query.picture, query.boxes, kind)
+    whole, rows = look_at_whole(query.model, query.picture, kind)
+    patches = F.normalize(tokens.heads[:, 0, query.head], dim=-1)
+    patch = patches[query.view, query.patch]
+    near, far = patches @ patch, F.normalize(whole[query.head], dim=-1) @ patch
+    low = float(torch.minimum(near.amin(), far.amin()))
+    span = max(1 - low, 1e-6)
+    return {
+        "grid": grid,
+        "low": low,
+        "crops": to_png(((near - low) / span).reshape(-1, grid)),
+        "whole": to_png(((far - low) / span).reshape(rows, -1)),
+    }
+
+
+@lru_cache(CACHED)
+def look_at_crops(
+    model: Model, picture: Picture, boxes: tuple[Box, Box], kind: str
+) -> tuple[Views, Tokens]:
+    """Cached, so that sliders only cluster again."""
+    height, width, _ = picture.pixels.shape
+    canvas = torch.from_numpy(place_on_canvas(picture.pixels, max(height, width)))
+    places = torch.tensor(boxes, dtype=torch.float32)[:, None]
+    flips = torch.zeros(2, 1, dtype=torch.bool)
+    pixels = normalise(crop(canvas[None], Crops(places, flips), model.view_px))
+    sizes, patch_px = torch.tensor([[height, width]]), model.backbone.patch_px
+    positions = patch_centres(places, flips, sizes, model.view_px, patch_px)
+    return Views(pixels, positions), model.backbone.describe(pixels, kind)
+
+
+@lru_cache(CACHED)
+def look_at_whole(model: Model, picture: Picture, kind: str) -> tuple[Float[Tensor, "H N d"], int]:
+    """The photograph's tokens, seen at twice a crop's side, and their number of rows."""
+    patch_px = model.backbone.patch_px
+    pixels = whole_view(picture.pixels, 2 * model.grid * patch_px, patch_px).pixels
+    return model.backbone.describe(pixels, kind).heads[0, 0], pixels.shape[-2] // patch_px
+
+
+def _keys(query: Query) -> Tensor:
+    return torch.tensor([sample_key(query.seed, 0, 0)])
+
+
+def to_tiles(assignments: Float[Tensor, "L M N K"], rows: int) -> str:
+    """One PNG: a row of tiles for each of L layers (heads or steps) and view, a column for each
+    cluster. The shares of a patch sum to 1, so 8 bits suffice in both variants; a row of the
+    released variant may be all zero."""
+    shares = assignments / assignments.sum(dim=-1, keepdim=True).clamp_min(1e-12)
+    return to_png(rearrange(shares, "l m (r c) k -> (l m r) (k c)", r=rows))
+
+
+def to_png(values: Float[Tensor, "h w"]) -> str:
+    """Values in 0 … 1 as a gray PNG, in a data URL."""
+    gray = (values * 255).round().clamp(0, 255).to(torch.uint8).numpy()
+    file = io.BytesIO()
+    Image.fromarray(gray).save(file, "PNG", compress_level=1)
+    return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode("ascii")

@@ -1,0 +1,442 @@
+"""From run folders to the page: one HTML file, which loads nothing and whose
+Content-Security-Policy allows only its own scripts and styles, by their hashes."""
+
+import base64
+import hashlib
+import io
+import json
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+from pathlib import Path
+from statistics import fmean, median
+from typing import Annotated, Any
+
+import jinja2
+import numpy as np
+import tyro
+from markupsafe import Markup
+from PIL import Image
+
+from croc.arguments import parse
+from croc.config import PAGE
+from croc.errors import UserError
+from croc.io import read_lines, replacing
+from croc.train.health import too_soft
+
+FILE = "report.html"
+WEB = Path(__file__).parent.parent / "web"
+STYLES = ("style.css", "charts.css", "report.css")
+SCRIPTS = (
+    "dom.js",
+    "curves.js",
+    "metrics.js",
+    "shared.js",
+    "charts.js",
+    "gestures.js",
+    "report.js",
+)
+SCORES = ("evaluations/results.jsonl", "evaluation/results.jsonl")
+"""Within a run's folder; the second is the demo's."""
+COLORS = 8
+# These keep a page under 10 MB: runs, points of all curves and of one, pictures of clusters and of
+# predictions, bars of classes, the width of a picture and the length of an option.
+MAX_RUNS, MAX_POINTS, MAX_CURVE_POINTS = 16, 80_000, 1500
+MAX_PICTURES, MAX_PREDICTIONS, MAX_BARS = 24, 16, 600
+WIDTH_PX, MAX_LETTERS = 900, 400
+KEPT = 12
+"""Pictures of clusters that a run keeps."""
+
+
+@dataclass(frozen=True)
+class ShowReport:
+    """Write curves, clusters, scores and settings of runs as one self-contained HTML page."""
+
+    runs: Annotated[tuple[str, ...], tyro.conf.Positional]
+    """Run folders; several are compared."""
+    to: str | None = None
+    """The page to write; by default report.html, in the run's folder or, for several runs, here."""
+    scores: tuple[str, ...] = ()
+    """Further results.jsonl files of croc evaluate; those in the run folders are always read."""
+
+
+def run_command(arguments: list[str]) -> None:
+    """Write the page and print its path."""
+    options = parse(ShowReport, arguments, "croc show report")
+    if not options.runs:
+        raise UserError("name a run's folder: croc show report RUN")
+    folders = [Path(run) for run in options.runs]
+    to = Path(options.to or (folders[0] / FILE if len(folders) == 1 else FILE))
+    if to.suffix.lower() not in (".html", ".htm"):
+        raise UserError(f"--to {to}: the page's name must end in .html")
+    print(write_report(folders, to, [Path(file) for file in options.scores]))
+
+
+def write_report(folders: Sequence[Path], to: Path, scores: Sequence[Path] = ()) -> Path:
+    """The page of one run, or of several side by side."""
+    page = report(folders, scores)
+    with replacing(to, shared=True) as partial:  # names of files may be invalid text
+        partial.write_text(page, encoding="utf-8", errors="replace", newline="\n")
+    return to
+
+
+def report(folders: Sequence[Path], score_files: Sequence[Path] = ()) -> str:
+    if len(folders) > MAX_RUNS:
+        raise UserError(f"{len(folders)} runs are too many for one page: give at most {MAX_RUNS}")
+    runs = [read_run(folder) for folder in folders]
+    names, notes, data = [run.name for run in runs], [], []
+    curves = sum(len(run.metrics) for run in runs)
+    for index, run in enumerate(runs):
+        if names.count(run.name) > 1:
+            run.name = str(run.folder)
+        pictures = cluster_pictures(run, MAX_PICTURES // len(runs))
+        notes += [f"{run.name}: {note}" if len(runs) > 1 else note for note in run.notes]
+        points = min(MAX_CURVE_POINTS, MAX_POINTS // max(1, curves))
+        data.append(
+            {
+                "name": run.name,
+                "colour": _color(index),
+                "perEpoch": run.steps_per_epoch,
+                "options": {k: v for k, v in run.options.items() if is_number(v)},
+                "curves": {name: thin(series, points) for name, series in run.metrics.items()},
+                "pictures": pictures,
+            }
+        )
+    cards = score_cards(find_scores(runs, score_files), notes)
+    speeds = [(index, *speed) for index, run in enumerate(runs) for speed in _speeds(run)]
+    sections = {
+        "curves": any(run.metrics for run in runs),
+        "clusters": any(run["pictures"] for run in data),
+        "scores": cards,
+        "speed": speeds,
+        "configuration": True,
+    }
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(WEB),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
+    environment.filters |= {"colour": _color, "brief": brief, "short": short}
+    return environment.get_template("report.html").render(
+        _assets(),
+        title=runs[0].name if len(runs) == 1 else f"{len(runs)} runs compared",
+        sections=[name for name, content in sections.items() if content],
+        time=datetime.now(UTC),
+        notes=notes,
+        runs=runs,
+        facts=[list(_facts(run)) for run in runs],
+        cards=cards,
+        speeds=speeds,
+        options=_options(runs),
+        data={"runs": data},
+    )
+
+
+def _assets() -> dict[str, Markup]:
+    """Our own styles and scripts, and the policy that allows them and forbids all others."""
+
+    def read(*names: str) -> str:
+        return "".join((WEB / name).read_text(encoding="utf-8") for name in names)
+
+    script = f'(() => {{\n"use strict";\n{read(*SCRIPTS)}}})();\n'
+    texts = {"style": read(*STYLES), "theme": read("theme.js"), "script": script}
+    style, *scripts = (
+        f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+        for text in texts.values()
+    )
+    texts["policy"] = (
+        f"default-src 'none'; img-src data:; style-src {style}; script-src {' '.join(scripts)}; "
+        "base-uri 'none'; form-action 'none'"
+    )
+    return {name: Markup(text) for name, text in texts.items()}
+
+
+Series = list[tuple[int, float]]
+"""The steps and values of one metric."""
+
+
+@dataclass
+class Run:
+    folder: Path
+    name: str
+    recipe: str
+    method: str
+    options: dict[str, Any]
+    """By full name, such as optim.batch."""
+    metrics: dict[str, Series] = field(default_factory=lambda: defaultdict(list))
+    epochs: Series = field(default_factory=list)
+    """Step, counted from 0, and epoch of each line."""
+    step: int = 0
+    """The last one that was logged."""
+    notes: list[str] = field(default_factory=list)
+    """What is missing on the page, and why."""
+
+    @property
+    def steps_per_epoch(self) -> int | None:
+        """From the logged epochs, where step s is in epoch s // n; None during the first epoch."""
+        lower = max((int(step // (epoch + 1)) + 1 for step, epoch in self.epochs), default=1)
+        upper = [step // epoch for step, epoch in self.epochs if epoch > 0]
+        return lower if upper and lower <= min(upper) else None
+
+    @property
+    def progress(self) -> str:
+        """The step, and at which one training ends if that is known yet."""
+        total = (self.options.get("optim.epochs") or 0) * (self.steps_per_epoch or 0)
+        last = min(filter(None, (total, self.options.get("run.stop_after_steps"))), default=0)
+        return f"step {self.step:,}" + (f" of {last:,}" if last >= max(1, self.step) else "")
+
+
+def is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
+
+
+def read_run(folder: Path) -> Run:
+    """Settings and metrics; only config.json must exist."""
+    path = folder / PAGE
+    if not path.is_file():
+        raise UserError(f"{folder} is not a run: give a folder that croc pretrain wrote")
+    config = json.loads(path.read_text(encoding="utf-8"))
+    if "recipe" not in config:
+        raise UserError(f"{path} is not the configuration of a CrOC run")
+    recipe, method = config.pop("recipe"), config.pop("method", "croc")
+    options: dict[str, Any] = {}
+    for section, values in config.items():
+        options |= {f"{section}.{name}": value for name, value in values.items()}
+    run = Run(folder, folder.resolve().name, recipe, method, options)
+    for path in (folder / "metrics.jsonl", folder / "gauges.jsonl"):
+        skipped = 0
+        # The last line of a live run may be cut off.
+        for line in read_lines(path, pass_over_bad=True) if path.exists() else []:
+            step, epoch = line.pop("step"), line.pop("epoch", None)
+            run.step = max(run.step, step)
+            if epoch is not None and step > 0:
+                run.epochs.append((step - 1, epoch))
+            for name, value in line.items():
+                if is_number(value):
+                    run.metrics[name].append((step, float(value)))
+                else:
+                    skipped += 1
+        if skipped:
+            run.notes.append(f"{skipped} non-finite values in {path.name} are not shown")
+    if not run.step:
+        run.notes.append("metrics.jsonl has no lines yet, so there are no training curves")
+    return run
+
+
+def thin(series: Series, points: int) -> dict[str, list[Any]]:
+    """A curve as it is or, if it is too long, the last step, mean, minimum and maximum of each of
+    so many buckets. Six digits are more than a screen shows, and a third of the bytes."""
+
+    def rounded(values: Iterable[float]) -> list[float]:
+        return [float(f"{value:.6g}") for value in values]
+
+    steps, values = [step for step, _ in series], np.array([value for _, value in series])
+    if len(series) <= points:
+        return {"x": steps, "y": rounded(values)}
+    buckets = np.array_split(values, points)
+    ends = np.cumsum([len(bucket) for bucket in buckets]) - 1
+    return {
+        "x": [steps[end] for end in ends],
+        "y": rounded(bucket.mean() for bucket in buckets),
+        "lo": rounded(bucket.min() for bucket in buckets),
+        "hi": rounded(bucket.max() for bucket in buckets),
+    }
+
+
+def training_seconds(seconds: Sequence[float]) -> float:
+    """Of all parts of a run, from its lines: the clock restarts at every resume."""
+    return sum((now for now, after in pairwise(seconds) if after < now), sum(seconds[-1:], 0.0))
+
+
+def _facts(run: Run) -> Iterator[tuple[str, str, bool | None]]:
+    """Name, value and, where that can be judged, whether it is healthy. The mean of the last tenth
+    of the lines is a metric's final value."""
+    values = {name: [value for _, value in series] for name, series in run.metrics.items()}
+    final = {name: fmean(each[-max(1, len(each) // 10) :]) for name, each in values.items()}
+    if "loss" in final:
+        yield "loss", f"{short(values['loss'][0])} → {short(final['loss'])}", None
+    for level in ("image", "cluster"):
+        name, prototypes = f"entropy_{level}", run.options.get(f"head.{level}_prototypes", 0)
+        if name in final and prototypes > 1:
+            share = final[name] / math.log(prototypes)
+            yield f"entropy, {level}s", f"{share:.0%} of log P", 0.05 <= share <= 0.95
+    if "k_mean" in final:
+        yield "mean K", f"{final['k_mean']:.1f}", None
+    if "effective_clusters" in final and "k_mean" in final:
+        clusters = f"{final['effective_clusters']:.1f} of {final['k_mean']:.1f}"
+        yield "clusters per token", clusters, not too_soft(final)
+    if "valid_share" in final:
+        yield "valid share", f"{final['valid_share']:.0%}", final["valid_share"] > 0.5
+    if "images_per_s" in values:
+        yield "images per second", short(median(values["images_per_s"])), None
+    if "seconds" in values:
+        yield "time", str(timedelta(seconds=int(training_seconds(values["seconds"])))), None
+
+
+def picture_path(folder: Path, step: int) -> Path:
+    return folder / "pictures" / f"clusters-{step:08d}.jpg"
+
+
+def picture_steps(folder: Path) -> list[int]:
+    """Of a run's pictures of clusters, in order."""
+    paths = (folder / "pictures").glob("clusters-[0-9]*.jpg")
+    return sorted(int(path.stem.removeprefix("clusters-")) for path in paths)
+
+
+def thin_steps(steps: list[int], count: int) -> list[int]:
+    """Without the steps whose neighbors are closest, until `count` are left; the ends stay."""
+    steps = list(steps)
+    while len(steps) > max(2, count):
+        gaps = [after - before for before, after in zip(steps, steps[2:])]
+        del steps[1 + gaps.index(min(gaps))]
+    return steps
+
+
+def cluster_pictures(run: Run, count: int) -> list[dict[str, Any]]:
+    shown = []
+    for step in thin_steps(picture_steps(run.folder), min(KEPT, count)):
+        path = picture_path(run.folder, step)
+        try:
+            with Image.open(path, formats=("JPEG",)) as picture:
+                about = json.loads(picture.info.get("comment") or "null")
+                picture_url, size = to_data_url(picture), picture.size
+        except OSError:
+            run.notes.append(f"{path.name} cannot be read and is left out")
+        else:
+            shown.append({"step": step, "src": picture_url, "size": size, "about": about})
+    return shown
+
+
+def to_data_url(picture: Image.Image) -> str:
+    """As a JPEG no wider than a page."""
+    small = picture.convert("RGB")
+    small.thumbnail((WIDTH_PX, small.height), Image.Resampling.LANCZOS)
+    file = io.BytesIO()
+    small.save(file, "JPEG", quality=78, optimize=True)
+    return f"data:image/jpeg;base64,{base64.b64encode(file.getvalue()).decode()}"
+
+
+def find_scores(runs: Sequence[Run], files: Sequence[Path]) -> list[dict[str, Any]]:
+    """Lines of results.jsonl, in the run folders and in `files`, with some keys for the page; of a
+    repeated evaluation, the last line counts."""
+    scores: dict[str, dict[str, Any]] = {}
+    own = [(run.folder / name, index) for index, run in enumerate(runs) for name in SCORES]
+    for path, owner in own + [(path, None) for path in files]:
+        lines = read_lines(path, pass_over_bad=True) if path.is_file() else []
+        if owner is None and not (lines and all("scores" in line for line in lines)):
+            raise UserError(f"--scores {path} is not a results.jsonl of croc evaluate")
+        for line in lines:
+            fields = ("protocol", "data", "weights_hash", "config", "hold_out", "weights")
+            identity = json.dumps([line.get(name) for name in fields], sort_keys=True)
+            weights, held_out = line.get("weights", ""), line.get("hold_out")
+            picture = path.parent / line["picture"] if line.get("picture") else None
+            if picture and not picture.resolve().is_relative_to(path.parent.resolve()):
+                picture = None  # a file from elsewhere must not name others of this machine
+            main = next(iter(line["scores"].values()))
+            scores[identity] = line | {
+                "run": _find_run(weights, line.get("backbone", ""), runs, owner),
+                "data": line["data"] + (f" (held out {100 * held_out:g}%)" if held_out else ""),
+                "label": line.get("backbone") or weights,
+                "untrained": weights.startswith("random:"),
+                "main": main if is_number(main) else 0.0,
+                "classes": line.get("classes") or {},
+                "picture": picture,
+            }
+    return list(scores.values())
+
+
+def _find_run(weights: str, backbone: str, runs: Sequence[Run], owner: int | None) -> int | None:
+    """By the path that was evaluated, else by the folder of results.jsonl, else by name."""
+    spec = weights.removeprefix("random:")
+    path = Path(spec.partition("=")[2] or spec)
+    if spec and (path.is_absolute() or (":" not in spec and ("/" in spec or path.exists()))):
+        for index, run in enumerate(runs):
+            if path.resolve().is_relative_to(run.folder.resolve()):
+                return index
+    same_name = [i for i, run in enumerate(runs) if run.name == backbone.rpartition("@")[0]]
+    return owner if owner is not None else same_name[0] if len(same_name) == 1 else None
+
+
+def score_cards(scores: Sequence[dict[str, Any]], notes: list[str]) -> list[dict[str, Any]]:
+    """One card per protocol and data set, best score first."""
+    cards: dict[tuple[str, str], dict[str, Any]] = {}
+    pictures = 0
+    for score in sorted(scores, key=lambda score: -score["main"]):
+        names = {name: score[name] for name in ("protocol", "data")}
+        card = cards.setdefault(tuple(names.values()), names | {"scores": [], "classes": []})
+        card["scores"].append(score)
+        path, score["source"] = score["picture"], None
+        if path is None or pictures == MAX_PREDICTIONS:
+            continue
+        try:
+            with Image.open(path, formats=("PNG", "JPEG")) as picture:
+                score["source"] = to_data_url(picture)
+            pictures += 1
+        except OSError:
+            notes.append(f"the picture {path.name} cannot be read and is left out")
+    for card in cards.values():
+        classes = dict.fromkeys(name for score in card["scores"] for name in score["classes"])
+        if len(classes) * len(card["scores"]) <= MAX_BARS:
+            card["classes"] = list(classes)
+    return list(cards.values())
+
+
+def _speeds(run: Run) -> Iterator[tuple[str, str, dict[str, float]]]:
+    """Label, summary and milliseconds by stage of each setting in the folder's bench.json."""
+    path = run.folder / "bench.json"
+    bench: dict[str, Any] = {"settings": []}
+    if path.exists():
+        bench = json.loads(path.read_text(encoding="utf-8"))
+    for setting in bench["settings"]:
+        if figures := setting["figures"]:  # none for a setting that did not fit
+            device, peak = bench["hardware"], figures["peak_gib"]
+            about = device["cpu"] if device["gpu"] == "no GPU" else device["gpu"]
+            about += f" · {short(figures['images_per_s'])} images per second"
+            about += f" · {peak:.2f} GiB of GPU memory" if peak else ""
+            yield setting["label"], about, figures["split_ms"]
+
+
+def _options(runs: Sequence[Run]) -> dict[str, Any]:
+    """What differs between the runs, in one row per option; the rest by section."""
+    differing, shared = {}, {}
+    for name in dict.fromkeys(name for run in runs for name in run.options):
+        values = [run.options.get(name, "") for run in runs]
+        dumped = [json.dumps(value, ensure_ascii=False) for value in values]
+        texts = [v if isinstance(v, str) else text for v, text in zip(values, dumped)]
+        texts = [text if len(text) <= MAX_LETTERS else f"{text[:MAX_LETTERS]} …" for text in texts]
+        if len(set(dumped)) > 1:
+            differing[name] = texts
+        else:
+            section, _, last = name.partition(".")
+            shared.setdefault(section, {})[last] = texts[0]
+    return {"differing": differing, "shared": shared}
+
+
+def _color(run: int | None) -> str:
+    """The CSS classes of a run's color: after eight runs the colors repeat, dashed; gray for what
+    belongs to none."""
+    if run is None:
+        return "run-none"
+    return f"run-{run % COLORS}" + (" dashed" if run >= COLORS else "")
+
+
+def brief(value: Any) -> str:
+    """A score, however it is nested, in few digits."""
+    if isinstance(value, list):
+        return " ".join(map(brief, value[:12]))
+    if isinstance(value, dict):
+        return " ".join(f"{name}: {brief(each)}" for name, each in list(value.items())[:12])
+    if isinstance(value, float):
+        return f"{value:.1f}" if is_number(value) else "–"
+    return "–" if value is None else str(value)[:80]
+
+
+def short(value: float) -> str:
+    """1,234,567 and 0.001234: four digits or all whole ones."""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"

@@ -1,0 +1,227 @@
+"""What training draws and writes on its way, what the page makes of a folder, and the command."""
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from croc.cli import main
+from croc.config import PretrainConfig
+from croc.data import open_source
+from croc.io import read_metrics
+from croc.lab.report import hook
+from croc.lab.report.hook import ReportHook
+from croc.lab.report.page import (
+    KEPT,
+    Run,
+    cluster_pictures,
+    find_scores,
+    picture_path,
+    picture_steps,
+    read_run,
+    report,
+    thin_steps,
+)
+from croc.method.backbone import Backbone
+from croc.train.loop import pretrain as plain_pretrain
+from tests.lab.report.fakes import add_bench, add_pictures, add_scores, line, make_run
+from tests.tiny import tiny_config, tiny_dino, tiny_mae
+from tests.train import metrics_of
+
+pretrain = partial(plain_pretrain, on_save=ReportHook)
+
+
+def test_checkpoints_are_drawn_without_changing_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """To the last digit; and a resumed run replaces what it repeats."""
+    monkeypatch.setattr(hook, "SHARE", 1e9)  # however short the steps, every checkpoint is drawn
+    config = tiny_config(tmp_path / "run")
+    pretrain(replace(config, run=replace(config.run, stop_after_steps=4)), "tiny")
+    stray = picture_path(tmp_path / "run", 900)
+    stray.write_bytes(picture_path(tmp_path / "run", 4).read_bytes())
+    run = pretrain(config, "tiny")
+    assert picture_steps(run) == [0, 2, 4, 6, 8, 9]
+    assert "as of step 9 of 9" in (run / "report.html").read_text()
+    assert not list(run.rglob("*.partial"))
+    about = cluster_pictures(read_run(run), 12)[-1]["about"]
+    assert about["images"] == ["scene 0", "scene 1", "scene 2", "scene 3"]
+    assert all(2 <= k <= 5 for row in about["k"] for k in row)
+    assert all(1 / 5 < share < 1 for row in about["share"] for share in row)
+    with Image.open(picture_path(run, 9)) as last, Image.open(picture_path(run, 0)) as first:
+        assert first.size == last.size
+        assert first.tobytes() != last.tobytes()
+    plain = pretrain(tiny_config(tmp_path / "plain", report=False), "tiny")
+    assert metrics_of(run) == metrics_of(plain)
+    assert not {"report.html", "pictures"} & {path.name for path in plain.iterdir()}
+
+
+def test_drawing_takes_a_small_share_of_the_time(tmp_path: Path):
+    """A tiny run's checkpoints come too fast for it: only the first and the last are drawn."""
+    run = pretrain(tiny_config(tmp_path / "run"), "tiny")
+    assert {0, 9} <= set(picture_steps(run)) < {0, 2, 4, 6, 8, 9}
+
+
+def test_a_failure_is_reported_once_and_training_continues(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    def fail(*_: object) -> None:
+        raise RuntimeError("no ink\nat all")
+
+    monkeypatch.setattr(ReportHook, "draw", fail)
+    monkeypatch.setattr(hook, "SHARE", 1e9)
+    run = pretrain(tiny_config(tmp_path / "run"), "tiny")
+    message = "the report cannot be drawn (RuntimeError: no ink); training continues"
+    assert capsys.readouterr().err.count(message) == 1
+    assert len(read_metrics(run)) == 9
+    assert "as of step 9 of 9" in (run / "report.html").read_text()  # it is only without pictures
+
+
+@pytest.mark.parametrize("tiny", [tiny_dino, tiny_mae])
+def test_methods_without_clusters_have_no_pictures(
+    tmp_path: Path, tiny: Callable[..., PretrainConfig]
+):
+    run = pretrain(tiny(tmp_path / "run", stop_after_steps=2), "tiny")
+    page = (run / "report.html").read_text()
+    assert not (run / "pictures").exists()
+    assert 'data-place="curves"' in page
+    assert 'data-place="clusters"' not in page
+
+
+def test_undecodable_images_are_passed_over(tmp_path: Path):
+    (tmp_path / "data").mkdir()
+    for number in range(6):
+        Image.new("RGB", (48, 40), (40 * number, 90, 30)).save(tmp_path / f"data/{number}.jpg")
+    (tmp_path / "data" / "0.jpg").write_bytes(b"\xff\xd8 none")
+    config = tiny_config()
+    config = replace(config, data=replace(config.data, root=(str(tmp_path / "data"),)))
+    weights = Backbone(config.model, config.views.size_px).state_dict()
+    ReportHook(config, open_source(config.data, 0), tmp_path, 0).draw(config, weights, 7)
+    with Image.open(picture_path(tmp_path, 7)) as picture:
+        names = json.loads(picture.info["comment"])["images"]
+    assert [Path(name).name for name in names] == ["1.jpg", "2.jpg", "3.jpg", "4.jpg"]
+
+
+def test_pictures_are_thinned_evenly():
+    steps: list[int] = []
+    for step in range(0, 100_001, 500):
+        steps = thin_steps([*steps, step], KEPT)
+    gaps = np.diff(steps)
+    assert len(steps) == 12
+    assert (steps[0], steps[-1]) == (0, 100_000)
+    assert max(gaps) <= 4 * min(gaps[:-1])
+
+
+BAD = [
+    ([], "name a run's folder"),
+    (["nothing"], "nothing is not a run"),
+    (["foreign"], "foreign/config.json is not the configuration of a CrOC run"),
+    (["run"] * 17, "17 runs are too many"),
+    (["run", "--to", "page.txt"], "must end in .html"),
+    (["run", "--to", "no/page.html"], "no/page.html"),
+    (["run", "--scores", "run/metrics.jsonl"], "is not a results.jsonl of croc evaluate"),
+]
+
+
+def test_command_writes_the_page_or_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    make_run(tmp_path / "run", 3)
+    (tmp_path / "foreign").mkdir()
+    (tmp_path / "foreign" / "config.json").write_text('{"architectures": ["ViTModel"]}')
+    for arguments, expected in BAD:
+        assert main(["show", "report", *arguments]) == 2
+        error = capsys.readouterr().err
+        assert expected in error
+        assert error.count("\n") == 1
+    assert main(["show", "report", "run"]) == 0
+    assert capsys.readouterr().out == "run/report.html\n"
+    assert main(["show", "report", "run", "run", "--to", "both.html"]) == 0
+    assert "2 runs compared" in Path("both.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("metrics", "note", "step"),
+    [
+        ("", "metrics.jsonl has no lines yet", 0),
+        (json.dumps(line(1)) + '\n{"step": 2, "lo', None, 1),
+        ('{"step": 3, "loss": NaN, "rate": Infinity, "z": 0.5}', "2 non-finite values", 3),
+    ],
+)
+def test_live_run_gives_a_page(metrics: str, note: str | None, step: int, tmp_path: Path):
+    folder = make_run(tmp_path / "run", 1)
+    (folder / "metrics.jsonl").write_text(metrics)
+    run = read_run(folder)
+    assert run.step == step
+    assert len(run.notes) == (note is not None)
+    assert note is None or note in report([folder])
+
+
+def test_unreadable_pictures_and_cut_off_scores_are_left_out(tmp_path: Path):
+    run = make_run(tmp_path / "run", 5, effective_clusters=3.5, k_mean=4.0)
+    add_pictures(run, (0, 3))
+    picture_path(run, 3).write_bytes(b"none")
+    results = add_scores(run)
+    (results.parent / "pictures" / "one.png").write_bytes(b"none")
+    with results.open("a") as file:
+        file.write('{"half')
+    add_bench(run)
+    page = report([run])
+    assert "clusters-00000003.jpg cannot be read" in page
+    assert "one.png cannot be read" in page
+    assert "mIoU <strong>23.2</strong>" in page
+    assert "a processor · 190.5 images per second" in page
+    # A token may be spread over half of the clusters, not more.
+    (fact,) = re.findall(r"<dt>clusters per token</dt><dd.*?</dd>", page, re.DOTALL)
+    assert "3.5 of 4.0" in fact
+    assert '"check this"' in fact
+
+
+def test_scores_find_their_runs_and_no_foreign_pictures(tmp_path: Path):
+    """By the evaluated path, by the folder of results.jsonl, by a run's name; or none."""
+    runs = [read_run(make_run(tmp_path / name, 3)) for name in ("one", "two")]
+    own = add_scores(runs[0].folder)
+    result = json.loads(own.read_text().splitlines()[0])
+    own.write_text(json.dumps(result | {"weights": "elsewhere", "backbone": "x"}) + "\n")
+    changes = (
+        {"weights": str(runs[1].folder / "checkpoints" / "step-00000003.pt")},
+        {"weights": f"random:{runs[1].folder}", "picture": "/etc/passwd"},
+        {"weights": "moved", "backbone": "two@3", "picture": "../../other.png"},
+        {"weights": "timm:vit", "backbone": "vit"},
+        {"weights": "timm:vit", "backbone": "vit", "picture": None},  # repeated
+    )
+    other = tmp_path / "results.jsonl"
+    other.write_text("".join(json.dumps(result | change) + "\n" for change in changes))
+    scores = find_scores(runs, [other])
+    assert [score["run"] for score in scores] == [0, 1, 1, 1, None]
+    assert [score["picture"] is None for score in scores] == [False, False, True, True, True]
+
+
+@pytest.mark.parametrize("per_epoch", [1, 3, 462])
+def test_steps_per_epoch_follow_from_the_log(per_epoch: int):
+    run = Run(Path("x"), "x", "x", "croc", {"optim.epochs": 20})
+    run.epochs = [(step - 1, (step - 1) // per_epoch) for step in range(10, 20 * per_epoch + 1, 10)]
+    run.epochs.append((20 * per_epoch - 1, 19))
+    assert run.steps_per_epoch == per_epoch
+    assert run.progress == f"step 0 of {20 * per_epoch:,}"
+    run.epochs = run.epochs[:1] if per_epoch > 10 else []
+    assert run.steps_per_epoch is None
+
+
+def test_many_large_runs_stay_under_ten_megabytes(tmp_path: Path):
+    noise = np.random.default_rng(0).integers(0, 256, (500, 400, 3), np.uint8)
+    runs = [make_run(tmp_path / f"run-{number}", 700) for number in range(16)]
+    for run in runs:
+        add_scores(run, tuple(f"class {number}" for number in range(150)))
+        Image.fromarray(noise).save(run / "evaluations" / "pictures" / "one.png")
+        add_pictures(run, (1, 2, 3))
+        for step in (1, 2, 3):
+            Image.fromarray(noise[:300]).save(picture_path(run, step), quality=90)
+    assert 3_000_000 < len(report(runs)) < 10_000_000
