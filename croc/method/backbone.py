@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from einops import rearrange
 from jaxtyping import Float, Int64
+from timm.layers.drop import DropPath
 from timm.layers.patch_embed import PatchEmbed
 from timm.layers.pos_embed_sincos import apply_rot_embed_cat
 from timm.models.eva import Eva, EvaBlockPostNorm
@@ -23,7 +24,7 @@ from torch.utils.checkpoint import checkpoint
 
 from croc.config import ModelConfig
 from croc.errors import UserError
-from croc.method.layers import replace_layers
+from croc.kernels.layers import replace_layers
 from croc.method.positions import (
     draw_rotary_windows,
     draw_windows,
@@ -38,6 +39,18 @@ WHOLE_GRID = (1.0, 1.0)
 Vit = VisionTransformer | Eva
 
 
+class KeyedDropPath(nn.Module):
+    """Stochastic depth whose draw is set from outside, by the sample and not by the process."""
+
+    def __init__(self, rate: float) -> None:
+        super().__init__()
+        self.rate = rate
+        self.scale: Tensor | None = None
+
+    def forward(self, x: Float[Tensor, "b n D"]) -> Float[Tensor, "b n D"]:
+        return x if self.scale is None else x * self.scale.to(x.dtype)[:, None, None]
+
+
 class Backbone(nn.Module):
     """A ViT on views: `forward` for the student, `describe` for what the clustering needs."""
 
@@ -50,7 +63,8 @@ class Backbone(nn.Module):
         self.patch_px: int = self.vit.patch_embed.patch_size[0]
         self.width: int = self.vit.embed_dim
         self._sides, self._recomputes = config.position_window, config.checkpoint_blocks
-        self._drop_paths = replace_layers(self.vit)
+        replace_layers(self.vit)
+        self._drop_paths = _key_drop_paths(self.vit)
         self._rope: Any = getattr(self.vit, "rope", None)
         keep = torch.tensor([1 - drop_path.rate for drop_path in self._drop_paths])
         self.register_buffer("_keep", keep, persistent=False)
@@ -206,6 +220,17 @@ class Backbone(nn.Module):
         keep = self._keep[:, None]
         scales = (draws < keep).float() / keep
         return rearrange(scales, "b l m -> l (m b)")
+
+
+def _key_drop_paths(vit: nn.Module) -> list[KeyedDropPath]:
+    """Replace timm's stochastic depths; returns ours, in order."""
+    keyed = []
+    for module in list(vit.modules()):
+        for name, child in list(module.named_children()):
+            if isinstance(child, DropPath):
+                keyed.append(KeyedDropPath(child.drop_prob or 0.0))
+                setattr(module, name, keyed[-1])
+    return keyed
 
 
 def projections(block: Any, x: Float[Tensor, "b n D"]) -> tuple[Tensor, Tensor, Tensor]:

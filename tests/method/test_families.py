@@ -19,6 +19,8 @@ from tests.tiny import tiny_config, tiny_mae
 from tests.train.kills import same_weights
 
 FAMILIES = {
+    "vit_tiny_patch16_224": 32,
+    "vit_base_patch16_clip_224": 48,
     "vit_small_patch14_dinov2": 28,
     "vit_small_patch14_reg4_dinov2": 42,
     "vit_small_patch16_dinov3": 48,
@@ -28,7 +30,7 @@ FAMILIES = {
     "vit_small_patch16_rope_224": 32,
     "vit_small_patch16_rope_mixed_ape_224": 48,  # rotations of its own for each block and head
 }
-ROTARY = [name for name in FAMILIES if "dinov2" not in name]
+ROTARY = [name for name in FAMILIES if "dinov3" in name or "rope" in name or "eva02" in name]
 
 
 def make(name: str, view_px: int, depth: int = 2) -> Backbone:
