@@ -58,7 +58,7 @@ class Backbone(nn.Module):
 
     def __init__(self, config: ModelConfig, view_px: int, drop_path: float = 0.0) -> None:
         super().__init__()
-        self.vit = _create_vit(config, view_px, drop_path)
+        self.vit: Any = _create_vit(config, view_px, drop_path)
         self._mixed: bool = getattr(self.vit, "rope_mixed", False)
         self.patch_px: int = self.vit.patch_embed.patch_size[0]
         self.width: int = self.vit.embed_dim
@@ -122,7 +122,7 @@ class Backbone(nn.Module):
         self, x: Float[Tensor, "b n D"], rope: Tensor | None, stop: int | None = None
     ) -> Float[Tensor, "b n D"]:
         for number, block in enumerate(self.vit.blocks[:stop]):
-            own = {} if rope is None else {"rope": self._rope_of(rope, number)}
+            own: dict[str, Any] = {} if rope is None else {"rope": self._rope_of(rope, number)}
             if self._recomputes and self.training and torch.is_grad_enabled():
                 x = checkpoint(block, x, use_reentrant=False, **own)
             else:
@@ -281,8 +281,9 @@ def _create_vit(config: ModelConfig, view_px: int, drop_path: float) -> Vit:
     attention = getattr(vit.blocks[-1], "attn", None) if plain else None
     if not hasattr(attention, "qkv") or vit.cls_token is None:
         raise refusal
-    if getattr(vit, "rope", None) is not None:
-        vit.rope.aug_active = False  # timm's augmentation is not keyed by the sample; ours is
+    rope: Any = getattr(vit, "rope", None)
+    if rope is not None:
+        rope.aug_active = False  # timm's augmentation is not keyed by the sample; ours is
     return vit
 
 

@@ -81,7 +81,8 @@ def rotary_positions(
         height, width = divisors[rope.normalize_coords]
         scaled = [(y * rows + offset) / height, (x * columns + offset) / width]
         places = 2 * torch.stack(scaled, dim=-1) - 1
-        angles = (2 * math.pi * places[..., None] / rope.periods).flatten(-2)
+        periods: Any = rope.periods
+        angles = (2 * math.pi * places[..., None] / periods).flatten(-2)
     else:
         first = rope.grid_indexing == "xy"  # timm's first axis is then that of the columns
         indices = [y * rows - 0.5, x * columns - 0.5]

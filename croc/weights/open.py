@@ -60,9 +60,9 @@ class VitBackbone(nn.Module):
         super().__init__()
         if isinstance(vit.norm, nn.Identity):  # a ViT made for pooled tokens norms them later
             vit.norm, vit.fc_norm = vit.fc_norm, vit.norm
-        self.vit = vit.eval().requires_grad_(False)
+        self.vit: Any = vit.eval().requires_grad_(False)
         self.name, self.origin = name, origin or name
-        self.stride_px: int = vit.patch_embed.patch_size[0]
+        self.stride_px: int = self.vit.patch_embed.patch_size[0]
 
     @torch.no_grad()
     def features(
@@ -278,7 +278,7 @@ def load_into(backbone: Backbone, spec: str) -> str:
     return origin
 
 
-def _shape(vit: Vit) -> dict[str, object]:
+def _shape(vit: Any) -> dict[str, object]:
     return {
         "width": vit.embed_dim,
         "depth": len(vit.blocks),
