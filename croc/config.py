@@ -187,6 +187,12 @@ class ModelConfig(Section):
     fraction of the grid's; 1 1 is the whole grid, as in the paper."""
     init: Annotated[str | None, tyro.conf.arg(prefix_name=False)] = None
     """Weights to initialize the backbone from: a run, timm:NAME or a file; random by default."""
+    train_blocks: Annotated[int | None, at_least(1)] = None
+    """Train only the last so many blocks and the final norm, and freeze what is below them; by
+    default everything is trained."""
+    checkpoint_blocks: bool = False
+    """Recompute the activations of the student's blocks in the backward pass instead of keeping
+    them: less memory, a third more time. For large networks."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -306,6 +312,18 @@ class DistillationConfig(Section):
 
 
 @dataclass(frozen=True)
+class AnchorConfig(Section):
+    """Post-training: keep the similarities between patches close to those of the network that the
+    run started from (--init), as DINOv3's Gram anchoring does."""
+
+    section = "anchor"
+    weight: Annotated[float, at_least(0)] = 0.0
+    """Weight of the anchor loss at the start; 0 disables it."""
+    weight_end: Annotated[float | None, at_least(0)] = None
+    """Its weight at the end, reached along half a cosine; by default it stays the same."""
+
+
+@dataclass(frozen=True)
 class LossConfig(DistillationConfig):
     """Self-distillation at image and cluster level, with shared temperatures."""
 
@@ -341,6 +359,9 @@ class OptimConfig(Section):
     needed only a third as many images (dev/LOG.md). AdamW optimizes all other parameters."""
     muon_rate_factor: Annotated[float, at_least(0)] = 1.0
     """Muon's learning rate as a multiple of --optim.rate."""
+    layer_decay: Annotated[float, Limit("must be above 0 and at most 1", _TINY, 1)] = 1.0
+    """Learning rate of each block as a fraction of the one above it; 1 is the same for all. For
+    post-training: the first blocks then change the least."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -422,6 +443,10 @@ class PretrainConfig:
             "--optim.matrices muon needs full matrices, which FSDP does not have: "
             "use --run.strategy ddp, or --optim.matrices adamw",
         )
+        require(
+            self.optim.matrices == "adamw" or self.optim.layer_decay == 1,
+            "--optim.layer-decay needs --optim.matrices adamw",
+        )
 
 
 @dataclass(frozen=True)
@@ -430,9 +455,14 @@ class DinoConfig(PretrainConfig):
 
     head: ImageHeadConfig = field(default_factory=ImageHeadConfig)
     loss: DistillationConfig = field(default_factory=DistillationConfig)
+    anchor: AnchorConfig = field(default_factory=AnchorConfig)
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        require(
+            self.anchor.weight == 0 or self.model.init is not None,
+            "--anchor.weight needs --init: the weights to stay close to",
+        )
         require(
             self.loss.centring == "mean" or self.run.micro_batch is None,
             "--loss.centring sinkhorn needs --run.micro-batch None, since it balances the batch",

@@ -1,8 +1,9 @@
-"""Any timm ViT as the backbone: its tokens, and the last block's queries, keys, values, attention.
+"""timm's ViTs as the backbone: their tokens, and the last block's queries, keys, values, attention.
 
-During training the positions may be those of a random window of the grid, one for each view: with
-the whole grid's a token knows where in its view it is. Where crops share most of an image, a
-cluster's row in one view then predicts its row in the other, and no content is needed.
+Two of timm's families serve: `VisionTransformer` (ViT, DINO, DINOv2) and `Eva`, whose positions may
+be rotary (DINOv3, EVA-02, RoPE-ViT). Queries and keys are those before the rotation: their cosine
+then compares content, and the clustering adds positions itself. The CLS attention is the network's
+own, with rotated keys.
 """
 
 import difflib
@@ -10,20 +11,44 @@ from typing import Any, cast
 
 import timm
 import torch
+import torch.nn.functional as F
 from einops import rearrange
 from jaxtyping import Float, Int64
+from timm.layers.drop import DropPath
 from timm.layers.patch_embed import PatchEmbed
-from timm.models.vision_transformer import VisionTransformer
+from timm.layers.pos_embed_sincos import apply_rot_embed_cat
+from timm.models.eva import Eva, EvaBlockPostNorm
+from timm.models.vision_transformer import ResPostBlock, VisionTransformer
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from croc.config import ModelConfig
 from croc.errors import UserError
-from croc.method.layers import replace_layers
+from croc.kernels.layers import replace_layers
+from croc.method.positions import (
+    draw_rotary_windows,
+    draw_windows,
+    learned_positions,
+    rotary_positions,
+)
 from croc.method.randomness import uniform
 from croc.method.types import Tokens, autocast_dtype
 
 WHOLE_GRID = (1.0, 1.0)
 """The sides of position windows that are the grid itself."""
+Vit = VisionTransformer | Eva
+
+
+class KeyedDropPath(nn.Module):
+    """Stochastic depth whose draw is set from outside, by the sample and not by the process."""
+
+    def __init__(self, rate: float) -> None:
+        super().__init__()
+        self.rate = rate
+        self.scale: Tensor | None = None
+
+    def forward(self, x: Float[Tensor, "b n D"]) -> Float[Tensor, "b n D"]:
+        return x if self.scale is None else x * self.scale.to(x.dtype)[:, None, None]
 
 
 class Backbone(nn.Module):
@@ -33,18 +58,30 @@ class Backbone(nn.Module):
 
     def __init__(self, config: ModelConfig, view_px: int, drop_path: float = 0.0) -> None:
         super().__init__()
-        self.vit = _create_vit(config, view_px, drop_path)
+        self.vit: Any = _create_vit(config, view_px, drop_path)
+        self._mixed: bool = getattr(self.vit, "rope_mixed", False)
         self.patch_px: int = self.vit.patch_embed.patch_size[0]
         self.width: int = self.vit.embed_dim
-        self._sides = config.position_window
-        self._drop_paths = replace_layers(self.vit)
+        self._sides, self._recomputes = config.position_window, config.checkpoint_blocks
+        replace_layers(self.vit)
+        self._drop_paths = _key_drop_paths(self.vit)
+        self._rope: Any = getattr(self.vit, "rope", None)
         keep = torch.tensor([1 - drop_path.rate for drop_path in self._drop_paths])
         self.register_buffer("_keep", keep, persistent=False)
+        if config.train_blocks is not None:
+            self._freeze_below(config.train_blocks)
         if view_px % self.patch_px:
             raise UserError(
                 f"views of {view_px} px are not a whole number of {self.patch_px} px patches; "
                 f"try --views.size-px {max(1, round(view_px / self.patch_px)) * self.patch_px}"
             )
+
+    def _freeze_below(self, trained: int) -> None:
+        if trained > (depth := len(self.vit.blocks)):
+            raise UserError(f"--model.train-blocks {trained}: the network has {depth} blocks")
+        self.vit.requires_grad_(False)
+        for part in (*self.vit.blocks[-trained:], self.vit.norm):
+            part.requires_grad_(True)
 
     def forward(
         self, pixels: Float[Tensor, "M B 3 h w"], keys: Int64[Tensor, "B"] | None = None
@@ -52,7 +89,8 @@ class Backbone(nn.Module):
         """CLS and patch tokens, after the final norm; with `keys`, training's randomness is on:
         windows of positions, and the student's stochastic depth."""
         self._set_drop_paths(len(pixels), keys)
-        return self._finish(self.vit.blocks(self._embed_views(pixels, keys)), len(pixels))
+        x, rope = self._embed_views(pixels, keys)
+        return self._finish(self._run_blocks(x, rope), len(pixels))
 
     def encode(
         self,
@@ -62,10 +100,13 @@ class Backbone(nn.Module):
     ) -> tuple[Float[Tensor, "B D"], Float[Tensor, "B V D"]]:
         """CLS and the visible patches, without the others; `keys` as in `forward`."""
         self._set_drop_paths(1, keys)
-        tokens, prefix = self._embed(pixels), self.vit.num_prefix_tokens
+        (tokens, rope), prefix = self._embed(pixels), self.vit.num_prefix_tokens
         places = visible[..., None].expand(-1, -1, tokens.shape[-1])
         seen = torch.cat([tokens[:, :prefix], tokens[:, prefix:].gather(1, places)], dim=1)
-        cls, patches = self._finish(self.vit.blocks(seen), views=1)
+        if rope is not None:
+            chosen = rope[..., visible, :]
+            rope = chosen.transpose(1, 2) if self._mixed else chosen[:, None]
+        cls, patches = self._finish(self._run_blocks(seen, rope), views=1)
         return cls[0], patches[0]
 
     def describe(
@@ -74,17 +115,34 @@ class Backbone(nn.Module):
         """The tokens, with the keys, queries or values of the last block, or its output (last);
         `keys` draw windows of positions, as in `forward`."""
         self._set_drop_paths(len(pixels), None)
-        before = self.vit.blocks[:-1](self._embed_views(pixels, keys))
-        return self._describe_last(before, len(pixels), kind)
+        x, rope = self._embed_views(pixels, keys)
+        return self._describe_last(self._run_blocks(x, rope, stop=-1), rope, len(pixels), kind)
 
-    def _describe_last(self, before: Float[Tensor, "b n D"], views: int, kind: str) -> Tokens:
+    def _run_blocks(
+        self, x: Float[Tensor, "b n D"], rope: Tensor | None, stop: int | None = None
+    ) -> Float[Tensor, "b n D"]:
+        for number, block in enumerate(self.vit.blocks[:stop]):
+            own: dict[str, Any] = {} if rope is None else {"rope": self._rope_of(rope, number)}
+            if self._recomputes and self.training and torch.is_grad_enabled():
+                x = checkpoint(block, x, use_reentrant=False, **own)
+            else:
+                x = block(x, **own)
+        return x
+
+    def _rope_of(self, rope: Tensor, block: int) -> Tensor:
+        return rope[block] if self._mixed else rope
+
+    def _describe_last(
+        self, before: Float[Tensor, "b n D"], rope: Tensor | None, views: int, kind: str
+    ) -> Tokens:
         last: Any = self.vit.blocks[-1]
-        last.attn.qkv.outputs = []
-        cls, patches = self._finish(last(before), views)
-        (output,), last.attn.qkv.outputs = last.attn.qkv.outputs, None
-        qkv = rearrange(output, "b n (s h d) -> s b h n d", s=3, h=last.attn.num_heads)
-        queries, keys, values = last.attn.q_norm(qkv[0]), last.attn.k_norm(qkv[1]), qkv[2]
-        attention = self._attention(queries, keys, last.attn.scale, views)
+        own = {} if rope is None else {"rope": self._rope_of(rope, -1)}
+        cls, patches = self._finish(last(before, **own), views)
+        queries, keys, values = projections(last, before)
+        seen = keys[:, :, self.vit.num_prefix_tokens :]
+        if own:
+            seen = apply_rot_embed_cat(seen.float(), own["rope"], half=last.attn.rotate_half)
+        attention = self._attention(queries[:, :, 0], seen, last.attn.scale, views)
         if kind == "last":
             attention = attention.mean(dim=2, keepdim=True)
             return Tokens(cls, patches, patches[:, :, None], cls[:, :, None], attention)
@@ -95,29 +153,43 @@ class Backbone(nn.Module):
 
     def _embed_views(
         self, pixels: Float[Tensor, "M B 3 h w"], keys: Int64[Tensor, "B"] | None
-    ) -> Float[Tensor, "b n D"]:
-        views, windows = len(pixels), None
+    ) -> tuple[Float[Tensor, "b n D"], Tensor | None]:
+        views, windows, rotary = len(pixels), None, None
         if keys is not None and self._sides != WHOLE_GRID:
             # Teacher and student have different ones, so that they share no position.
             purpose = f"position window of the {'student' if self.training else 'teacher'}"
-            windows = draw_windows(keys, purpose, views, self._sides)
-        return self._embed(pixels.flatten(0, 1), windows)
+            windows = rotary = draw_windows(keys, purpose, views, self._sides)
+        elif keys is not None and self.training:  # as in DINOv3, the student only
+            rotary = draw_rotary_windows(self._rope, keys, views)
+        return self._embed(pixels.flatten(0, 1), windows, rotary)
 
     def _embed(
-        self, pixels: Float[Tensor, "b 3 h w"], windows: Float[Tensor, "b 2 2"] | None = None
-    ) -> Float[Tensor, "b n D"]:
+        self,
+        pixels: Float[Tensor, "b 3 h w"],
+        windows: Float[Tensor, "b 2 2"] | None = None,
+        rotary: Float[Tensor, "b 2 2"] | None = None,
+    ) -> tuple[Float[Tensor, "b n D"], Tensor | None]:
+        """Tokens before the blocks, and rotations; with windows of learned and of rotary positions
+        in place of the grid's."""
         vit = self.vit
         patches = vit.patch_embed(pixels)
-        x = vit._pos_embed(patches)
-        if windows is not None:
+        x, rope = self._add_positions(patches)
+        if windows is not None and vit.pos_embed is not None:
             prefix, (g, h) = vit.num_prefix_tokens, vit.patch_embed.grid_size
             grid = cast(Tensor, vit.pos_embed)[0, -g * h :].unflatten(0, (g, h))
-            usual = vit._pos_embed(torch.zeros_like(patches[:1]))[:, prefix:]
-            moved = positions_of(windows, grid, *patches.shape[1:3]) - usual
+            usual = self._add_positions(torch.zeros_like(patches[:1]))[0][:, prefix:]
+            moved = learned_positions(windows, grid, *patches.shape[1:3]) - usual
             x = torch.cat([x[:, :prefix], x[:, prefix:] + moved], dim=1)
-        x = vit.norm_pre(vit.patch_drop(x))
+        if rotary is not None and rope is not None:
+            rope = rotary_positions(self._rope, rotary, *patches.shape[1:3]).to(rope.dtype)
+        x = vit.norm_pre(x)
         # All blocks add to this: in autocast's type it needs half of the memory and bandwidth.
-        return x.to(autocast_dtype(x.device, x.dtype))
+        return x.to(autocast_dtype(x.device, x.dtype)), rope
+
+    def _add_positions(self, patches: Float[Tensor, "b y x D"]) -> tuple[Tensor, Tensor | None]:
+        """With CLS and registers in front, and rotations where the positions are rotary."""
+        placed: Any = self.vit._pos_embed(patches)
+        return placed if isinstance(self.vit, Eva) else (placed, None)
 
     def _finish(self, x: Float[Tensor, "b n D"], views: int) -> tuple[Tensor, Tensor]:
         x = rearrange(self.vit.norm(x), "(m b) n d -> m b n d", m=views)
@@ -125,14 +197,13 @@ class Backbone(nn.Module):
 
     def _attention(
         self,
-        queries: Float[Tensor, "b H n d"],
-        keys: Float[Tensor, "b H n d"],
+        cls: Float[Tensor, "b H d"],
+        keys: Float[Tensor, "b H N d"],
         scale: float,
         views: int,
     ) -> Float[Tensor, "M B H N"]:
         """Softmax of the CLS query over the patches, without registers and CLS itself."""
-        patches = keys[:, :, self.vit.num_prefix_tokens :].float()
-        logits = torch.einsum("bhd,bhnd->bhn", queries[:, :, 0].float() * scale, patches)
+        logits = torch.einsum("bhd,bhnd->bhn", cls.float() * scale, keys.float())
         return rearrange(logits.softmax(dim=-1), "(m b) h n -> m b h n", m=views)
 
     def _set_drop_paths(self, views: int, keys: Int64[Tensor, "B"] | None) -> None:
@@ -151,7 +222,39 @@ class Backbone(nn.Module):
         return rearrange(scales, "b l m -> l (m b)")
 
 
-def _create_vit(config: ModelConfig, view_px: int, drop_path: float) -> VisionTransformer:
+def _key_drop_paths(vit: nn.Module) -> list[KeyedDropPath]:
+    """Replace timm's stochastic depths; returns ours, in order."""
+    keyed = []
+    for module in list(vit.modules()):
+        for name, child in list(module.named_children()):
+            if isinstance(child, DropPath):
+                keyed.append(KeyedDropPath(child.drop_prob or 0.0))
+                setattr(module, name, keyed[-1])
+    return keyed
+
+
+def projections(block: Any, x: Float[Tensor, "b n D"]) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values "b H n d" that a block's attention makes of the block's input."""
+    attention = block.attn
+    x = x if isinstance(block, ResPostBlock | EvaBlockPostNorm) else block.norm1(x)
+    if attention.qkv is None:
+        parts = attention.q_proj(x), attention.k_proj(x), attention.v_proj(x)
+    elif getattr(attention, "q_bias", None) is None:
+        parts = attention.qkv(x).chunk(3, dim=-1)
+    else:
+        bias = torch.cat([attention.q_bias, attention.k_bias, attention.v_bias])
+        parts = F.linear(x, attention.qkv.weight, bias).chunk(3, dim=-1)
+    queries, keys, values = (
+        rearrange(p, "b n (h d) -> b h n d", d=attention.head_dim) for p in parts
+    )
+    shared = queries.shape[1] // keys.shape[1]  # grouped queries share keys and values
+    keys, values = attention.k_norm(keys), values
+    if shared > 1:
+        keys, values = (each.repeat_interleave(shared, dim=1) for each in (keys, values))
+    return attention.q_norm(queries), keys, values
+
+
+def _create_vit(config: ModelConfig, view_px: int, drop_path: float) -> Vit:
     options = {"patch_size": config.patch_px, "depth": config.depth}
     changes: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     if config.name not in timm.list_models():
@@ -174,38 +277,14 @@ def _create_vit(config: ModelConfig, view_px: int, drop_path: float) -> VisionTr
         )
     except (TypeError, AssertionError, RuntimeError, ValueError):
         raise refusal from None
-    plain = isinstance(vit, VisionTransformer) and type(vit.patch_embed) is PatchEmbed
+    plain = isinstance(vit, Vit) and type(vit.patch_embed) is PatchEmbed
     attention = getattr(vit.blocks[-1], "attn", None) if plain else None
     if not hasattr(attention, "qkv") or vit.cls_token is None:
         raise refusal
+    rope: Any = getattr(vit, "rope", None)
+    if rope is not None:
+        rope.aug_active = False  # timm's augmentation is not keyed by the sample; ours is
     return vit
-
-
-def draw_windows(
-    keys: Int64[Tensor, "B"], purpose: str, views: int, sides: tuple[float, float]
-) -> Float[Tensor, "b 2 2"]:
-    """For the M·B views, in rows and then in columns: start and side of the window, in grids."""
-    draws = uniform(keys, purpose, views, 2, 2).transpose(0, 1).flatten(0, 1)
-    least, most = sides
-    side = least + (most - least) * draws[..., 0]
-    return torch.stack([(1 - side) * draws[..., 1], side], dim=-1)
-
-
-def positions_of(
-    windows: Float[Tensor, "b 2 2"], grid: Float[Tensor, "g h D"], rows: int, columns: int
-) -> Float[Tensor, "b n D"]:
-    """`rows` × `columns` positions spread over each window, interpolated from those of the grid."""
-    down = _interpolation(windows[:, 0], rows, grid.shape[0])
-    across = _interpolation(windows[:, 1], columns, grid.shape[1])
-    return torch.einsum("brg,ghd,bch->brcd", down, grid, across).flatten(1, 2)
-
-
-def _interpolation(axis: Float[Tensor, "b 2"], count: int, length: int) -> Float[Tensor, "b n g"]:
-    """The weight of each of the grid's positions in each of the window's."""
-    middles = (torch.arange(count, device=axis.device) + 0.5) / count
-    places = (axis[:, :1] + axis[:, 1:] * middles) * length - 0.5
-    distances = places.clamp(0, length - 1)[..., None] - torch.arange(length, device=axis.device)
-    return (1 - distances.abs()).clamp_min(0)
 
 
 def start_as_mae(backbone: Backbone) -> None:

@@ -15,7 +15,7 @@ Method = Croc | Mae
 
 COMPILED: dict[type, tuple[str, ...]] = {
     Croc: ("make_views", "locate", "weighted_total", "softness"),
-    Network: ("pool", "distil"),
+    Network: ("pool", "distil", "gram_distance"),
     Backbone: ("_embed", "_finish", "_describe_last", "_draw_drop_paths"),
     ImageHead: ("images",),
     ProjectionHead: ("images", "clusters"),

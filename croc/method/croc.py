@@ -20,7 +20,7 @@ from croc.method.backbone import Backbone
 from croc.method.clustering.paper import check_k_start, cluster_views, pool, softness
 from croc.method.distributed import hold_gradients, local_shards, process_count, sum_over_processes
 from croc.method.heads import ImageHead, ProjectionHead
-from croc.method.losses import Center, distil, sinkhorn_center, weighted_total
+from croc.method.losses import Center, distil, gram_distance, sinkhorn_center, weighted_total
 from croc.method.stages import stage
 from croc.method.types import (
     Canvases,
@@ -73,6 +73,8 @@ class Targets:
     """Sum of the outputs over views and images, for the moving mean."""
     dense: ClusterTargets | None
     """None in DINO."""
+    anchor: Float[Tensor, "M B N D"] | None = None
+    """The patches as the network that the run started from sees them, with --anchor.weight."""
 
 
 @dataclass(frozen=True)
@@ -96,13 +98,13 @@ class Network(nn.Module):
         self.backbone = Backbone(config.model, config.views.size_px, drop_path)
         head: Any = ProjectionHead if self.cluster else ImageHead
         self.head = head(self.backbone.width, config.head)
-        self.pool, self.distil = pool, distil
+        self.pool, self.distil, self.gram_distance = pool, distil, gram_distance
 
     def forward(
         self, pixels: Float[Tensor, "M B 3 h w"], keys: Int64[Tensor, "B"], targets: Targets
     ) -> tuple[Tensor, ...]:
         """The student's cross-entropy for each image, and the teacher's own entropy, which bounds
-        it from below; in CrOC then both for each cluster."""
+        it from below; in CrOC then both for each cluster; with an anchor its distance, last."""
         dense, t, s = targets.dense, targets.temp, self.config.loss.student_temperature
         with stage("student"):
             cls, patches = self.backbone(pixels, keys)
@@ -118,6 +120,8 @@ class Network(nn.Module):
             if dense is not None:
                 valid = dense.clusters.valid
                 losses += self.distil(dense.outputs, dense.center, t, clusters, s, valid)
+            if targets.anchor is not None:
+                losses += (self.gram_distance(patches, targets.anchor),)
         return losses
 
 
@@ -142,6 +146,10 @@ class Croc:
         if isinstance(config, CrocConfig):
             self.cluster_center = Center(config.head.cluster_prototypes, momentum).to(device)
         self.temp = torch.zeros((), device=device)
+        self.anchor, self.anchor_weight = None, torch.zeros((), device=device)
+        if config.anchor.weight > 0:
+            self.anchor = Backbone(config.model, config.views.size_px).to(device)
+            self.anchor.eval().requires_grad_(False)
         self.micro_batch = config.run.micro_batch
         # On the CPU micro-batches save memory, unless images of a batch depend on each other.
         independent = self.cluster is None or self.cluster.variant == "paper"
@@ -170,17 +178,23 @@ class Croc:
         }
         if self.cluster_center is not None:
             modules["cluster_center"] = self.cluster_center
+        if self.anchor is not None:
+            modules["anchor"] = self.anchor
         return modules
 
     @property
     def backbones(self) -> list[Backbone]:
         """All that start from the weights of --init."""
-        return [self.student.backbone, self.teacher.backbone]
+        anchor = [self.anchor] if self.anchor is not None else []
+        return [self.student.backbone, self.teacher.backbone, *anchor]
 
     def set_schedule(self, settings: Settings) -> None:
         # In place, so that a CUDA graph reads it and nothing is copied to the device.
         self.temp.fill_(teacher_temperature(self.config.loss, settings.epoch))
         self.views = views_at(self.config.views, settings.epoch)
+        start, end = self.config.anchor.weight, self.config.anchor.weight_end
+        end = start if end is None else end
+        self.anchor_weight.fill_(cosine(start, end, settings.step, settings.total_steps))
 
     def compute_gradients(
         self, fabric: Fabric, student: _FabricModule, canvases: Canvases
@@ -238,7 +252,12 @@ class Croc:
         with stage("loss"):
             ones = torch.ones_like(images[..., 0], dtype=torch.float)
             center = self._center(self.image_center, images, ones)
-            return Targets(self.temp, images, center, self.weighted_total(images, ones), dense)
+            total = self.weighted_total(images, ones)
+        anchor = None
+        if self.anchor is not None:
+            with stage("anchor"):
+                _, anchor = self.anchor(views.pixels)
+        return Targets(self.temp, images, center, total, dense, anchor)
 
     def _center(self, moving: Center, outputs: Tensor, weights: Tensor) -> Float[Tensor, "P"]:
         """What is subtracted from the outputs: their moving mean, or what balances the batch."""
@@ -256,12 +275,15 @@ class Croc:
             "entropy_image": entropy_glob,
             "kl_image": loss_glob.detach() - entropy_glob,
         }
+        if targets.anchor is not None:
+            metrics["loss_anchor"] = losses[-1].sum() / divisors.images
+        loss_anchor = self.anchor_weight * metrics.get("loss_anchor", 0.0)
         if targets.dense is None:
-            return {"loss": loss_glob, **metrics}
+            return {"loss": loss_glob + loss_anchor, **metrics}
         clusters = targets.dense.clusters
         weights = self._weights(clusters.valid, divisors)
-        loss_dense, entropy_dense = ((weights * each).sum() for each in losses[2:])
-        loss = self.alpha * loss_dense + loss_glob
+        loss_dense, entropy_dense = ((weights * each).sum() for each in losses[2:4])
+        loss = self.alpha * loss_dense + loss_glob + loss_anchor
         heads = divisors.images * clusters.count.shape[1]
         effective, largest = self.softness(clusters.assignments)
         return metrics | {

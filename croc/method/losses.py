@@ -1,6 +1,7 @@
 """Self-distillation: centring of the teacher, and the cross-entropy between views."""
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
@@ -104,6 +105,17 @@ def cross_view_entropy(
     pairs = [(i, j) for i in range(views) for j in range(views) if i != j]
     total = sum((teacher[i] * log_student[j]).sum(dim=-1) for i, j in pairs)
     return -torch.as_tensor(total) / len(pairs)
+
+
+def gram_distance(
+    ours: Float[Tensor, "M B N D"], theirs: Float[Tensor, "M B N D"]
+) -> Float[Tensor, "B"]:
+    """How much the similarities between the patches of a view differ, one value per image.
+
+    mean over views and pairs of patches i, j: (cos(ours[i], ours[j]) − cos(theirs[i], theirs[j]))²
+    """
+    grams = [x @ x.mT for x in (F.normalize(each.float(), dim=-1) for each in (ours, theirs))]
+    return (grams[0] - grams[1]).square().mean(dim=(0, 2, 3))
 
 
 def entropy(probabilities: Float[Tensor, "*batch P"]) -> Float[Tensor, "*batch"]:

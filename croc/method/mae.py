@@ -12,6 +12,7 @@ from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 
 from croc.config import DecoderConfig, MaeConfig, require
+from croc.kernels.layers import replace_layers
 from croc.method.backbone import (
     WHOLE_GRID,
     Backbone,
@@ -20,7 +21,6 @@ from croc.method.backbone import (
     start_linear_layers,
 )
 from croc.method.distributed import hold_gradients, process_count
-from croc.method.layers import replace_in_blocks
 from croc.method.randomness import uniform
 from croc.method.stages import stage
 from croc.method.types import Canvases, Settings, autocast_dtype
@@ -47,7 +47,7 @@ class Decoder(nn.Module):
         self.paint = nn.Linear(config.width, 3 * patch_px**2)
         start_linear_layers(self)
         nn.init.normal_(self.mask_token, std=0.02)
-        replace_in_blocks(self)
+        replace_layers(self)
 
     positions: Tensor
 

@@ -1,6 +1,7 @@
 """The optimizer: AdamW, or Muon for the blocks' matrices; clipping; steps that may be skipped."""
 
 import math
+import re
 from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any, NamedTuple, cast
@@ -27,16 +28,29 @@ def make_optimizer(
     matrices: dict[str, nn.Parameter] = {}
     if config.matrices == "muon":
         matrices = {name: p for name, p in named.items() if ".blocks." in name and p.ndim == 2}
-    rest = [p for name, p in named.items() if name not in matrices]
-    groups = [
-        {"params": [p for p in rest if p.ndim > 1], "decayed": True, "rate_factor": 1.0},
-        {"params": [p for p in rest if p.ndim <= 1], "decayed": False, "rate_factor": 1.0},
-    ]
+    depth = max((layer_of(name, 0) for name in named), default=0)
+    groups: dict[tuple[bool, float], dict[str, Any]] = {}
+    for name, p in sorted(named.items(), key=lambda each: each[1].ndim <= 1):  # stable
+        if name not in matrices:
+            kind = p.ndim > 1, config.layer_decay ** (depth + 1 - layer_of(name, depth))
+            empty = {"params": [], "decayed": kind[0], "rate_factor": kind[1]}
+            groups.setdefault(kind, empty)["params"].append(p)
     fused = device.type == "cuda"
-    adamw = torch.optim.AdamW(groups, lr=0.0, betas=config.betas, weight_decay=0.0, fused=fused)
+    adamw = torch.optim.AdamW(
+        [*groups.values()], lr=0.0, betas=config.betas, weight_decay=0.0, fused=fused
+    )
     if not matrices:
         return adamw
     return Muon(matrices, adamw, decayed=True, rate_factor=config.muon_rate_factor)
+
+
+def layer_of(name: str, depth: int) -> int:
+    """0 for the embeddings of a backbone, then its blocks, and what is above them: norm, heads."""
+    block = re.match(r"backbone\.vit\.blocks\.(\d+)", name)
+    if block:
+        return 1 + int(block[1])
+    above = not name.startswith("backbone.") or name.startswith("backbone.vit.norm.")
+    return depth + 1 if above else 0
 
 
 def set_rates(optimizer: torch.optim.Optimizer, settings: Settings) -> None:

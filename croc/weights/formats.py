@@ -121,8 +121,14 @@ def write_transformers(folder: Path, record: WeightsRecord, weights: Weights) ->
     _write_json(folder / "preprocessor_config.json", processor)
 
 
-def check_is_vit_model(vit: VisionTransformer, model: str) -> None:
+def check_is_vit_model(vit: nn.Module, model: str) -> None:
     """`ViTModel` is timm's VisionTransformer without options: same layers, same tensors."""
+    refusal = UserError(
+        f"{model} is not the plain ViT that transformers' ViTModel is: pass --to timm, torchhub, "
+        "onnx or safetensors"
+    )
+    if not isinstance(vit, VisionTransformer):
+        raise refusal
     block: Any = vit.blocks[0]
     with torch.device("meta"):
         plain = VisionTransformer(
@@ -138,10 +144,7 @@ def check_is_vit_model(vit: VisionTransformer, model: str) -> None:
         )
     shapes = [{k: x.shape for k, x in each.state_dict().items()} for each in (vit, plain)]
     if str(vit) != str(plain) or shapes[0] != shapes[1]:
-        raise UserError(
-            f"{model} is not the plain ViT that transformers' ViTModel is: pass --to timm, "
-            "torchhub, onnx or safetensors"
-        )
+        raise refusal
 
 
 class _ClsAndPatches(nn.Module):

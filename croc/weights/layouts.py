@@ -13,10 +13,10 @@ from typing import Any
 import timm
 import torch
 from timm.layers.pos_embed import resample_abs_pos_embed
-from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from croc.errors import UserError
+from croc.method.backbone import Vit
 from croc.tables import one_line
 from croc.weights.files import first_line
 
@@ -283,7 +283,7 @@ def fill(
 ) -> None:
     """Load weights in timm's layout, a ViT's position embedding resampled to its grid."""
     try:
-        if resample and isinstance(network, VisionTransformer):
+        if resample and isinstance(network, Vit) and network.pos_embed is not None:
             prefix = 0 if network.no_embed_class else network.num_prefix_tokens
             positions = resample_abs_pos_embed(
                 weights["pos_embed"].float(), list(network.patch_embed.grid_size), None, prefix

@@ -4,6 +4,7 @@ import difflib
 import hashlib
 import logging
 import os
+import re
 import site
 import sys
 from dataclasses import asdict
@@ -13,12 +14,11 @@ from typing import Any, Protocol, runtime_checkable
 import timm
 import torch
 from jaxtyping import Float
-from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from croc.config import PAGE, ModelConfig, read_config
 from croc.errors import UserError
-from croc.method.backbone import Backbone
+from croc.method.backbone import Backbone, Vit
 from croc.tables import one_line
 from croc.weights.card import WeightsRecord, read_record
 from croc.weights.checkpoint import find_checkpoint, open_run, untrained
@@ -56,13 +56,13 @@ class DenseBackbone(Protocol):
 class VitBackbone(nn.Module):
     """The patch tokens of a ViT's last blocks, the final norm applied to each."""
 
-    def __init__(self, vit: VisionTransformer, name: str, origin: str = "") -> None:
+    def __init__(self, vit: Vit, name: str, origin: str = "") -> None:
         super().__init__()
         if isinstance(vit.norm, nn.Identity):  # a ViT made for pooled tokens norms them later
             vit.norm, vit.fc_norm = vit.fc_norm, vit.norm
-        self.vit = vit.eval().requires_grad_(False)
+        self.vit: Any = vit.eval().requires_grad_(False)
         self.name, self.origin = name, origin or name
-        self.stride_px: int = vit.patch_embed.patch_size[0]
+        self.stride_px: int = self.vit.patch_embed.patch_size[0]
 
     @torch.no_grad()
     def features(
@@ -226,10 +226,10 @@ def _open_timm(
     try:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            if "vit" in name or "deit" in name:
+            if re.search("vit|deit|^eva", name):
                 sizes = {"img_size": image_px, "dynamic_img_size": True}
                 network = timm.create_model(name, num_classes=0, **sizes, **options)
-            if not isinstance(network, VisionTransformer):
+            if not isinstance(network, Vit):
                 network = timm.create_model(name, features_only=True, output_stride=16, **options)
                 network.eval()(torch.zeros(1, 3, 64, 96))  # some networks take only one size
     except OSError as error:
@@ -250,7 +250,7 @@ def _open_timm(
                 f"{flag}: the file lacks {len(missing)} of {name}'s tensors "
                 f"({', '.join(missing[:3])} …); it has {', '.join(list(weights)[:3])} …"
             )
-    wrap = VitBackbone if isinstance(network, VisionTransformer) else ConvBackbone
+    wrap = VitBackbone if isinstance(network, Vit) else ConvBackbone
     return wrap(network, name)
 
 
@@ -278,15 +278,17 @@ def load_into(backbone: Backbone, spec: str) -> str:
     return origin
 
 
-def _shape(vit: VisionTransformer) -> dict[str, object]:
+def _shape(vit: Any) -> dict[str, object]:
     return {
         "width": vit.embed_dim,
         "depth": len(vit.blocks),
         "heads": vit.blocks[0].get_submodule("attn").num_heads,
         "patches of": f"{vit.patch_embed.patch_size[0]} px",
-        "registers": vit.num_reg_tokens,
+        "registers": vit.num_prefix_tokens - (vit.cls_token is not None),
         "class token": vit.cls_token is not None,
-        "a position for the class token": not vit.no_embed_class,
+        "a position for the class token": vit.pos_embed is not None and not vit.no_embed_class,
+        "rotary positions": type(getattr(vit, "rope", None)).__name__,
+        "family": type(vit).__name__,
     }
 
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from croc import kernels
-from croc.method import layers
-from croc.method.layers import LinearGelu, take_over
+from croc.kernels import layers
+from croc.kernels.layers import LinearGelu, take_over
 from tests.kernels.interpreter import interpreted, knowing_bfloat16
 
 gelu = pytest.importorskip("croc.kernels.gelu", reason="Triton is not everywhere")

@@ -1,4 +1,4 @@
-"""The backbone against timm, its attention against hooks, position windows against SciPy."""
+"""Stochastic depth keyed by the sample; position windows against SciPy."""
 
 from dataclasses import replace
 
@@ -8,58 +8,14 @@ import torch
 from scipy.ndimage import map_coordinates
 
 from croc.config import ModelConfig
-from croc.method.backbone import Backbone, draw_windows, positions_of
+from croc.method.backbone import Backbone
+from croc.method.positions import draw_windows, learned_positions
 from croc.method.randomness import sample_key
-
-MODELS = [
-    ("vit_tiny_patch16_224", 32, 16),
-    ("vit_small_patch14_reg4_dinov2", 42, 14),
-    ("vit_base_patch16_clip_224", 48, 16),
-]
 
 
 def make(name: str = "vit_tiny_patch16_224", view_px: int = 32, **changes) -> Backbone:
     torch.manual_seed(0)
     return Backbone(ModelConfig(name=name, depth=2), view_px, **changes).eval()
-
-
-@pytest.mark.parametrize(("name", "view_px", "patch_px"), MODELS)
-@torch.no_grad()
-def test_tokens_are_timms(name: str, view_px: int, patch_px: int):
-    backbone = make(name, view_px)
-    pixels = torch.randn(2, 3, 3, view_px, view_px)
-    cls, patches = backbone(pixels)
-    expected = backbone.vit.forward_features(pixels.flatten(0, 1))
-    torch.testing.assert_close(cls.flatten(0, 1), expected[:, 0])
-    prefix = backbone.vit.num_prefix_tokens
-    torch.testing.assert_close(patches.flatten(0, 1), expected[:, prefix:])
-    assert backbone.patch_px == patch_px
-    assert patches.shape[2] == (view_px // patch_px) ** 2
-    tokens = backbone.describe(pixels, "keys")
-    torch.testing.assert_close(tokens.cls, cls)
-    torch.testing.assert_close(tokens.patches, patches)
-
-
-@pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "vit_small_patch14_reg4_dinov2"])
-@torch.no_grad()
-def test_heads_and_attention_are_those_of_the_last_block(name: str):
-    backbone = make(name, 112)
-    pixels = torch.randn(2, 2, 3, 112, 112)
-    seen = {}
-    last = backbone.vit.blocks[-1]
-    last.attn.qkv.register_forward_hook(lambda *call: seen.update(qkv=call[2]))
-    backbone(pixels)
-    heads, prefix = last.attn.num_heads, backbone.vit.num_prefix_tokens
-    width = backbone.width // heads
-    for place, kind in enumerate(("queries", "keys", "values")):
-        part = seen["qkv"][..., place * backbone.width : (place + 1) * backbone.width]
-        part = part.reshape(2, 2, -1, heads, width).transpose(2, 3)
-        tokens = backbone.describe(pixels, kind)
-        torch.testing.assert_close(tokens.heads, part[..., prefix:, :])
-        torch.testing.assert_close(tokens.cls_heads, part[..., 0, :])
-    queries, keys = (backbone.describe(pixels, kind) for kind in ("queries", "keys"))
-    logits = torch.einsum("mbhd,mbhnd->mbhn", queries.cls_heads, keys.heads) / width**0.5
-    torch.testing.assert_close(queries.attention, logits.softmax(dim=-1))
 
 
 @torch.no_grad()
@@ -92,7 +48,7 @@ WINDOWED = replace(PLAIN, position_window=(0.3, 0.9))
 def test_places_lie_between_those_of_the_grid_as_scipy_has_it():
     grid = torch.randn(6, 5, 2, dtype=torch.float64)
     windows = draw_windows(KEYS[:7], "any", 2, (0.2, 0.9)).double()
-    ours = positions_of(windows, grid, 4, 9).unflatten(1, (4, 9))
+    ours = learned_positions(windows, grid, 4, 9).unflatten(1, (4, 9))
     for window, made in zip(windows.numpy(), ours):
         (top, height), (left, width) = window
         y = (top + height * (np.arange(4) + 0.5) / 4) * 6 - 0.5

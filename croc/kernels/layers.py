@@ -1,4 +1,5 @@
-"""Layers that replace timm's, with the same parameters under the same names."""
+"""Layers that replace timm's where our kernels, or a plain product, are faster; the parameters and
+their names stay."""
 
 from typing import Any
 
@@ -7,37 +8,12 @@ import torch.nn.functional as F
 from einops import rearrange
 from jaxtyping import Float
 from timm.layers.attention import Attention
-from timm.layers.drop import DropPath
 from timm.layers.mlp import Mlp
-from timm.models.vision_transformer import VisionTransformer
+from timm.layers.patch_embed import PatchEmbed
 from torch import Tensor, nn
 
 from croc import kernels
 from croc.method.types import autocast_dtype
-
-
-class KeyedDropPath(nn.Module):
-    """Stochastic depth whose draw is set from outside, by the sample and not by the process."""
-
-    def __init__(self, rate: float) -> None:
-        super().__init__()
-        self.rate = rate
-        self.scale: Tensor | None = None
-
-    def forward(self, x: Float[Tensor, "b n D"]) -> Float[Tensor, "b n D"]:
-        return x if self.scale is None else x * self.scale.to(x.dtype)[:, None, None]
-
-
-class RecordingLinear(nn.Linear):
-    """A linear layer that appends its outputs to a list, if it has one."""
-
-    outputs: list[Tensor] | None = None
-
-    def forward(self, input: Tensor) -> Tensor:
-        output = super().forward(input)
-        if self.outputs is not None:
-            self.outputs.append(output)
-        return output
 
 
 class LinearGelu(nn.Linear):
@@ -80,27 +56,15 @@ class PatchConv2d(nn.Conv2d):
         return F.linear(patches, self.weight.flatten(1), self.bias).permute(0, 3, 1, 2)
 
 
-def replace_layers(vit: VisionTransformer) -> list[KeyedDropPath]:
-    """Replace what differs in our ViT; returns its stochastic depths, in order."""
-    take_over(vit.patch_embed.proj, PatchConv2d)
-    take_over(vit.blocks[-1].get_submodule("attn.qkv"), RecordingLinear)
-    replace_in_blocks(vit)
-    keyed = []
-    for module in list(vit.modules()):
-        for name, child in list(module.named_children()):
-            if isinstance(child, DropPath):
-                keyed.append(KeyedDropPath(child.drop_prob or 0.0))
-                setattr(module, name, keyed[-1])
-    return keyed
-
-
-def replace_in_blocks(network: nn.Module) -> None:
-    """Attention and MLP by those that use our kernels."""
+def replace_layers(network: nn.Module) -> None:
+    """Attention, MLPs and the embedding of patches, wherever nothing else is in their way."""
     for module in network.modules():
         if type(module) is Attention and _is_plain(module):
             take_over(module, PackedAttention)
         if type(module) is Mlp and _is_exact_gelu(module.act) and take_over(module.fc1, LinearGelu):
             module.act = nn.Identity()
+        if isinstance(module, PatchEmbed):
+            take_over(module.proj, PatchConv2d)
 
 
 def _is_plain(attention: Attention) -> bool:

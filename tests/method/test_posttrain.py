@@ -1,0 +1,111 @@
+"""Continuing from weights: the anchor, frozen blocks, learning rates by layer, recomputation."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from croc.config import AnchorConfig, CrocConfig, ModelConfig, OptimConfig
+from croc.errors import UserError
+from croc.method.backbone import Backbone
+from croc.method.croc import Network
+from croc.method.losses import gram_distance
+from croc.method.optim import make_optimizer
+from croc.train.loop import pretrain
+from croc.weights.checkpoint import checkpoints, load_checkpoint
+from tests.tiny import tiny_config
+from tests.train import metrics_of
+from tests.train.kills import same_weights
+
+
+def test_gram_distance_equals_the_loops():
+    ours, theirs = torch.randn(2, 2, 3, 4, 5, dtype=torch.float64)
+    for image in range(3):
+        total = 0.0
+        for view in range(2):
+            for i in range(4):
+                for j in range(4):
+                    a, b = (
+                        torch.cosine_similarity(x[view, image, i], x[view, image, j], dim=0)
+                        for x in (ours, theirs)
+                    )
+                    total += float(a - b) ** 2 / (2 * 4 * 4)
+        assert float(gram_distance(ours, theirs)[image]) == pytest.approx(total, rel=1e-5)
+    turned, _ = torch.linalg.qr(torch.randn(5, 5, dtype=torch.float64))
+    assert gram_distance(ours, 3 * ours @ turned).max() < 1e-12  # only similarities count
+
+
+def test_learning_rates_fall_from_the_heads_to_the_embeddings():
+    network = Network(tiny_config(), drop_path=0.0)  # two blocks
+    optimizer = make_optimizer(network, torch.device("cpu"), OptimConfig(layer_decay=0.5))
+    names = {parameter: name for name, parameter in network.named_parameters()}
+    factors = {names[p]: g["rate_factor"] for g in optimizer.param_groups for p in g["params"]}
+    assert len(factors) == len(names)
+    assert factors["head.image.directions"] == factors["backbone.vit.norm.weight"] == 1
+    assert factors["backbone.vit.blocks.1.mlp.fc1.weight"] == 0.5
+    assert factors["backbone.vit.blocks.0.attn.qkv.bias"] == 0.25
+    assert factors["backbone.vit.pos_embed"] == factors["backbone.vit.cls_token"] == 0.125
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("start") / "run"
+    return pretrain(tiny_config(folder, report=False), "tiny")
+
+
+def continued(start: Path, folder: Path, weight: float = 0.0, **model: Any) -> CrocConfig:
+    config = tiny_config(folder, report=False)
+    config = replace(config, model=replace(config.model, drop_path=0.0, init=str(start), **model))
+    return replace(config, anchor=AnchorConfig(weight=weight))
+
+
+def test_the_anchor_keeps_similarities_and_survives_a_resume(start: Path, tmp_path: Path):
+    drift = {}
+    for weight in (1e-9, 100.0):
+        folder = pretrain(continued(start, tmp_path / str(weight), weight), "tiny")
+        lines = metrics_of(folder)
+        assert lines[0]["loss_anchor"] == pytest.approx(0, abs=1e-9)  # nothing has moved yet
+        drift[weight] = lines[-1]["loss_anchor"]
+    assert drift[100.0] < 0.5 * drift[1e-9]
+
+    config = continued(start, tmp_path / "parts", 100.0)
+    pretrain(replace(config, run=replace(config.run, stop_after_steps=5)), "tiny")
+    assert same_weights(pretrain(config, "tiny"), tmp_path / "100.0")
+    states = [
+        load_checkpoint(checkpoints(run)[-1])["modules"] for run in (start, tmp_path / "parts")
+    ]
+    for name, value in states[1]["anchor"].items():  # the anchor itself stays what it was
+        assert torch.equal(value, states[0]["teacher"][f"backbone.{name}"]), name
+
+
+def test_the_anchors_weight_follows_its_schedule(start: Path, tmp_path: Path):
+    config = continued(start, tmp_path / "run", 4.0)
+    lines = metrics_of(pretrain(replace(config, anchor=AnchorConfig(4.0, 0.0)), "tiny"))
+    rest = [x["loss"] - x["loss_image"] - x["loss_cluster"] for x in lines]
+    assert rest[4] / lines[4]["loss_anchor"] == pytest.approx(2.35, abs=0.02)  # 5th of 9 steps
+    assert rest[8] / lines[8]["loss_anchor"] == pytest.approx(0.12, abs=0.05)
+
+
+def test_frozen_blocks_stay_and_recomputed_activations_change_nothing(start: Path, tmp_path: Path):
+    usual = pretrain(continued(start, tmp_path / "usual", train_blocks=1), "tiny")
+    again = pretrain(
+        continued(start, tmp_path / "again", train_blocks=1, checkpoint_blocks=True), "tiny"
+    )
+    assert same_weights(usual, again)
+    before, after = (load_checkpoint(checkpoints(run)[-1])["modules"] for run in (start, usual))
+    for name, value in after["student"].items():
+        trained = name.startswith(("head.", "backbone.vit.blocks.1.", "backbone.vit.norm."))
+        if not name.startswith("head."):  # heads are fresh
+            assert torch.equal(value, before["teacher"][name]) != trained, name
+
+
+def test_what_cannot_be_is_refused():
+    config = tiny_config()
+    with pytest.raises(UserError, match=r"--anchor\.weight needs --init"):
+        replace(config, anchor=AnchorConfig(weight=1.0))
+    with pytest.raises(UserError, match=r"--optim\.layer-decay needs"):
+        replace(config, optim=replace(config.optim, layer_decay=0.5, matrices="muon"))
+    with pytest.raises(UserError, match=r"--model\.train-blocks 3: the network has 2 blocks"):
+        Backbone(ModelConfig("vit_tiny_patch16_224", depth=2, train_blocks=3), 32)
