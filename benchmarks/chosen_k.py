@@ -48,7 +48,7 @@ def choose(look: Look, images: int, seeds: int, device: torch.device) -> Int64[T
     return torch.cat(chosen, dim=1)
 
 
-def analyse(run: str, k: Int64[Tensor, "S B H"]) -> dict[str, Any]:
+def analyze(run: str, k: Int64[Tensor, "S B H"]) -> dict[str, Any]:
     """Mean, variance, its shares (which add up to 1, or are 0 if K never varies), histogram."""
     seeds, images, heads = k.shape
     values = k.double()
@@ -95,7 +95,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     device = this_device()
     runs = [
-        analyse(folder.name, choose(look_at_run(folder), options.images, options.seeds, device))
+        analyze(folder.name, choose(look_at_run(folder), options.images, options.seeds, device))
         for folder in map(Path, options.run)
     ]
     draw(runs, Path(options.to))

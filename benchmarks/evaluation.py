@@ -34,7 +34,7 @@ from benchmarks.common import (
 from croc.eval.datasets import open_segmentation
 from croc.eval.kmeans import evaluate_kmeans
 from croc.eval.protocols import KmeansConfig, VideoConfig
-from croc.eval.video import evaluate_video, follow, frame_size, neighbourhood, propagate
+from croc.eval.video import evaluate_video, follow, frame_size, neighborhood, propagate
 from croc.eval.videos import open_videos
 from croc.weights.open import ConvBackbone, VitBackbone, open_backbone
 
@@ -189,7 +189,7 @@ def measure_video(bench: Bench) -> Iterator[Figure]:
     yield figure("video: features alone", 1 / taken, "frames/s", setting)
     # One frame's labels of two objects, from as many frames as the protocol has.
     _, rows, columns = shape = backbone.features(pixels)[0].shape
-    near = neighbourhood(rows, columns, config.radius, device)
+    near = neighborhood(rows, columns, config.radius, device)
     sources = [
         (F.normalize(torch.randn(*shape), dim=0).to(device), torch.rand(2, *shape[1:]).to(device))
         for _ in range(1 + config.last_frames)

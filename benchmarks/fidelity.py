@@ -79,7 +79,7 @@ def train(
         config = replace(
             config,
             data=replace(config.data, root=tuple(options.root), subfolders=()),
-            loss=replace(config.loss, temperature_warmup_epochs=3, frozen_prototype_epochs=0),
+            loss=replace(config.loss, temp_warmup_epochs=3, frozen_prototype_epochs=0),
             optim=replace(config.optim, batch=options.batch, epochs=epochs, warmup_epochs=warmup),
             run=replace(
                 config.run,

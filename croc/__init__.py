@@ -1,4 +1,4 @@
-"""CrOC: dense visual features from unlabelled scene photographs, by online clustering.
+"""CrOC: dense visual features from unlabeled scene photographs, by online clustering.
 
 docs/api.md documents the public names. They are imported on first use, since torch and timm take
 seconds to import.
@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from croc.config import ClusterConfig
-    from croc.errors import AskedToEnd, UserError
-    from croc.eval.datasets import Labelled, add_data
+    from croc.errors import Interrupted, UserError
+    from croc.eval.datasets import Labeled, add_data
     from croc.eval.results import Result
     from croc.lab.api import Features, Run, cluster, evaluate, features, load_backbone, pretrain
     from croc.method.types import Clusters
 
 __version__ = "0.1.0"
 __all__ = [
-    "AskedToEnd",
     "ClusterConfig",
     "Clusters",
     "Features",
-    "Labelled",
+    "Interrupted",
+    "Labeled",
     "Result",
     "Run",
     "UserError",
@@ -46,9 +46,9 @@ _HOMES = {
     "evaluate": "croc.lab.api",
     "Result": "croc.eval.results",
     "add_data": "croc.eval.datasets",
-    "Labelled": "croc.eval.datasets",
+    "Labeled": "croc.eval.datasets",
     "UserError": "croc.errors",
-    "AskedToEnd": "croc.errors",
+    "Interrupted": "croc.errors",
 }
 
 

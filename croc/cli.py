@@ -14,7 +14,7 @@ import tyro
 from croc import __version__
 from croc.arguments import parse
 from croc.config import CrocConfig, DataConfig, PretrainConfig, read_config
-from croc.errors import AskedToEnd, LostPeerError, UserError
+from croc.errors import Interrupted, LostPeerError, UserError
 from croc.eval.protocols import PROTOCOLS
 from croc.eval.protocols import run_command as evaluate_command
 from croc.recipes import RECIPES, demo
@@ -68,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except LostPeerError as error:
         print(f"{_prefix()}: {error}", file=sys.stderr)
         return 1
-    except AskedToEnd as error:
+    except Interrupted as error:
         if not is_first_process():  # Lightning takes another's code for a crash
             return 0
         print(f"croc: {error}", file=sys.stderr)

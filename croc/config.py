@@ -157,7 +157,7 @@ class ViewsConfig(Section):
     """Probability of Gaussian blur, one per view."""
     blur_sigma: Annotated[tuple[float, float], RISING] = (0.1, 2.0)
     """Minimum and maximum sigma of the blur, in pixels."""
-    solarise: Annotated[tuple[float, float], SHARE] = (0.0, 0.2)
+    solarize: Annotated[tuple[float, float], SHARE] = (0.0, 0.2)
     """Probability of solarization, one per view."""
 
     def __post_init__(self) -> None:
@@ -237,7 +237,7 @@ class DecoderConfig(Section):
     """Number of decoder blocks."""
     heads: Annotated[int, at_least(1)] = 16
     """Number of attention heads per decoder block."""
-    normalise_patches: bool = True
+    normalize_patches: bool = True
     """Normalize each target patch to mean 0 and standard deviation 1."""
 
     def __post_init__(self) -> None:
@@ -292,15 +292,15 @@ class DistillationConfig(Section):
     """Self-distillation."""
 
     section = "loss"
-    student_temperature: Annotated[float, POSITIVE] = 0.1
+    student_temp: Annotated[float, POSITIVE] = 0.1
     """Student temperature τ_s."""
-    teacher_temperature: Annotated[float, POSITIVE] = 0.07
+    teacher_temp: Annotated[float, POSITIVE] = 0.07
     """Teacher temperature τ_t after its warm-up."""
-    teacher_temperature_start: Annotated[float, POSITIVE] = 0.04
+    teacher_temp_start: Annotated[float, POSITIVE] = 0.04
     """Teacher temperature τ_t in the first epoch."""
-    temperature_warmup_epochs: Annotated[int, at_least(0)] = 30
+    temp_warmup_epochs: Annotated[int, at_least(0)] = 30
     """Epochs over which τ_t is warmed up; it is updated once per epoch."""
-    centring: Literal["mean", "sinkhorn"] = "mean"
+    centering: Literal["mean", "sinkhorn"] = "mean"
     """How the teacher's outputs are centered: by their moving average (the paper, DINO), or by
     Sinkhorn, so that the batch uses all prototypes equally (SwAV, DINOv2)."""
     center_momentum: Annotated[float, SHARE] = 0.9
@@ -340,9 +340,9 @@ class OptimConfig(Section):
     """Global batch size: images per step, over all processes."""
     epochs: Annotated[int, at_least(1)] = 300
     """Number of epochs."""
-    rate: Annotated[float, at_least(0)] = 5e-4
+    lr: Annotated[float, at_least(0)] = 5e-4
     """Learning rate at batch size 256; scaled linearly with the batch size."""
-    rate_end: Annotated[float, at_least(0)] = 1e-5
+    lr_end: Annotated[float, at_least(0)] = 1e-5
     """Final learning rate; not scaled with the batch size."""
     warmup_epochs: Annotated[int, at_least(0)] = 10
     """Epochs of linear learning rate warm-up."""
@@ -357,8 +357,8 @@ class OptimConfig(Section):
     matrices: Literal["adamw", "muon"] = "adamw"
     """Optimizer for the weight matrices of the ViT blocks: AdamW as in the paper, or Muon, which
     needed only a third as many images (dev/LOG.md). AdamW optimizes all other parameters."""
-    muon_rate_factor: Annotated[float, at_least(0)] = 1.0
-    """Muon's learning rate as a multiple of --optim.rate."""
+    muon_lr_factor: Annotated[float, at_least(0)] = 1.0
+    """Muon's learning rate as a multiple of --optim.lr."""
     layer_decay: Annotated[float, Limit("must be above 0 and at most 1", _TINY, 1)] = 1.0
     """Learning rate of each block as a fraction of the one above it; 1 is the same for all. For
     post-training: the first blocks then change the least."""
@@ -464,8 +464,8 @@ class DinoConfig(PretrainConfig):
             "--anchor.weight needs --init: the weights to stay close to",
         )
         require(
-            self.loss.centring == "mean" or self.run.micro_batch is None,
-            "--loss.centring sinkhorn needs --run.micro-batch None, since it balances the batch",
+            self.loss.centering == "mean" or self.run.micro_batch is None,
+            "--loss.centering sinkhorn needs --run.micro-batch None, since it balances the batch",
         )
 
 
@@ -499,6 +499,21 @@ METHODS: dict[str, type[PretrainConfig]] = {
     "mae": MaeConfig,
 }
 """Configuration class by the method's name in config.json."""
+
+
+RENAMED = {
+    "views": {"solarise": "solarize"},
+    "decoder": {"normalise_patches": "normalize_patches"},
+    "loss": {
+        "centring": "centering",
+        "student_temperature": "student_temp",
+        "teacher_temperature": "teacher_temp",
+        "teacher_temperature_start": "teacher_temp_start",
+        "temperature_warmup_epochs": "temp_warmup_epochs",
+    },
+    "optim": {"rate": "lr", "rate_end": "lr_end", "muon_rate_factor": "muon_lr_factor"},
+}
+"""Options by section that a config.json of an earlier version has under another name."""
 
 
 def method_name(config: PretrainConfig) -> str:
@@ -535,6 +550,10 @@ def parse_config(content: Any, source: str) -> tuple[PretrainConfig, str]:
     try:
         sections = {**content}
         recipe, method = sections.pop("recipe"), sections.pop("method", "croc")
+        for section, names in RENAMED.items():
+            if section in sections:
+                options = sections[section].items()
+                sections[section] = {names.get(name, name): value for name, value in options}
         return _build(METHODS[method], sections, ""), str(recipe)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{source} is no configuration of a CrOC run: {error}") from None

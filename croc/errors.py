@@ -11,7 +11,7 @@ class LostPeerError(Exception):
     """Another process of the run has ended, or does not answer. Exit code 1."""
 
 
-class AskedToEnd(Exception):  # noqa: N818
+class Interrupted(Exception):  # noqa: N818
     """Raised after a signal, once everything needed to resume has been saved."""
 
     def __init__(self, message: str, number: int) -> None:

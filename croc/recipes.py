@@ -95,25 +95,25 @@ def coco_20min() -> CrocConfig:
             hue=0.02,
             grayscale=0.0,
             blur=(0.0, 0.0),
-            solarise=(0.0, 0.0),
+            solarize=(0.0, 0.0),
         ),
         model=ModelConfig(depth=11, drop_path=0.0, position_window=(0.3, 1.0)),
         head=HeadConfig(image_prototypes=1024, cluster_prototypes=1024),
         cluster=ClusterConfig(k_start=8),
         loss=LossConfig(
-            teacher_temperature=0.02,
-            temperature_warmup_epochs=0,
-            centring="sinkhorn",
+            teacher_temp=0.02,
+            temp_warmup_epochs=0,
+            centering="sinkhorn",
             teacher_momentum=0.95,
             alpha=0.5,
         ),
         optim=OptimConfig(
             epochs=200,
-            rate=1e-3,
+            lr=1e-3,
             warmup_epochs=12,
             weight_decay_end=0.1,
             matrices="muon",
-            muon_rate_factor=3.0,
+            muon_lr_factor=3.0,
         ),
         run=RunConfig(checkpoint_every_steps=2_000, keep_every_steps=4_000),
     )
@@ -161,18 +161,18 @@ def demo() -> CrocConfig:
     return CrocConfig(
         data=DataConfig(root=("scenes",), canvas_px=96, scenes=1024, workers=0),
         views=ViewsConfig(
-            size_px=48, grayscale=0.5, blur=(0.5, 0.1), blur_sigma=(0.1, 0.7), solarise=(0.0, 0.0)
+            size_px=48, grayscale=0.5, blur=(0.5, 0.1), blur_sigma=(0.1, 0.7), solarize=(0.0, 0.0)
         ),
         model=ModelConfig(name="vit_tiny_patch16_224", patch_px=8, depth=2, drop_path=0.0),
         head=HeadConfig(hidden=256, bottleneck=64, image_prototypes=64, cluster_prototypes=64),
         cluster=ClusterConfig(k_start=8),
         loss=LossConfig(
-            teacher_temperature=0.02,
-            temperature_warmup_epochs=0,
-            centring="sinkhorn",
+            teacher_temp=0.02,
+            temp_warmup_epochs=0,
+            centering="sinkhorn",
             teacher_momentum=0.975,
         ),
-        optim=OptimConfig(batch=24, epochs=30, rate=6e-3, warmup_epochs=1, weight_decay_end=0.04),
+        optim=OptimConfig(batch=24, epochs=30, lr=6e-3, warmup_epochs=1, weight_decay_end=0.04),
         run=RunConfig(log_every_steps=10, checkpoint_every_steps=420),
     )
 
@@ -206,15 +206,15 @@ def mae_coco_vits16() -> MaeConfig:
     scores: 31.7, 35.1, 39.6 mIoU.
     """
     plain = ViewsConfig(
-        scale=(0.2, 1.0), jitter=0.0, grayscale=0.0, blur=(0.0, 0.0), solarise=(0.0, 0.0)
+        scale=(0.2, 1.0), jitter=0.0, grayscale=0.0, blur=(0.0, 0.0), solarize=(0.0, 0.0)
     )
     return MaeConfig(
         data=coco_vits16().data,
         views=plain,
         model=ModelConfig(drop_path=0.0),
         optim=OptimConfig(
-            rate=1.5e-4,
-            rate_end=0.0,
+            lr=1.5e-4,
+            lr_end=0.0,
             warmup_epochs=40,
             weight_decay=0.05,
             weight_decay_end=0.05,

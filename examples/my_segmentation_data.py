@@ -1,15 +1,15 @@
 """Add my own segmentation data set, in its own layout, to the evaluation.
 
-Shows: a class that reads labelled photographs, `croc.add_data` to give the data set a name, and
+Shows: a class that reads labeled photographs, `croc.add_data` to give the data set a name, and
 `croc.evaluate` on it as on any other: the whole protocol, scores of classes, a picture.
 Needs: a folder as below. Without one it makes one of synthetic scenes, as an example.
 
     photographs/NAME.jpg or .png
-    masks/NAME.png       a colour for each class, any other colour is ignored
-    colours.json         {"sky": [86, 180, 233], "grass": [0, 158, 115], ...}
+    masks/NAME.png       a color for each class, any other color is ignored
+    colors.json         {"sky": [86, 180, 233], "grass": [0, 158, 115], ...}
     val.txt              one NAME per line: these are scored, all others train
 
-(For label maps with numbers instead of colours no Python is needed: `folder:PATH` reads
+(For label maps with numbers instead of colors no Python is needed: `folder:PATH` reads
 images/{train,val} and labels/{train,val}, see docs/evaluate.md.)
 Prints: the mIoU by two protocols and the IoU of each class. Leaves in the folder --to:
 results.jsonl and pictures/ of predictions beside the labels.
@@ -36,16 +36,16 @@ IGNORED = 255
 
 
 @dataclass(frozen=True)
-class ColouredMasks:
+class ColoredMasks:
     """One split of the data set; copied to worker processes, so it has names, not pictures."""
 
     folder: Path
     names: tuple[str, ...]
-    colours: dict[str, list[int]]
+    colors: dict[str, list[int]]
 
     @property
     def classes(self) -> tuple[str, ...]:
-        return tuple(self.colours)
+        return tuple(self.colors)
 
     def __len__(self) -> int:
         return len(self.names)
@@ -53,17 +53,17 @@ class ColouredMasks:
     def name(self, index: int) -> str:
         return self.names[index]
 
-    def read(self, index: int) -> croc.Labelled:
+    def read(self, index: int) -> croc.Labeled:
         name = self.names[index]
-        image = read_colours(self.folder / "photographs" / name)
-        mask = read_colours(self.folder / "masks" / f"{Path(name).stem}.png")
+        image = read_colors(self.folder / "photographs" / name)
+        mask = read_colors(self.folder / "masks" / f"{Path(name).stem}.png")
         labels = np.full(mask.shape[:2], IGNORED, np.uint8)
-        for number, colour in enumerate(self.colours.values()):
-            labels[(mask == colour).all(axis=-1)] = number
-        return croc.Labelled(image, labels, name)
+        for number, color in enumerate(self.colors.values()):
+            labels[(mask == color).all(axis=-1)] = number
+        return croc.Labeled(image, labels, name)
 
 
-def read_colours(path: Path) -> np.ndarray:
+def read_colors(path: Path) -> np.ndarray:
     try:
         with Image.open(path) as image:
             return np.array(image.convert("RGB"))
@@ -71,17 +71,17 @@ def read_colours(path: Path) -> np.ndarray:
         raise croc.UserError(f"{path} cannot be read: {error}") from None
 
 
-def open_masks(path: str, split: str) -> ColouredMasks:
+def open_masks(path: str, split: str) -> ColoredMasks:
     """`path` is what follows "masks:", `split` is "train" or "val"."""
     folder = Path(path).expanduser()
     try:
-        colours = json.loads((folder / "colours.json").read_text())
+        colors = json.loads((folder / "colors.json").read_text())
     except ValueError as error:
-        raise croc.UserError(f"{folder / 'colours.json'} is not JSON: {error}") from None
+        raise croc.UserError(f"{folder / 'colors.json'} is not JSON: {error}") from None
     scored = set((folder / "val.txt").read_text().splitlines())
     names = sorted(path.name for path in (folder / "photographs").glob("[!.]*"))
     chosen = [name for name in names if (Path(name).stem in scored) == (split == "val")]
-    return ColouredMasks(folder, tuple(chosen), colours)
+    return ColoredMasks(folder, tuple(chosen), colors)
 
 
 def main() -> None:
@@ -105,14 +105,14 @@ def make_folder(folder: Path, count: int) -> Path:
     """Scenes in the layout above; a quarter of them is scored."""
     (folder / "photographs").mkdir(parents=True, exist_ok=True)
     (folder / "masks").mkdir(exist_ok=True)
-    colours = np.random.default_rng(0).integers(0, 256, (len(CLASSES), 3), np.uint8)
+    colors = np.random.default_rng(0).integers(0, 256, (len(CLASSES), 3), np.uint8)
     names = [f"scene-{index:03}" for index in range(count)]
     for index, name in enumerate(names):
         scene = make_scene(2, index)
         Image.fromarray(scene.image).save(folder / "photographs" / f"{name}.png")
-        Image.fromarray(colours[scene.labels]).save(folder / "masks" / f"{name}.png")
-    by_class = dict(zip(CLASSES, colours.tolist()))
-    (folder / "colours.json").write_text(json.dumps(by_class, indent=1) + "\n")
+        Image.fromarray(colors[scene.labels]).save(folder / "masks" / f"{name}.png")
+    by_class = dict(zip(CLASSES, colors.tolist()))
+    (folder / "colors.json").write_text(json.dumps(by_class, indent=1) + "\n")
     (folder / "val.txt").write_text("\n".join(names[::4]) + "\n")
     return folder
 

@@ -5,7 +5,7 @@ training, and `croc.cluster` on two crops of a photograph, as in a training step
 Needs: a folder of photographs. Without one it takes synthetic scenes and no download. The network
 is the small one of `croc demo` (four minutes on two cores with scenes, with --small half a minute);
 --recipe coco-vits16 is the real one, for a GPU (for several there is `croc pretrain`).
-Prints: losses, and for labelled data (--score, or scenes) the mIoU of linear segmentation before
+Prints: losses, and for labeled data (--score, or scenes) the mIoU of linear segmentation before
 and after. Leaves in the folder --to: the run with its report.html, and clusters.png.
 
     python examples/pretrain_my_folder.py ~/Pictures --to runs/mine
@@ -48,12 +48,12 @@ def main() -> None:
     print(f"step {last['step']}: loss {first['loss']:.3f} → {last['loss']:.3f}")
 
     scenes = "scenes:32" if options.small else "scenes"
-    labelled = options.score or (None if options.folder else scenes)
-    if labelled:  # by the network before training, and after
+    labeled = options.score or (None if options.folder else scenes)
+    if labeled:  # by the network before training, and after
         steps: dict[str, Any] = {"steps": 50} if options.small else {}
         results = run.folder / "evaluation"
         for name, weights in (("untrained", f"random:{run.folder}"), ("trained", run)):
-            result = croc.evaluate("linear", weights, labelled, results=results, **steps)
+            result = croc.evaluate("linear", weights, labeled, results=results, **steps)
             print(f"{name:10} {result.scores['mIoU']:.1f} mIoU on {result.data}")
 
     source = open_source(run.config.data, run.config.run.seed)
@@ -70,7 +70,7 @@ def cluster_crops(
     features = croc.features(crops, run)
     tokens = torch.cat([each.patches.flatten(0, 1) for each in features])
     corners = [torch.tensor(box[:2]) for box in boxes]
-    centers = [each.centres_px().flatten(0, 1) + at for each, at in zip(features, corners)]
+    centers = [each.centers_px().flatten(0, 1) + at for each, at in zip(features, corners)]
     positions = torch.cat(centers) / max(photograph.size)  # the photograph's longer side is 1
     saliency = torch.full((len(tokens),), 1 / len(tokens))  # all patches have the same weight
     config = croc.ClusterConfig(k_start=8)
@@ -98,8 +98,8 @@ def draw_clusters(photographs: list[Image.Image], run: croc.Run, path: Path) -> 
         for axes, picture in zip(row, [photograph, *cluster_crops(photograph, boxes, run)]):
             axes.imshow(picture, interpolation="bicubic")
             axes.set_axis_off()
-        for box, colour in zip(boxes, ("white", "black")):
-            edge = Rectangle(box[:2], wide - 1, high - 1, fill=False, ec=colour, lw=1.5)
+        for box, color in zip(boxes, ("white", "black")):
+            edge = Rectangle(box[:2], wide - 1, high - 1, fill=False, ec=color, lw=1.5)
             row[0].add_patch(edge)
     for axes, title in zip(all_axes[0], titles):
         axes.set_title(title, fontsize=9)
@@ -112,7 +112,7 @@ def read_arguments() -> argparse.Namespace:
     )
     parser.add_argument("folder", nargs="?", help="photographs at any depth")
     parser.add_argument("--recipe", default="demo", help="such as coco-vits16")
-    parser.add_argument("--score", metavar="KIND:PATH", help="labelled data, as for croc evaluate")
+    parser.add_argument("--score", metavar="KIND:PATH", help="labeled data, as for croc evaluate")
     parser.add_argument("--to", type=Path, default=Path("runs/my-folder"), help="folder")
     parser.add_argument("--small", action="store_true", help="a minute at most, to try it out")
     return parser.parse_args()

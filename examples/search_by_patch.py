@@ -4,7 +4,7 @@ Shows: dense features of photographs (`croc.features`), and one use of them. One
 photograph is compared with every patch of all others, by the cosine of their features.
 Needs: photographs, or a folder of them. Without any it takes synthetic scenes, and without
 --weights it first trains the small network of `croc demo` (four minutes on two cores; with --small
-half a minute, and then it finds little more than colours).
+half a minute, and then it finds little more than colors).
 Prints: the best patch of each photograph, best first, and which files cannot be read. Leaves:
 similar.png in the folder --to.
 
@@ -81,7 +81,7 @@ def main() -> None:
     best = [match for match in matches if match is not itself][: options.best]
     print(f"like the patch in row {row}, column {column} of {first.name}:")
     for place, match in enumerate(best, start=1):
-        x, y = features[match.photograph].centres_px()[match.row, match.column]
+        x, y = features[match.photograph].centers_px()[match.row, match.column]
         print(f"{place:3}  cosine {match.cosine:.3f}  {match.photograph.name} at {x:.0f}, {y:.0f}")
     draw([itself, *best], options.to / "similar.png")
     print(options.to / "similar.png")
@@ -98,7 +98,7 @@ def search(patch: torch.Tensor, features: dict[Path, croc.Features]) -> list[Mat
 
 
 def draw(matches: list[Match], path: Path) -> None:
-    """The query as it is, then the matches, in colour where they are like it."""
+    """The query as it is, then the matches, in color where they are like it."""
     columns = min(5, len(matches))
     rows = -(-len(matches) // columns)
     figure = Figure(figsize=(1.7 * columns, 1.95 * rows), dpi=100, layout="constrained")
@@ -113,7 +113,7 @@ def draw(matches: list[Match], path: Path) -> None:
 
 
 def draw_photograph(axes: Axes, match: Match, share: torch.Tensor) -> None:
-    """Gray and dim where the share is 0, in full colour where it is 1."""
+    """Gray and dim where the share is 0, in full color where it is 1."""
     with Image.open(match.photograph) as image:
         pixels = np.asarray(ImageOps.exif_transpose(image).convert("RGB")) / 255
     rows, columns = share.shape
@@ -123,9 +123,9 @@ def draw_photograph(axes: Axes, match: Match, share: torch.Tensor) -> None:
     aspect = (columns / rows) * (pixels.shape[0] / pixels.shape[1])  # of a patch
     axes.imshow(shown, extent=(0, columns, rows, 0), aspect=aspect)
     axes.set_axis_off()
-    for colour, width in (("black", 3.5), ("white", 1.6)):
+    for color, width in (("black", 3.5), ("white", 1.6)):
         corner = (match.column, match.row)
-        axes.add_patch(Rectangle(corner, 1, 1, fill=False, edgecolor=colour, linewidth=width))
+        axes.add_patch(Rectangle(corner, 1, 1, fill=False, edgecolor=color, linewidth=width))
 
 
 def find_photographs(names: list[Path]) -> list[Path]:

@@ -52,12 +52,12 @@ DEMO = {  # options of `croc pretrain demo`, and a fragment of the message
     "--optim.batch 4096": "--optim.batch 1024",
     "--optim.batch 7 --run.devices 2": "a batch of 7 cannot be shared by 2 processes",
     "--optim.epochs 1": "--optim.warmup-epochs",
-    "--optim.rate inf": "--optim.rate must be finite",
+    "--optim.lr inf": "--optim.lr must be finite",
     "--optim.matrices muon --run.strategy fsdp": "use --run.strategy ddp",
     "--loss.alpha nan": "--loss.alpha must be",
     "--head.image-prototypes 1": "at least 2",
     "--run.seed -1": "--run.seed",
-    "--run.micro-batch 8": "--loss.centring sinkhorn needs",
+    "--run.micro-batch 8": "--loss.centering sinkhorn needs",
     "--run.record True": "--run.record True is for one process on a GPU",
     "--run.folder /proc/nowhere/run": "/proc/nowhere",
     "--run.folder thesis": "choose another --run.folder",
@@ -143,8 +143,8 @@ def test_broken_checkpoint_is_named_and_kept(capsys: Output, tmp_path: Path):
 
 def test_diverging_run_stops_and_keeps_finite_checkpoints(capsys: Output, tmp_path: Path):
     run = ["pretrain", "demo", *FLAGS, "--run.folder", str(tmp_path / "run")]
-    assert main([*run, "--optim.rate", "1e30", "--run.max-skipped", "4"]) == 2
-    assert "lower --optim.rate" in capsys.readouterr().err.splitlines()[-1]
+    assert main([*run, "--optim.lr", "1e30", "--run.max-skipped", "4"]) == 2
+    assert "lower --optim.lr" in capsys.readouterr().err.splitlines()[-1]
     for path in (tmp_path / "run" / "checkpoints").iterdir():
         weights = load_checkpoint(path)["modules"]["teacher"]
         assert all(value.isfinite().all() for value in weights.values())

@@ -36,7 +36,7 @@ def run_example(
     protocols.ADDED.clear()
 
 
-def colours(path: Path) -> int:
+def colors(path: Path) -> int:
     """How many a picture has: an empty one has few."""
     with Image.open(path) as image:
         return len(image.convert("RGB").getcolors(1 << 24) or ())
@@ -55,7 +55,7 @@ def test_search_by_patch(tmp_path: Path, run_example: Run):
     assert len(cosines) == 9
     assert cosines == sorted(cosines, reverse=True)
     assert not any("scene-06.png" in line for line in matches)
-    assert colours(tmp_path / picture) > 1000
+    assert colors(tmp_path / picture) > 1000
     assert croc.Run(tmp_path / "runs" / "search-by-patch" / "run").metrics()
 
 
@@ -66,7 +66,7 @@ def test_pretrain_my_folder(tmp_path: Path, run_example: Run):
     assert re.fullmatch(r"trained +\d+\.\d mIoU on scenes:32", lines[2])
     report, picture = lines[3:]
     assert (tmp_path / report).is_file()
-    assert colours(tmp_path / picture) > 1000
+    assert colors(tmp_path / picture) > 1000
     results = read_results(tmp_path / "runs" / "my-folder" / "run" / "evaluation")
     assert [line["backbone"] for line in results] == ["run@0", "run@12"]
 
@@ -77,7 +77,7 @@ def test_my_segmentation_data(tmp_path: Path, run_example: Run):
     assert re.fullmatch(r"linear: \d+\.\d mIoU, vit_tiny_patch16_224", lines[3])
     for classes, picture in (lines[1:3], lines[4:6]):
         assert all(name in classes for name in CLASSES)
-        assert colours(tmp_path / picture.strip()) > 1000
+        assert colors(tmp_path / picture.strip()) > 1000
     results = read_results(tmp_path / "out")
     assert [line["data"] for line in results] == ["masks:out/data"] * 2
     assert results[0]["count"] == {"train": 24, "val": 8}

@@ -28,8 +28,8 @@ def tiny_config(folder: Path | None = None, **run: object) -> CrocConfig:
         model=ModelConfig(name="vit_tiny_patch16_224", patch_px=8, depth=2, drop_path=0.3),
         head=HeadConfig(hidden=48, bottleneck=16, image_prototypes=64, cluster_prototypes=32),
         cluster=ClusterConfig(k_start=5),
-        loss=LossConfig(temperature_warmup_epochs=2, teacher_momentum=0.9),
-        optim=OptimConfig(batch=8, epochs=3, rate=2e-2, warmup_epochs=1, clip_gradient=3.0),
+        loss=LossConfig(temp_warmup_epochs=2, teacher_momentum=0.9),
+        optim=OptimConfig(batch=8, epochs=3, lr=2e-2, warmup_epochs=1, clip_gradient=3.0),
         run=RunConfig(
             folder=None if folder is None else str(folder),
             log_every_steps=1,
@@ -50,7 +50,7 @@ def tiny_mae(folder: Path | None = None, **run: object) -> MaeConfig:
         data=config.data,
         views=config.views,
         model=config.model,
-        optim=replace(config.optim, rate=2e-3),
+        optim=replace(config.optim, lr=2e-3),
         run=config.run,
         decoder=DecoderConfig(width=32, depth=1, heads=2),
     )
@@ -59,8 +59,8 @@ def tiny_mae(folder: Path | None = None, **run: object) -> MaeConfig:
 _FLAGS = """
 --data.canvas-px 40 --data.scenes 24 --views.size-px 32 --model.depth 2 --model.drop-path 0.3
 --head.hidden 48 --head.bottleneck 16 --head.image-prototypes 64 --head.cluster-prototypes 32
---cluster.k-start 5 --loss.temperature-warmup-epochs 2 --loss.teacher-momentum 0.9
---optim.batch 8 --optim.epochs 3 --optim.warmup-epochs 1 --optim.rate 2e-2
+--cluster.k-start 5 --loss.temp-warmup-epochs 2 --loss.teacher-momentum 0.9
+--optim.batch 8 --optim.epochs 3 --optim.warmup-epochs 1 --optim.lr 2e-2
 --optim.clip-gradient 3.0 --run.log-every-steps 1 --run.checkpoint-every-steps 2
 --run.accelerator cpu
 """

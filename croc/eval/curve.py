@@ -84,7 +84,7 @@ def make_figure(record: dict[str, Any], points: Sequence[Point]) -> "Figure":
     import numpy as np
     from matplotlib.figure import Figure
 
-    from croc.plotting import COLOURS, span_enough, verbatim
+    from croc.plotting import COLORS, span_enough, verbatim
 
     # Of a video's three metrics the first, which is the mean of the others.
     columns = enumerate(record["columns"])
@@ -104,7 +104,7 @@ def make_figure(record: dict[str, Any], points: Sequence[Point]) -> "Figure":
             # A cell that failed leaves a gap in the line.
             scores = np.array([math.nan if x["value"] is None else x["value"] for x in cells])
             spread = np.array([cell["deviation"] or 0.0 for cell in cells])
-            color, marker = COLOURS[index % len(COLOURS)], MARKERS[index % len(MARKERS)]
+            color, marker = COLORS[index % len(COLORS)], MARKERS[index % len(MARKERS)]
             style: dict[str, Any] = {"color": color, "marker": marker, "label": verbatim(line)}
             axes.plot(seen, scores, lw=1.4, ms=4, **style)
             axes.fill_between(seen, scores - spread, scores + spread, color=color, alpha=0.15, lw=0)

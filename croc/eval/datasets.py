@@ -1,4 +1,4 @@
-"""Labelled images for the evaluations: `open_segmentation("voc12:~/data", "val")`.
+"""Labeled images for the evaluations: `open_segmentation("voc12:~/data", "val")`.
 
 A data set is named KIND:PATH. Opening one lists its files and reports what is missing; images are
 decoded when they are read (but a `folder` without a classes.txt has its label maps read at once,
@@ -73,7 +73,7 @@ ADE_CLASSES = tuple(_ADE_NAMES.split(","))
 
 
 @dataclass(frozen=True)
-class Labelled:
+class Labeled:
     """A photograph and the class of each of its pixels."""
 
     image: UInt8[np.ndarray, "h w 3"]
@@ -86,14 +86,14 @@ class Labelled:
 
 @runtime_checkable
 class SegmentationData(Protocol):
-    """Labelled images by index; can be pickled, so that worker processes can read it."""
+    """Labeled images by index; can be pickled, so that worker processes can read it."""
 
     @property
     def classes(self) -> tuple[str, ...]: ...
 
     def __len__(self) -> int: ...
     def name(self, index: int) -> str: ...
-    def read(self, index: int) -> Labelled: ...
+    def read(self, index: int) -> Labeled: ...
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ class PairedData:
     def name(self, index: int) -> str:
         return PurePosixPath(self.pairs[index][0]).stem
 
-    def read(self, index: int) -> Labelled:
+    def read(self, index: int) -> Labeled:
         (image_path, label_path), name = self.pairs[index], self.name(index)
         image = self.files.read_rgb(image_path)
         if self.segments:
@@ -135,7 +135,7 @@ class PairedData:
                 f"{self.files.path(image_path)} is {sizes[0]} but {self.files.path(label_path)} is "
                 f"{sizes[1]}: they must have the same size"
             )
-        return Labelled(image, labels.astype(np.uint8), name)
+        return Labeled(image, labels.astype(np.uint8), name)
 
 
 @dataclass(frozen=True)
@@ -152,9 +152,9 @@ class ScenesData:
     def name(self, index: int) -> str:
         return f"scene {index}"
 
-    def read(self, index: int) -> Labelled:
+    def read(self, index: int) -> Labeled:
         scene = make_scene(2**32 + SPLITS.index(self.split), index, SCENE_PX)
-        return Labelled(scene.image, scene.labels, self.name(index))
+        return Labeled(scene.image, scene.labels, self.name(index))
 
 
 @dataclass(frozen=True)
@@ -174,7 +174,7 @@ class Subset:
     def name(self, index: int) -> str:
         return self.data.name(self.numbers[index])
 
-    def read(self, index: int) -> Labelled:
+    def read(self, index: int) -> Labeled:
         return self.data.read(self.numbers[index])
 
 
@@ -251,13 +251,13 @@ def add_data(kind: str, opener: Callable[[str, str], SegmentationData]) -> None:
     Args:
         kind: The name before the colon; PATH is an existing folder or file.
         opener: Called with PATH and "train" or "val"; returns an object with `classes` (a tuple
-            of names), `len()`, `name(index)` and `read(index)`, which returns `croc.Labelled`: an
+            of names), `len()`, `name(index)` and `read(index)`, which returns `croc.Labeled`: an
             image as uint8 "h w 3" and the class of each pixel as uint8 "h w", counted from 0,
             255 where it is unknown. Worker processes get copies, so it must be picklable.
 
     Raises:
         UserError: For a name that is taken; and later, when the data are read, for anything but
-            `Labelled`, or labels that do not fit the image or the classes.
+            `Labeled`, or labels that do not fit the image or the classes.
     """
     taken = (*IMAGES, *VIDEOS, "scenes")
     if kind in taken or not kind or ":" in kind:
@@ -285,11 +285,11 @@ class CheckedData(Subset):
 
     kind: str
 
-    def read(self, index: int) -> Labelled:
+    def read(self, index: int) -> Labeled:
         read: Any = self.data.read(index)
         where, classes = f"{self.kind}, {self.name(index)}", len(self.classes)
-        if not isinstance(read, Labelled):
-            raise UserError(f"{where}: read must give croc.Labelled(image, labels, name)")
+        if not isinstance(read, Labeled):
+            raise UserError(f"{where}: read must give croc.Labeled(image, labels, name)")
         for what, array, axes in (("image", read.image, 3), ("labels", read.labels, 2)):
             if not isinstance(array, np.ndarray):
                 raise UserError(f"{where}: {what} must be a NumPy array, not {type(array)}")

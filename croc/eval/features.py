@@ -20,7 +20,7 @@ from croc.data.loader import iterate
 from croc.errors import UserError
 from croc.eval.datasets import SegmentationData
 from croc.eval.metrics import IouReport, confusion, iou
-from croc.method.photometric import normalise
+from croc.method.photometric import normalize
 from croc.weights.open import DenseBackbone
 
 HELD_BYTES = 2**31
@@ -151,7 +151,7 @@ class PatchFeatures:
             if isinstance(batch, UserError):
                 raise batch
             pixels, labels = (each.to(self.device, non_blocking=True) for each in batch)
-            features = self.backbone.features(normalise(pixels.float() / 255), self.blocks)
+            features = self.backbone.features(normalize(pixels.float() / 255), self.blocks)
             yield features, labels.long()
 
     def example(self, index: int, predicted: Int64[Tensor, "rows columns"]) -> Example:

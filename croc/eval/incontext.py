@@ -43,9 +43,9 @@ def evaluate_incontext(
 
 @dataclass(frozen=True)
 class Memory:
-    """Labelled patches, and how a new patch gets its label from them.
+    """Labeled patches, and how a new patch gets its label from them.
 
-    for every new patch q, with n over the `neighbours` patches of the largest cosine to it:
+    for every new patch q, with n over the `neighbors` patches of the largest cosine to it:
         weight[n] = softmax over n of cosine(q, n) / temperature
         prediction[q] = Σ_n weight[n] · histogram[n]
 
@@ -57,7 +57,7 @@ class Memory:
     """Of unit length, in the backbone's precision."""
     histograms: Float[Tensor, "n classes"]
     """The share of each class among a patch's labeled pixels."""
-    neighbours: int
+    neighbors: int
     temperature: float
     queries_at_once: int = 1024
     entries_at_once: int = 32768
@@ -83,16 +83,16 @@ class Memory:
             part = self.features[start : start + self.entries_at_once]
             # In float32: products in bfloat16 would make many neighbors equally near.
             products = queries @ part.to(queries.dtype).mT
-            best = products.topk(min(self.neighbours, len(part)), dim=1)
+            best = products.topk(min(self.neighbors, len(part)), dim=1)
             cosines = torch.cat([cosines, best.values], dim=1)
             entries = torch.cat([entries, best.indices + start], dim=1)
-            kept = cosines.topk(min(self.neighbours, cosines.shape[1]), dim=1)
+            kept = cosines.topk(min(self.neighbors, cosines.shape[1]), dim=1)
             cosines, entries = kept.values, entries.gather(1, kept.indices)
         return cosines, entries
 
 
 def fill_memory(patches: PatchFeatures, config: InContextConfig) -> Memory:
-    """Labelled patches of all images, in order; the same whatever the batch size."""
+    """Labeled patches of all images, in order; the same whatever the batch size."""
     images, classes, device = len(patches.data), len(patches.data.classes), patches.device
     features, histograms, start = [], [], 0
     for maps, labels in patches.passes("memory"):
@@ -111,7 +111,7 @@ def fill_memory(patches: PatchFeatures, config: InContextConfig) -> Memory:
         raise UserError(
             "no labeled patch for the memory: label the training split, or increase the memory"
         )
-    return Memory(torch.cat(features), torch.cat(histograms), config.neighbours, config.temperature)
+    return Memory(torch.cat(features), torch.cat(histograms), config.neighbors, config.temperature)
 
 
 def count_labels(

@@ -54,7 +54,7 @@ def evaluate_linear(
     crop = training_crop(config)
     held = 0 if crop else HELD_BYTES
     patches = PatchFeatures(backbone, train, image_px, config.train_px, *options, held_bytes=held)
-    moments = Moments() if config.standardise else None
+    moments = Moments() if config.standardize else None
     if moments or crop is None:
         for features, _ in patches.passes("features"):
             if moments:

@@ -60,7 +60,7 @@ class LinearConfig(ProtocolConfig):
     score whole images with shorter side image_px; needs crop and score_px None."""
     blocks: int = 4
     """Number of last ViT blocks whose tokens are concatenated."""
-    standardise: bool = False
+    standardize: bool = False
     """Standardize each feature to zero mean and unit variance over the training split."""
     rates: tuple[float, ...] = (1e-3,)
     """Learning rates of Adam; a layer is trained with each, and the best score is reported."""
@@ -139,7 +139,7 @@ class InContextConfig(ProtocolConfig):
     memory: int = 1_024_000
     """Maximum number of stored patches, divided evenly among the images; Hummingbird uses
     10,240,000, open-hummingbird-eval also 1,024,000 and 102,400."""
-    neighbours: int = 30
+    neighbors: int = 30
     """Number of nearest neighbors per patch; all stored patches if there are fewer."""
     temperature: float = 0.02
     """Temperature of the softmax over cosine similarities that weights the neighbors' labels."""
@@ -176,7 +176,7 @@ def linear_protocol(kind: str) -> LinearConfig:
     # Sets of some hundred images: one block, no crops, so that features are computed only once.
     schedule = {"batch": 32, "epochs": None, "steps": 1500}
     sizes = {"crop": None, "train_px": 112, "score_px": 112}
-    small = LinearConfig(blocks=1, standardise=True, **schedule, **sizes)
+    small = LinearConfig(blocks=1, standardize=True, **schedule, **sizes)
     if kind != "scenes":
         return small
     # Small images and networks: seconds on two cores.

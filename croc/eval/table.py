@@ -230,7 +230,9 @@ def cell_key(*parts: Any) -> str:
 def line_key(line: dict[str, Any]) -> str:
     """The key of a line of results.jsonl, which may be older than some of its fields."""
     names = ("protocol", "config", "data_hash", "weights_hash", "network_hash")
-    values = [line.get(name) for name in names]
+    renamed = {"standardise": "standardize", "neighbours": "neighbors"}
+    config = {renamed.get(name, name): value for name, value in line["config"].items()}
+    values = [(line | {"config": config}).get(name) for name in names]
     return cell_key(*values, line["machine"].get("precision"), line.get("hold_out", 0.0))
 
 

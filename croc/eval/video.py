@@ -24,7 +24,7 @@ from croc.eval.metrics import video_means, video_scores
 from croc.eval.pictures import VideoExample, write_masks, write_overlay
 from croc.eval.protocols import VideoConfig
 from croc.eval.videos import Video
-from croc.method.photometric import normalise
+from croc.method.photometric import normalize
 from croc.weights.open import DenseBackbone, check_fit
 
 Item = TypeVar("Item")
@@ -140,7 +140,7 @@ def follow(
     small = Image.fromarray(mask).resize((columns, rows), Image.Resampling.NEAREST)
     labels = F.one_hot(torch.from_numpy(np.array(small)).long(), int(mask.max()) + 1)
     first = (features, rearrange(labels, "h w o -> o h w").to(features))
-    near = neighbourhood(rows, columns, config.radius, device)
+    near = neighborhood(rows, columns, config.radius, device)
     latest: deque[tuple[Tensor, Tensor]] = deque(maxlen=config.last_frames)
     yield mask
     for frame in frames:
@@ -163,12 +163,10 @@ def unit_features(
 ) -> Float32[Tensor, "C rows columns"]:
     """A frame's features, of length 1; float32 whatever the backbone computes in."""
     pixels = torch.from_numpy(frame).to(device).permute(2, 0, 1)[None].float() / 255
-    return F.normalize(backbone.features(normalise(pixels))[0].float(), dim=0)
+    return F.normalize(backbone.features(normalize(pixels))[0].float(), dim=0)
 
 
-def neighbourhood(
-    rows: int, columns: int, radius: int, device: torch.device
-) -> Bool[Tensor, "N N"]:
+def neighborhood(rows: int, columns: int, radius: int, device: torch.device) -> Bool[Tensor, "N N"]:
     """Which patches are within the radius of which, by rows and by columns."""
     y = torch.arange(rows, device=device).repeat_interleave(columns)
     x = torch.arange(columns, device=device).repeat(rows)

@@ -30,11 +30,11 @@ def fits(teacher: Tensor, student: Tensor) -> bool:
 
 
 def launch_forward(
-    teacher, center, temperature, student, student_temperature, counted, **options: Any
+    teacher, center, temperature, student, student_temp, counted, **options: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
     teacher, student, counted = teacher.contiguous(), student.contiguous(), counted.contiguous()
-    given = teacher, center, temperature, student, 1 / student_temperature, counted
-    found = _empty(teacher, center, temperature, student, student_temperature, counted)
+    given = teacher, center, temperature, student, 1 / student_temp, counted
+    found = _empty(teacher, center, temperature, student, student_temp, counted)
     rows = counted.numel()
     with torch.cuda.device_of(student):
         programs: Any = _forward[(rows,)]
@@ -43,11 +43,11 @@ def launch_forward(
 
 
 def launch_backward(
-    teacher, center, temperature, student, student_temperature, normalisers, grad, **options: Any
+    teacher, center, temperature, student, student_temp, normalizers, grad, **options: Any
 ) -> Tensor:
     """A `grad` of 0 means that there is nothing to do, and nothing to read."""
     teacher, student, grad = teacher.contiguous(), student.contiguous(), grad.contiguous()
-    given = teacher, center, temperature, student, 1 / student_temperature, normalisers, grad
+    given = teacher, center, temperature, student, 1 / student_temp, normalizers, grad
     found = torch.empty_like(student)
     with torch.cuda.device_of(student):
         programs: Any = _backward[(grad.numel(),)]
@@ -67,8 +67,8 @@ def launch_total(outputs, weights, **changes: Any) -> Tensor:
     return sums.sum(dim=0)
 
 
-def _empty(teacher, center, temperature, student, student_temperature, counted):
-    """Losses, entropies, and the logarithms of what normalises teacher and student."""
+def _empty(teacher, center, temperature, student, student_temp, counted):
+    """Losses, entropies, and the logarithms of what normalizes teacher and student."""
     rows = counted.numel()
     losses, entropies = (counted.new_empty(counted.shape, dtype=torch.float32) for _ in range(2))
     return losses, entropies, counted.new_empty(2 * VIEWS, rows, dtype=torch.float32)
@@ -79,7 +79,7 @@ distil = torch.library.custom_op(
     launch_forward,
     mutates_args=(),
     schema="(Tensor teacher, Tensor center, Tensor temperature, Tensor student, "
-    "float student_temperature, Tensor counted) -> (Tensor, Tensor, Tensor)",
+    "float student_temp, Tensor counted) -> (Tensor, Tensor, Tensor)",
 )
 distil.register_fake(_empty)
 _distil_backward = torch.library.custom_op(
@@ -87,7 +87,7 @@ _distil_backward = torch.library.custom_op(
     launch_backward,
     mutates_args=(),
     schema="(Tensor teacher, Tensor center, Tensor temperature, Tensor student, "
-    "float student_temperature, Tensor normalisers, Tensor grad) -> Tensor",
+    "float student_temp, Tensor normalizers, Tensor grad) -> Tensor",
 )
 _distil_backward.register_fake(lambda teacher, center, t, student, *_: torch.empty_like(student))
 weighted_total = torch.library.custom_op(
@@ -102,14 +102,14 @@ weighted_total.register_fake(
 
 
 def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-    *tensors, ctx.student_temperature, counted = inputs
+    *tensors, ctx.student_temp, counted = inputs
     ctx.save_for_backward(*tensors, output[2], counted)
 
 
 def _differentiate(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
-    *tensors, normalisers, counted = ctx.saved_tensors
+    *tensors, normalizers, counted = ctx.saved_tensors
     grad = torch.where(counted, grad, 0.0)
-    found = _distil_backward(*tensors, ctx.student_temperature, normalisers, grad)
+    found = _distil_backward(*tensors, ctx.student_temp, normalizers, grad)
     return None, None, None, found, None, None
 
 
@@ -120,7 +120,7 @@ distil.register_autograd(_differentiate, setup_context=_remember)
 @no_type_check
 def _forward(
     teacher_at, center_at, temperature_at, student_at, sharpness, counted_at,
-    losses_at, entropies_at, normalisers_at, rows, width, BLOCK: tl.constexpr,
+    losses_at, entropies_at, normalizers_at, rows, width, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     loss, entropy = 0.0, 0.0
@@ -144,10 +144,10 @@ def _forward(
         log_c, log_d = most_c + tl.log2(sum_c), most_d + tl.log2(sum_d)
         loss = (log_c + log_d - cross_a / sum_a - cross_b / sum_b) * (0.5 * LN_2)
         entropy = (log_a + log_b - own_a / sum_a - own_b / sum_b) * (0.5 * LN_2)
-        tl.store(normalisers_at + row, most_a + log_a)
-        tl.store(normalisers_at + rows + row, most_b + log_b)
-        tl.store(normalisers_at + 2 * rows + row, log_c)
-        tl.store(normalisers_at + 3 * rows + row, log_d)
+        tl.store(normalizers_at + row, most_a + log_a)
+        tl.store(normalizers_at + rows + row, most_b + log_b)
+        tl.store(normalizers_at + 2 * rows + row, log_c)
+        tl.store(normalizers_at + 3 * rows + row, log_d)
     tl.store(losses_at + row, loss)
     tl.store(entropies_at + row, entropy)
 
@@ -155,7 +155,7 @@ def _forward(
 @triton.jit
 @no_type_check
 def _backward(
-    teacher_at, center_at, temperature_at, student_at, sharpness, normalisers_at, grad_at,
+    teacher_at, center_at, temperature_at, student_at, sharpness, normalizers_at, grad_at,
     found_at, rows, width, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
@@ -163,9 +163,9 @@ def _backward(
     place = tl.arange(0, BLOCK)
     if grad != 0:
         scales = LOG2_E / tl.load(temperature_at), sharpness * LOG2_E
-        log_a, log_b = tl.load(normalisers_at + row), tl.load(normalisers_at + rows + row)
-        log_c = tl.load(normalisers_at + 2 * rows + row)
-        log_d = tl.load(normalisers_at + 3 * rows + row)
+        log_a, log_b = tl.load(normalizers_at + row), tl.load(normalizers_at + rows + row)
+        log_c = tl.load(normalizers_at + 2 * rows + row)
+        log_d = tl.load(normalizers_at + 3 * rows + row)
         for first in range(0, width, BLOCK):
             places = row, rows, width, first + place
             a, b, c, d = _outputs(teacher_at, center_at, student_at, scales, places)
@@ -181,7 +181,7 @@ def _backward(
 @triton.jit
 @no_type_check
 def _outputs(teacher_at, center_at, student_at, scales, places):
-    """Of both views, in logarithms to base 2; the teacher's centred."""
+    """Of both views, in logarithms to base 2; the teacher's centerd."""
     row, rows, width, place = places
     real = place < width
     here, there = row * width + place, (rows + row) * width + place

@@ -1,4 +1,4 @@
-"""The colours of pixels on a GPU, as photometric.py defines them, for views.py beside it."""
+"""The colors of pixels on a GPU, as photometric.py defines them, for views.py beside it."""
 
 from typing import no_type_check
 
@@ -11,12 +11,12 @@ from croc.method.photometric import (
     IMAGENET_MEAN,
     IMAGENET_STD,
     SATURATION,
-    SOLARISE_THRESHOLD,
+    SOLARIZE_THRESHOLD,
 )
 
 IS_CONTRAST, IS_SATURATION, IS_HUE = (tl.constexpr(x) for x in (CONTRAST, SATURATION, HUE))
 MEAN, STD = tl.constexpr(IMAGENET_MEAN), tl.constexpr(IMAGENET_STD)
-THRESHOLD = tl.constexpr(SOLARISE_THRESHOLD)
+THRESHOLD = tl.constexpr(SOLARIZE_THRESHOLD)
 
 
 @triton.jit
@@ -72,15 +72,15 @@ def clamp(values):
 
 @triton.jit
 @no_type_check
-def finish(red, green, blue, solarise):
-    """Solarised where asked, and normalised."""
-    red = (_solarise(red, solarise) - MEAN[0]) / STD[0]
-    green = (_solarise(green, solarise) - MEAN[1]) / STD[1]
-    blue = (_solarise(blue, solarise) - MEAN[2]) / STD[2]
+def finish(red, green, blue, solarize):
+    """Solarized where asked, and normalized."""
+    red = (_solarize(red, solarize) - MEAN[0]) / STD[0]
+    green = (_solarize(green, solarize) - MEAN[1]) / STD[1]
+    blue = (_solarize(blue, solarize) - MEAN[2]) / STD[2]
     return red, green, blue
 
 
 @triton.jit
 @no_type_check
-def _solarise(values, apply):
+def _solarize(values, apply):
     return tl.where(apply & (values >= THRESHOLD), 1 - values, values)

@@ -65,7 +65,7 @@ def _reach(line, first, last, size, BLUR: tl.constexpr):
         _sigma, radius, _reverse = line
         return tl.maximum(first - radius, 0), tl.minimum(last + radius + 1, size)
     start, length, _reverse = line
-    one, two = _centre(line, first, size), _centre(line, last, size)
+    one, two = _center(line, first, size), _center(line, last, size)
     support = 2 * tl.maximum(length / size, 1.0)
     low = tl.maximum(tl.minimum(one, two) - support - 1, start)
     high = tl.minimum(tl.maximum(one, two) + support + 1, start + length)
@@ -74,7 +74,7 @@ def _reach(line, first, last, size, BLUR: tl.constexpr):
 
 @triton.jit
 @no_type_check
-def _centre(line, pixel, size):
+def _center(line, pixel, size):
     """Of a view's pixel, on the canvas."""
     start, length, reverse = line
     view = pixel + 0.5
@@ -96,7 +96,7 @@ def _weights(line, to, source, size, BLUR: tl.constexpr):
         start, length, _reverse = line
         pixel = source + 0.5
         sharpness = 1 / tl.maximum(length / size, 1.0)
-        x = tl.abs(pixel * sharpness - _centre(line, to, size) * sharpness)
+        x = tl.abs(pixel * sharpness - _center(line, to, size) * sharpness)
         outer, inner = tl.maximum(2 - x, 0.0), tl.maximum(1 - x, 0.0)
         weights = inner * inner * (2 * x - 1) - 0.5 * outer * outer * (x - 1)
         weights = tl.where((pixel > start) & (pixel < start + length), weights, 0.0)

@@ -1,7 +1,7 @@
 """The pixels of the views on a GPU: what `crop` and `apply_photometric` define, in three kernels.
 
 `_crop` resamples, and jitters each image up to its contrast, which needs a mean of the whole.
-`_colour` does the rest of the jitter and the grayscale, and finishes the images without a blur.
+`_color` does the rest of the jitter and the grayscale, and finishes the images without a blur.
 `_blur` blurs and finishes the others. Between them the images are in float16, whose steps are at
 most an eighth of those of the canvas.
 """
@@ -24,46 +24,46 @@ from croc.method.photometric import PARAMETERS, Photometric
 CROPPING = {"ROWS": 32, "COLUMNS": 64, "DEEP_ROWS": 16, "DEEP_COLUMNS": 64, "num_warps": 4}
 BLURRING = {"ROWS": 32, "COLUMNS": 32, "DEEP_ROWS": 16, "DEEP_COLUMNS": 64, "num_warps": 4}
 CROPPING, BLURRING = (sizes | {"maxnreg": 168, "arch": "sm80"} for sizes in (CROPPING, BLURRING))
-COLOURING = {"PIXELS": 1024, "num_warps": 4}
+COLORING = {"PIXELS": 1024, "num_warps": 4}
 
 
 def augment(
     canvases: UInt8[Tensor, "B 3 S S"],
     boxes: Float[Tensor, "M B 4"],
     flips: Bool[Tensor, "M B"],
-    colours: Photometric,
+    colors: Photometric,
     view_px: int,
     radius_px: int,
     dtype: torch.dtype,
 ) -> Float[Tensor, "M B 3 {view_px} {view_px}"]:
-    """The boxes of the canvases, augmented and normalised; `colours` as `interleave` gives them."""
-    given = [getattr(colours, name) for name in PARAMETERS]
+    """The boxes of the canvases, augmented and normalized; `colors` as `interleave` gives them."""
+    given = [getattr(colors, name) for name in PARAMETERS]
     return _augment(canvases, boxes, flips, given, view_px, radius_px, dtype)
 
 
 def launch(
-    canvases, boxes, flips, colours, view_px, radius_px, dtype,
-    cropping=CROPPING, colouring=COLOURING, blurring=BLURRING,
+    canvases, boxes, flips, colors, view_px, radius_px, dtype,
+    cropping=CROPPING, coloring=COLORING, blurring=BLURRING,
 ) -> Tensor:  # fmt: skip
     """With the sizes and options above, or with others."""
     canvases, boxes, flips = canvases.contiguous(), boxes.contiguous(), flips.contiguous()
-    *jitters, grayed, blurred, sigma, solarised = (x.contiguous() for x in colours)
+    *jitters, grayed, blurred, sigma, solarized = (x.contiguous() for x in colors)
     views, batch = flips.shape
     images, side, plane = views * batch, canvases.shape[-1], view_px * view_px
     tiles = _tiles(view_px, cropping)
     halfway = canvases.new_empty(images, 3, plane, dtype=torch.float16)
     sums = canvases.new_empty(images, tiles, dtype=torch.float32)
-    finished = _empty(canvases, boxes, flips, colours, view_px, radius_px, dtype)
+    finished = _empty(canvases, boxes, flips, colors, view_px, radius_px, dtype)
     sizes = batch, views, view_px
     with torch.cuda.device_of(canvases):
         programs: Any = _crop[(images * tiles,)]
         programs(canvases, boxes, flips, *jitters, halfway, sums, side, *sizes, **cropping)
-        programs = _colour[(images * triton.cdiv(plane, colouring["PIXELS"]),)]
-        given = halfway, sums, *jitters, grayed, blurred, solarised, finished, tiles
-        programs(*given, *sizes, triton.next_power_of_2(tiles), **colouring)
+        programs = _color[(images * triton.cdiv(plane, coloring["PIXELS"]),)]
+        given = halfway, sums, *jitters, grayed, blurred, solarized, finished, tiles
+        programs(*given, *sizes, triton.next_power_of_2(tiles), **coloring)
         programs = _blur[(images * _tiles(view_px, blurring),)]
         radius = min(radius_px, view_px - 1)
-        programs(halfway, blurred, sigma, solarised, finished, radius, *sizes, **blurring)
+        programs(halfway, blurred, sigma, solarized, finished, radius, *sizes, **blurring)
     return finished
 
 
@@ -71,7 +71,7 @@ def _tiles(view_px: int, options: dict[str, Any]) -> int:
     return triton.cdiv(view_px, options["ROWS"]) * triton.cdiv(view_px, options["COLUMNS"])
 
 
-def _empty(canvases, boxes, flips, colours, view_px, radius_px, dtype) -> Tensor:
+def _empty(canvases, boxes, flips, colors, view_px, radius_px, dtype) -> Tensor:
     """Still to be filled."""
     return canvases.new_empty(*flips.shape, 3, view_px, view_px, dtype=dtype)
 
@@ -81,7 +81,7 @@ _augment = torch.library.custom_op(
     "croc::augment",
     launch,
     mutates_args=(),
-    schema="(Tensor canvases, Tensor boxes, Tensor flips, Tensor[] colours, int view_px, "
+    schema="(Tensor canvases, Tensor boxes, Tensor flips, Tensor[] colors, int view_px, "
     "int radius_px, ScalarType dtype) -> Tensor",
 )
 _augment.register_fake(_empty)
@@ -116,9 +116,9 @@ def _crop(
 
 @triton.jit
 @no_type_check
-def _colour(
+def _color(
     halfway_at, sums_at, jittered_at, order_at, factors_at, hue_at,
-    grayed_at, blurred_at, solarised_at, finished_at, tiles, batch, views, view_px,
+    grayed_at, blurred_at, solarized_at, finished_at, tiles, batch, views, view_px,
     TILES: tl.constexpr, PIXELS: tl.constexpr,
 ):  # fmt: skip
     plane = view_px * view_px
@@ -141,14 +141,14 @@ def _colour(
         _store(at, view_px, real, red, green, blue)
     else:
         out = finished_at + 3 * (image % views * batch + image // views) * plane + pixel
-        red, green, blue = finish(red, green, blue, tl.load(solarised_at + image))
+        red, green, blue = finish(red, green, blue, tl.load(solarized_at + image))
         _store(out, view_px, real, red, green, blue)
 
 
 @triton.jit
 @no_type_check
 def _blur(
-    halfway_at, blurred_at, sigma_at, solarised_at, finished_at, radius, batch, views, view_px,
+    halfway_at, blurred_at, sigma_at, solarized_at, finished_at, radius, batch, views, view_px,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr,
     DEEP_ROWS: tl.constexpr, DEEP_COLUMNS: tl.constexpr,
 ):  # fmt: skip
@@ -162,7 +162,7 @@ def _blur(
         )  # fmt: skip
         view = image % views * batch + image // views
         at, real = _pixels(finished_at, view, top, left, view_px, ROWS, COLUMNS)
-        red, green, blue = finish(red, green, blue, tl.load(solarised_at + image))
+        red, green, blue = finish(red, green, blue, tl.load(solarized_at + image))
         _store(at, view_px, real, red, green, blue)
 
 

@@ -23,7 +23,7 @@ from PIL import Image, ImageOps
 from torch import Tensor
 
 from croc.config import METHODS, PAGE, ClusterConfig, PretrainConfig, read_config
-from croc.errors import AskedToEnd, UserError
+from croc.errors import Interrupted, UserError
 from croc.eval.evaluate import Request
 from croc.eval.evaluate import evaluate as evaluate_requests
 from croc.eval.protocols import (
@@ -37,7 +37,7 @@ from croc.eval.results import Result
 from croc.io import read_metrics
 from croc.lab.show.look import patch_at, read_photograph, resize, whole_patches
 from croc.method.clustering import cluster as cluster_joined
-from croc.method.photometric import normalise
+from croc.method.photometric import normalize
 from croc.method.types import Clusters
 from croc.recipes import RECIPES
 from croc.weights import open as weights_open
@@ -87,7 +87,7 @@ class Features:
     size_px: tuple[int, int]
     """Height and width of the photograph itself, upright."""
 
-    def centres_px(self) -> Float[Tensor, "rows columns 2"]:
+    def centers_px(self) -> Float[Tensor, "rows columns 2"]:
         """(x, y) of each patch's center, in the photograph's own pixels."""
         (rows, columns), (height, width) = self.patches.shape[:2], self.size_px
         y = (torch.arange(rows) + 0.5) * height / rows
@@ -219,7 +219,7 @@ def _tokens(
     backbone: VitBackbone | ConvBackbone, pixels: Float[Tensor, "B 3 h w"]
 ) -> list[tuple[Float[Tensor, "rows columns D"], Float[Tensor, "D"] | None]]:
     """Patch tokens and CLS token of each image."""
-    images = normalise(pixels.to(next(backbone.parameters()).device))
+    images = normalize(pixels.to(next(backbone.parameters()).device))
     if isinstance(backbone, ConvBackbone):
         maps = backbone.features(images).permute(0, 2, 3, 1).float().cpu()
         return [(each.clone(), None) for each in maps]
@@ -366,7 +366,7 @@ def pretrain(
             would do so in each, unless it trains with `run={"devices": 1}`.
 
     Raises:
-        AskedToEnd: After a checkpoint, on SIGTERM or SIGUSR1, as sent by cluster schedulers;
+        Interrupted: After a checkpoint, on SIGTERM or SIGUSR1, as sent by cluster schedulers;
             `sys.exit(error.exit_code)` tells a scheduler to restart the job.
 
     Examples:
@@ -421,7 +421,7 @@ def pretrain(
     try:
         with torch.random.fork_rng(devices=[]):  # training must not change the caller's numbers
             return Run(train(config, name, ReportHook))
-    except AskedToEnd as error:
+    except Interrupted as error:
         if error.number == signal.SIGINT:
             raise KeyboardInterrupt(str(error)) from None
         raise

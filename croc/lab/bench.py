@@ -45,7 +45,7 @@ from croc.method.randomness import sample_key
 from croc.method.stages import Stopwatch
 from croc.method.types import Canvases
 from croc.method.views import VIEWS
-from croc.plotting import COLOURS, save_chart
+from croc.plotting import COLORS, save_chart
 from croc.tables import table_console, terminal_table
 from croc.train.cuda_graph import WARM_UPS, Gradients, make_gradients, records
 from croc.train.distributed import compiles, in_bfloat16, make_fabric
@@ -58,7 +58,7 @@ LOADER_WARM_UPS = 8
 STEPS_PER_EPOCH = 1000
 OCTAVES = ((6, 60.0), (24, 30.0), (96, 12.0))
 """Cells along a side of the noise in the images, and their contrast."""
-STAGE_COLORS = (*COLOURS, "#F0E442", "#999999", "#DDDDDD")
+STAGE_COLORS = (*COLORS, "#F0E442", "#999999", "#DDDDDD")
 VARIED = {
     "batch": ("optim", "batch", "images in a batch"),
     "tokens": ("views", "size_px", "tokens of an image's two views"),
@@ -558,7 +558,7 @@ def make_figure(measured: list[dict[str, Any]], vary: str, title: str) -> Figure
         }
         for axes, (name, values) in zip(others, panels.items()):
             x = labels if vary == "model" else [entry["value"] for entry in measured]
-            axes.plot(x, values, "o-", color=COLOURS[0])
+            axes.plot(x, values, "o-", color=COLORS[0])
             axes.set_title(name, loc="left")
             axes.set_xlabel(VARIED[vary][2])
             axes.set_ylim(bottom=0)

@@ -31,7 +31,7 @@ from croc.arguments import parse
 from croc.config import PretrainConfig, require, write_config
 from croc.data.loader import steps_per_epoch
 from croc.data.sources import open_source
-from croc.errors import AskedToEnd, UserError
+from croc.errors import Interrupted, UserError
 from croc.eval.evaluate import OpenData, find_machine, open_data
 from croc.eval.protocols import PROTOCOLS, Request
 from croc.eval.table import (
@@ -49,7 +49,7 @@ from croc.io import gpu_versions, hardware, read_metrics, replacing
 from croc.lab.report.hook import ReportHook
 from croc.lab.report.page import training_seconds
 from croc.method.build import build_method
-from croc.plotting import COLOURS, save_chart, span_enough, verbatim
+from croc.plotting import COLORS, save_chart, span_enough, verbatim
 from croc.tables import (
     MISSING,
     markdown_table,
@@ -288,7 +288,7 @@ def run_sweep(
                 with locked(lock_file, UNTRAINED):
                     untrained, _, more = score(f"{run.name}, untrained", f"random:{run.folder}")
                 failures += more
-        except AskedToEnd:  # the run has saved a checkpoint
+        except Interrupted:  # the run has saved a checkpoint
             raise
         except Exception as error:  # the other runs may still succeed
             if not isinstance(error, UserError):
@@ -360,7 +360,7 @@ def run_sweep(
                     log(f"run {number + 1} of {len(runs)}: {run.name}")
                     record = update(**{run.name: run_once(run)})
                 fcntl.lockf(lock_file, fcntl.LOCK_UN, 1, FIRST_RUN + number)
-        except (AskedToEnd, KeyboardInterrupt):
+        except (Interrupted, KeyboardInterrupt):
             log(STOPPED)
             raise
     print_record(record)
@@ -607,11 +607,11 @@ def make_figure(record: dict[str, Any]) -> Figure:
         means = [setting[kind].get(name, {"mean": math.nan})["mean"] for setting in settings]
         # A line between the means of names, not numbers, would stand for nothing.
         line = "D-" if all(map(is_number, names)) else "D"
-        axes.scatter(*zip(*dots), color=COLOURS[0], alpha=0.5, lw=0, label="one seed")
-        axes.plot(range(len(names)), means, line, color=COLOURS[0], ms=4, label="mean")
+        axes.scatter(*zip(*dots), color=COLORS[0], alpha=0.5, lw=0, label="one seed")
+        axes.plot(range(len(names)), means, line, color=COLORS[0], ms=4, label="mean")
         if levels:
             heights, left, right = zip(*levels)
-            axes.hlines(heights, left, right, COLOURS[-1], "--", label="untrained")
+            axes.hlines(heights, left, right, COLORS[-1], "--", label="untrained")
         axes.margins(y=0.12)
         if kind == "scores":
             span_enough(axes)

@@ -105,7 +105,7 @@ class Network(nn.Module):
     ) -> tuple[Tensor, ...]:
         """The student's cross-entropy for each image, and the teacher's own entropy, which bounds
         it from below; in CrOC then both for each cluster; with an anchor its distance, last."""
-        dense, t, s = targets.dense, targets.temp, self.config.loss.student_temperature
+        dense, t, s = targets.dense, targets.temp, self.config.loss.student_temp
         with stage("student"):
             cls, patches = self.backbone(pixels, keys)
         with stage("heads"):
@@ -153,7 +153,7 @@ class Croc:
         self.micro_batch = config.run.micro_batch
         # On the CPU micro-batches save memory, unless images of a batch depend on each other.
         independent = self.cluster is None or self.cluster.variant == "paper"
-        if device.type == "cpu" and independent and config.loss.centring == "mean":
+        if device.type == "cpu" and independent and config.loss.centering == "mean":
             self.micro_batch = config.run.micro_batch or 16
         self.make_views, self.locate = make_views, locate
         self.weighted_total, self.softness = weighted_total, softness
@@ -190,7 +190,7 @@ class Croc:
 
     def set_schedule(self, settings: Settings) -> None:
         # In place, so that a CUDA graph reads it and nothing is copied to the device.
-        self.temp.fill_(teacher_temperature(self.config.loss, settings.epoch))
+        self.temp.fill_(teacher_temp(self.config.loss, settings.epoch))
         self.views = views_at(self.config.views, settings.epoch)
         start, end = self.config.anchor.weight, self.config.anchor.weight_end
         end = start if end is None else end
@@ -261,7 +261,7 @@ class Croc:
 
     def _center(self, moving: Center, outputs: Tensor, weights: Tensor) -> Float[Tensor, "P"]:
         """What is subtracted from the outputs: their moving mean, or what balances the batch."""
-        if self.config.loss.centring == "sinkhorn":
+        if self.config.loss.centering == "sinkhorn":
             return sinkhorn_center(outputs, weights, self.temp)
         return moving.value
 
@@ -347,12 +347,12 @@ def teacher_momentum(loss: DistillationConfig, settings: Settings) -> float:
     return cosine(loss.teacher_momentum, 1.0, settings.step, settings.total_steps)
 
 
-def teacher_temperature(loss: DistillationConfig, epoch: int) -> float:
+def teacher_temp(loss: DistillationConfig, epoch: int) -> float:
     """Linear over the warm-up, by whole epochs."""
-    if epoch >= loss.temperature_warmup_epochs - 1:
-        return loss.teacher_temperature
-    share = epoch / (loss.temperature_warmup_epochs - 1)
-    start, end = loss.teacher_temperature_start, loss.teacher_temperature
+    if epoch >= loss.temp_warmup_epochs - 1:
+        return loss.teacher_temp
+    share = epoch / (loss.temp_warmup_epochs - 1)
+    start, end = loss.teacher_temp_start, loss.teacher_temp
     return start + (end - start) * share
 
 

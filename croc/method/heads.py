@@ -12,7 +12,7 @@ from croc.config import HeadConfig, ImageHeadConfig
 
 
 class Prototypes(nn.Module):
-    """A weight-normalised linear layer without bias: lengths and directions are parameters."""
+    """A weight-normalized linear layer without bias: lengths and directions are parameters."""
 
     def __init__(self, width: int, count: int, unit: bool) -> None:
         super().__init__()

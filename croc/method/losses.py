@@ -1,4 +1,4 @@
-"""Self-distillation: centring of the teacher, and the cross-entropy between views."""
+"""Self-distillation: centering of the teacher, and the cross-entropy between views."""
 
 import torch
 import torch.nn.functional as F
@@ -72,9 +72,9 @@ def teacher_probabilities(
 def distil(
     teacher: Float[Tensor, "M *batch P"],
     center: Float[Tensor, "P"],
-    teacher_temperature: Float[Tensor, ""],
+    teacher_temp: Float[Tensor, ""],
     student: Float[Tensor, "M *batch P"],
-    student_temperature: float,
+    student_temp: float,
     counted: Bool[Tensor, "*batch"],
 ) -> tuple[Float[Tensor, "*batch"], Float[Tensor, "*batch"]]:
     """From the outputs of both, the cross-entropy and the teacher's own entropy.
@@ -83,12 +83,10 @@ def distil(
     """
     kernel = kernels.find("distil", student)
     if kernel is not None and kernel.fits(teacher, student):
-        loss, own, _ = kernel.distil(
-            teacher, center, teacher_temperature, student, student_temperature, counted
-        )
+        loss, own, _ = kernel.distil(teacher, center, teacher_temp, student, student_temp, counted)
         return loss, own
-    probabilities = teacher_probabilities(teacher, center, teacher_temperature)
-    loss = cross_view_entropy(probabilities, student, student_temperature)
+    probabilities = teacher_probabilities(teacher, center, teacher_temp)
+    loss = cross_view_entropy(probabilities, student, student_temp)
     own = entropy(probabilities).mean(dim=0)
     return torch.where(counted, loss, 0.0), torch.where(counted, own, 0.0)
 

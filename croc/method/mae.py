@@ -94,7 +94,7 @@ class MaeNetwork(nn.Module):
             painted = self.decoder(cls, patches, visible)
         with stage("loss"):
             target = into_patches(pixels, self.backbone.patch_px)
-            return self.compare(painted, target, hidden, self.config.normalise_patches)
+            return self.compare(painted, target, hidden, self.config.normalize_patches)
 
 
 class Mae:
@@ -168,11 +168,11 @@ def compare(
     painted: Float[Tensor, "B N pixels"],
     target: Float[Tensor, "B N pixels"],
     hidden: Bool[Tensor, "B N"],
-    normalise: bool,
+    normalize: bool,
 ) -> Float[Tensor, "B"]:
     """Mean squared error of an image's hidden patches."""
     painted, target = painted.float(), target.float()
-    if normalise:
+    if normalize:
         mean, variance = target.mean(dim=-1, keepdim=True), target.var(dim=-1, keepdim=True)
         target = (target - mean) / (variance + 1e-6).sqrt()
     errors = (painted - target).square().mean(dim=-1)

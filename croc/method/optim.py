@@ -22,7 +22,7 @@ QUINTIC_ITERATIONS = 5
 def make_optimizer(
     student: nn.Module, device: torch.device, config: OptimConfig | None = None
 ) -> "torch.optim.AdamW | Muon":
-    """Biases and one-dimensional parameters are not decayed; `set_rates` sets each step's rates."""
+    """Biases and one-dimensional parameters are not decayed; `set_lr` sets each step's rates."""
     config = config or OptimConfig()
     named = {name: p for name, p in student.named_parameters() if p.requires_grad}
     matrices: dict[str, nn.Parameter] = {}
@@ -41,7 +41,7 @@ def make_optimizer(
     )
     if not matrices:
         return adamw
-    return Muon(matrices, adamw, decayed=True, rate_factor=config.muon_rate_factor)
+    return Muon(matrices, adamw, decayed=True, rate_factor=config.muon_lr_factor)
 
 
 def layer_of(name: str, depth: int) -> int:
@@ -53,10 +53,10 @@ def layer_of(name: str, depth: int) -> int:
     return depth + 1 if above else 0
 
 
-def set_rates(optimizer: torch.optim.Optimizer, settings: Settings) -> None:
+def set_lr(optimizer: torch.optim.Optimizer, settings: Settings) -> None:
     for group in optimizer.param_groups:
         # Older checkpoints have no factor.
-        group["lr"] = settings.rate * group.get("rate_factor", 1.0)
+        group["lr"] = settings.lr * group.get("rate_factor", 1.0)
         group["weight_decay"] = settings.weight_decay if group["decayed"] else 0.0
 
 

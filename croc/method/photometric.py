@@ -1,4 +1,4 @@
-"""Photometric augmentation on the device: jitter, grayscale, blur, solarise.
+"""Photometric augmentation on the device: jitter, grayscale, blur, solarize.
 
 Every operation takes a batch of float images in 0 … 1 and a parameter for each image, and does
 what torchvision's functional of the same name does to one image. An image to which an operation
@@ -18,7 +18,7 @@ from croc.method.randomness import uniform
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
-SOLARISE_THRESHOLD = 128 / 255
+SOLARIZE_THRESHOLD = 128 / 255
 BLUR_RADIUS_SIGMAS = 4
 
 BRIGHTNESS, CONTRAST, SATURATION, HUE = range(4)
@@ -40,7 +40,7 @@ class Photometric:
     blur: Bool[Tensor, "B"]
     sigma: Float[Tensor, "B"]
     """Standard deviation of the blur, in pixels."""
-    solarise: Bool[Tensor, "B"]
+    solarize: Bool[Tensor, "B"]
 
 
 def draw_photometric(keys: Int64[Tensor, "B"], view: int, config: ViewsConfig) -> Photometric:
@@ -59,7 +59,7 @@ def draw_photometric(keys: Int64[Tensor, "B"], view: int, config: ViewsConfig) -
         grayscale=chances[:, 1] < config.grayscale,
         blur=chances[:, 2] < config.blur[view],
         sigma=low + (high - low) * sigma[:, 0],
-        solarise=chances[:, 3] < config.solarise[view],
+        solarize=chances[:, 3] < config.solarize[view],
     )
 
 
@@ -84,13 +84,13 @@ def blur_radius_px(config: ViewsConfig) -> int:
 def apply_photometric(
     images: Float[Tensor, "B 3 h w"], parameters: Photometric, radius_px: int = 8
 ) -> Float[Tensor, "B 3 h w"]:
-    """Jitter, grayscale, blur, solarise; `radius_px` cuts the blur's kernel."""
+    """Jitter, grayscale, blur, solarize; `radius_px` cuts the blur's kernel."""
     with torch.autocast(images.device.type, enabled=False):
         images = jitter(images.float(), parameters)
         images = torch.where(_per_image(parameters.grayscale), grayscale(images), images)
         blurred = gaussian_blur(images, parameters.sigma, radius_px)
         images = torch.where(_per_image(parameters.blur), blurred, images)
-        return solarise(images, parameters.solarise)
+        return solarize(images, parameters.solarize)
 
 
 def _per_image(values: Tensor) -> Tensor:
@@ -205,21 +205,21 @@ def _blur_matrix(
     return (kernel @ reached.flatten(1)).unflatten(1, (size, size))
 
 
-def solarise(
+def solarize(
     images: Float[Tensor, "B 3 h w"], apply: Bool[Tensor, "B"]
 ) -> Float[Tensor, "B 3 h w"]:
     """Invert the bright pixels of the chosen images."""
-    return torch.where(_per_image(apply) & (images >= SOLARISE_THRESHOLD), 1 - images, images)
+    return torch.where(_per_image(apply) & (images >= SOLARIZE_THRESHOLD), 1 - images, images)
 
 
-def normalise(images: Float[Tensor, "*batch 3 h w"]) -> Float[Tensor, "*batch 3 h w"]:
+def normalize(images: Float[Tensor, "*batch 3 h w"]) -> Float[Tensor, "*batch 3 h w"]:
     """ImageNet's mean and deviation to 0 and 1."""
     constants = zip(images.unbind(dim=-3), IMAGENET_MEAN, IMAGENET_STD, strict=True)
     # Channel by channel with plain numbers: a tensor of them would be copied to the device.
     return torch.stack([(channel - mean).div_(std) for channel, mean, std in constants], dim=-3)
 
 
-def unnormalise(images: Float[Tensor, "*batch 3 h w"]) -> Float[Tensor, "*batch 3 h w"]:
+def unnormalize(images: Float[Tensor, "*batch 3 h w"]) -> Float[Tensor, "*batch 3 h w"]:
     """Back to colors in 0 … 1."""
     constants = zip(images.unbind(dim=-3), IMAGENET_MEAN, IMAGENET_STD, strict=True)
     return torch.stack([channel * std + mean for channel, mean, std in constants], -3).clamp(0, 1)

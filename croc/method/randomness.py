@@ -2,7 +2,7 @@
 
 A sample's key follows from (seed, epoch, index). Every draw about the sample is a hash of its
 key and a purpose, so neither the batch's split, the number of processes, the device nor a
-resume changes what is drawn. The hash is splitmix64's finaliser, on wrapping int64 arithmetic.
+resume changes what is drawn. The hash is splitmix64's finalizer, on wrapping int64 arithmetic.
 """
 
 import math

@@ -54,7 +54,7 @@ class Views:
 
     pixels: Float[Tensor, "M B 3 h w"]
     positions: Float[Tensor, "M B N 2"]
-    """Patch centres (x, y) in the original image's frame, whose longer side is 1."""
+    """Patch centers (x, y) in the original image's frame, whose longer side is 1."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class Settings:
     step: int
     total_steps: int
     epoch: int
-    rate: float
+    lr: float
     weight_decay: float
 
 

@@ -19,7 +19,7 @@ from croc.method.photometric import (
     blur_radius_px,
     draw_photometric,
     interleave,
-    normalise,
+    normalize,
 )
 from croc.method.randomness import uniform
 from croc.method.types import Canvases, Views
@@ -53,33 +53,33 @@ def make_views(
     dtype: torch.dtype = torch.float32,
     views: int = VIEWS,
 ) -> Views:
-    """Augmented crops of each image, normalised, with the positions of their patches."""
+    """Augmented crops of each image, normalized, with the positions of their patches."""
     sizes, keys = canvases.sizes, canvases.keys
     with torch.autocast(canvases.pixels.device.type, enabled=False):
         crops = draw_crops(sizes, keys, config, views)
-        colours = interleave([draw_photometric(keys, view, config) for view in range(views)])
+        colors = interleave([draw_photometric(keys, view, config) for view in range(views)])
         return Views(
-            pixels=_make_pixels(canvases.pixels, crops, colours, config, dtype),
-            positions=patch_centres(crops.boxes, crops.flips, sizes, config.size_px, patch_px),
+            pixels=_make_pixels(canvases.pixels, crops, colors, config, dtype),
+            positions=patch_centers(crops.boxes, crops.flips, sizes, config.size_px, patch_px),
         )
 
 
 def _make_pixels(
     canvases: UInt8[Tensor, "B 3 S S"],
     crops: Crops,
-    colours: Photometric,
+    colors: Photometric,
     config: ViewsConfig,
     dtype: torch.dtype,
 ) -> Float[Tensor, "M B 3 h w"]:
     radius_px, kernel = blur_radius_px(config), kernels.find("views", canvases)
     if kernel is not None:
         return kernel.augment(
-            canvases, crops.boxes, crops.flips, colours, config.size_px, radius_px, dtype
+            canvases, crops.boxes, crops.flips, colors, config.size_px, radius_px, dtype
         )
     # Image by image, as `crop` lays them out: no copy.
     images = crop(canvases, crops, config.size_px).transpose(0, 1)
-    changed = apply_photometric(images.flatten(0, 1), colours, radius_px)
-    return normalise(changed.unflatten(0, images.shape[:2]).transpose(0, 1)).to(dtype)
+    changed = apply_photometric(images.flatten(0, 1), colors, radius_px)
+    return normalize(changed.unflatten(0, images.shape[:2]).transpose(0, 1)).to(dtype)
 
 
 def draw_crops(
@@ -159,7 +159,7 @@ def _resampling(
     """Weights of the pixels of a canvas's line for those of a view that covers a part of it.
 
     The cubic is widened by the scale when reducing, cut off at the ends of the part, and
-    normalised to a sum of 1.
+    normalized to a sum of 1.
     """
     start, length = start[..., None], length[..., None]
     view = torch.arange(view_px, device=start.device) + 0.5
@@ -167,8 +167,8 @@ def _resampling(
     pixel = torch.arange(side, device=start.device) + 0.5
     scale = length / view_px
     inside = (pixel > start) & (pixel < start + length)
-    centre = start + scale * view
-    offset = (pixel - centre[..., None]).div_(scale.clamp_min(1)[..., None])
+    center = start + scale * view
+    offset = (pixel - center[..., None]).div_(scale.clamp_min(1)[..., None])
     weights = _cubic(offset.abs_()).mul_(inside[..., None, :])
     return weights.div_(weights.sum(dim=-1, keepdim=True))
 
@@ -181,14 +181,14 @@ def _cubic(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
     return inner.sub_(outer, alpha=0.5)
 
 
-def patch_centres(
+def patch_centers(
     boxes: Float[Tensor, "M B 4"],
     flips: Bool[Tensor, "M B"],
     sizes: Int64[Tensor, "B 2"],
     view_px: int,
     patch_px: int,
 ) -> Float[Tensor, "M B N 2"]:
-    """(x, y) of each patch's centre, row by row, in the image's frame: its longer side is 1."""
+    """(x, y) of each patch's center, row by row, in the image's frame: its longer side is 1."""
     grid = view_px // patch_px
     share = (torch.arange(grid, device=boxes.device) + 0.5) * (patch_px / view_px)
     across = torch.where(flips[..., None], 1 - share, share)
@@ -196,5 +196,5 @@ def patch_centres(
     x = (boxes[..., 0:1] + boxes[..., 2:3] * across) / longer
     y = (boxes[..., 1:2] + boxes[..., 3:4] * share) / longer
     shape = (*boxes.shape[:2], grid, grid)
-    centres = [x[:, :, None, :].expand(shape), y[:, :, :, None].expand(shape)]
-    return torch.stack(centres, dim=-1).flatten(2, 3)
+    centers = [x[:, :, None, :].expand(shape), y[:, :, :, None].expand(shape)]
+    return torch.stack(centers, dim=-1).flatten(2, 3)

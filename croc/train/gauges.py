@@ -29,7 +29,7 @@ from croc.data import ImageSource, UndecodableImage, epoch_order, place_on_canva
 from croc.data.decode import reduce_image
 from croc.method.backbone import Backbone
 from croc.method.croc import locate
-from croc.method.photometric import normalise
+from croc.method.photometric import normalize
 from croc.method.randomness import sample_key
 from croc.method.types import Canvases, Clusters, autocast_dtype
 from croc.method.views import VIEWS, Crops, crop, make_views
@@ -55,8 +55,8 @@ class TokenStatistics:
     tokens that are the same throughout an image, 0 for independent ones, less if they alternate."""
     rank: float
     """RankMe (Garrido et al. 2023): exp of the entropy of p = σ / Σσ + 1e-7, where σ are the
-    singular values of the matrix of all tokens. As in the paper it is not centred: tokens that
-    collapse onto their mean have rank 1, where after centring only the rank of the remaining noise
+    singular values of the matrix of all tokens. As in the paper it is not centerd: tokens that
+    collapse onto their mean have rank 1, where after centering only the rank of the remaining noise
     would be seen."""
 
 
@@ -177,7 +177,7 @@ class Gauges:
         """Of whole images, resized to a view's square."""
         boxes = F.pad(canvases.sizes.flip(-1).float(), (2, 0))[None]
         whole = Crops(boxes, torch.zeros_like(boxes[..., 0], dtype=torch.bool))
-        pixels = normalise(crop(canvases.pixels, whole, self._views.size_px))
+        pixels = normalize(crop(canvases.pixels, whole, self._views.size_px))
         with self._fabric.autocast():
             _, patches = self._backbone(pixels)
         grid = self._views.size_px // self._backbone.patch_px

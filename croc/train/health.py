@@ -83,11 +83,11 @@ def _signs(config: PretrainConfig) -> Iterator[Sign]:
 
 
 def _entropy_signs(level: str, prototypes: int) -> Iterator[Sign]:
-    name, maximum, instead = f"entropy_{level}", math.log(prototypes), "--loss.centring sinkhorn"
+    name, maximum, instead = f"entropy_{level}", math.log(prototypes), "--loss.centering sinkhorn"
     message = f"the {level} level has collapsed to one prototype: try a higher "
-    message += f"--loss.teacher-temperature, or {instead}"
+    message += f"--loss.teacher-temp, or {instead}"
     yield message, name, lambda now: now[name] <= ONE * maximum
-    message = f"the {level} level has become uniform: try a lower --loss.teacher-temperature, or "
+    message = f"the {level} level has become uniform: try a lower --loss.teacher-temp, or "
     yield message + instead, name, lambda now: now[name] >= ALIKE * maximum
 
 
@@ -111,7 +111,7 @@ def diagnose(
     record = {
         "date": datetime.now().astimezone().isoformat(timespec="seconds"),
         "metrics": finite_or_none(values),
-        "rate": settings.rate,
+        "rate": settings.lr,
         "weight_decay": settings.weight_decay,
         "torch": torch.__version__,
         "device": fabric.device.type,
@@ -148,7 +148,7 @@ def diagnose(
     return UserError(
         f"steps {steps[0] + 1} to {steps[-1] + 1} had no finite gradient and were skipped; "
         f"{folder / DIAGNOSIS} names the images and tensors, {left}: try a lower "
-        "--optim.rate or --optim.clip-gradient 3"
+        "--optim.lr or --optim.clip-gradient 3"
     )
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from croc.config import OptimConfig, PretrainConfig, write_config
 from croc.data.loader import batch_indices, make_loader, steps_per_epoch, worker_count
 from croc.data.sources import ImageSource, open_source
-from croc.errors import AskedToEnd, LostPeerError, UserError
+from croc.errors import Interrupted, LostPeerError, UserError
 from croc.io import read_gauges
 from croc.kernels import use_kernels
 from croc.method.build import build_method
@@ -26,7 +26,7 @@ from croc.method.distributed import (
     shard_teacher,
     union_over_processes,
 )
-from croc.method.optim import Guard, clip_gradient, make_optimizer, set_rates
+from croc.method.optim import Guard, clip_gradient, make_optimizer, set_lr
 from croc.method.stages import stage
 from croc.method.types import Canvases, Settings, cosine
 from croc.signals import notice_of_end
@@ -157,7 +157,7 @@ def train(
                 # Weights that give no gradient must not replace those that gave one.
                 postponed = saves and in_a_row > 0 and not last
                 if logs:
-                    values |= {"rate": settings.rate, "weight_decay": settings.weight_decay}
+                    values |= {"rate": settings.lr, "weight_decay": settings.weight_decay}
                     log.write(state.step, settings.epoch, values, optim.batch)
                     for warning in health.warnings(values):
                         log.say(warning)
@@ -175,8 +175,8 @@ def train(
                 # Of several processes only some may have received the signal.
                 number = signals[0] if signals else signal.SIGTERM
                 outcome = problem or f"saved step {state.step}"
-                raise AskedToEnd(
-                    f"asked to end: {outcome}; the same command resumes from the last checkpoint",
+                raise Interrupted(
+                    f"interrupted: {outcome}; the same command resumes from the last checkpoint",
                     number,
                 )
 
@@ -186,11 +186,11 @@ def settings_at(step: int, optim: OptimConfig, steps_per_epoch: int) -> Settings
     function of the step, so that a resumed run needs no state of it."""
     total = optim.epochs * steps_per_epoch
     warmup = optim.warmup_epochs * steps_per_epoch
-    peak = optim.rate * optim.batch / 256
+    peak = optim.lr * optim.batch / 256
     if step < warmup:
         rate = peak * step / max(1, warmup - 1)
     else:
-        rate = cosine(peak, optim.rate_end, step - warmup, total - warmup)
+        rate = cosine(peak, optim.lr_end, step - warmup, total - warmup)
     decay = cosine(optim.weight_decay, optim.weight_decay_end, step, total)
     return Settings(step, total, step // steps_per_epoch, rate, decay)
 
@@ -204,7 +204,7 @@ def train_step(
     metrics = gradients(canvases)
     method.freeze_prototypes(settings)
     with stage("update"):
-        set_rates(guard.optimizer, settings)
+        set_lr(guard.optimizer, settings)
         norm = clip_gradient(method.student.parameters(), optim.clip_gradient)
         # Metrics are summed over processes, and this one is the same on all of them.
         metrics["gradient_norm"] = norm / gradients.fabric.world_size

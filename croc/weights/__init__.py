@@ -1,1 +1,1 @@
-"""Weights from elsewhere: files read without running them, recognised by their keys and shapes."""
+"""Weights from elsewhere: files read without running them, recognized by their keys and shapes."""

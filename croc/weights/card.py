@@ -22,7 +22,7 @@ from croc.weights.files import first_line, read_metadata
 KEY, FORMAT = "croc", 1
 LARGEST_PX = 4_096
 METHODS = {"croc": "CrOC", "dino": "DINO", "mae": "MAE"}
-HUB_LICENCES = (
+HUB_LICENSES = (
     *("mit", "apache-2.0", "bsd-2-clause", "bsd-3-clause", "gpl-3.0", "lgpl-3.0", "agpl-3.0"),
     *("mpl-2.0", "cc0-1.0", "cc-by-4.0", "cc-by-sa-4.0", "cc-by-nc-4.0", "cc-by-nc-sa-4.0"),
 )
@@ -51,7 +51,7 @@ class WeightsRecord:
     epochs: float
     seconds: float | None
     """Of training, if known."""
-    licence: str
+    license: str
     config: dict[str, Any]
     """The run's config.json, without paths."""
     format: int = FORMAT
@@ -67,7 +67,7 @@ class WeightsRecord:
         return {"format": "pt", KEY: json.dumps(asdict(self))}
 
 
-def make_record(run: RunWeights, licence: str, seconds: float | None) -> WeightsRecord:
+def make_record(run: RunWeights, license: str, seconds: float | None) -> WeightsRecord:
     config = config_page(without_paths(run.config), run.recipe)
     batch = run.config.optim.batch
     return WeightsRecord(
@@ -83,7 +83,7 @@ def make_record(run: RunWeights, licence: str, seconds: float | None) -> Weights
         images_seen=run.step * batch,
         epochs=run.step / steps_per_epoch(run.images, batch),
         seconds=seconds,
-        licence=licence,
+        license=license,
         config=config,
     )
 
@@ -95,11 +95,19 @@ def read_record(path: Path) -> WeightsRecord | None:
         return None
     try:
         values = json.loads(text)
+        values.setdefault("license", values.get("licence"))  # its name in earlier versions
         hints = typing.get_type_hints(WeightsRecord)
         return WeightsRecord(
             **{name: typeguard.check_type(values[name], kind) for name, kind in hints.items()}
         )
-    except (ValueError, TypeError, KeyError, RecursionError, typeguard.TypeCheckError) as error:
+    except (
+        ValueError,
+        TypeError,
+        KeyError,
+        AttributeError,
+        RecursionError,
+        typeguard.TypeCheckError,
+    ) as error:
         raise UserError(
             f"the metadata of {path} cannot be read ({first_line(error)}): export it again"
         ) from None
@@ -122,10 +130,10 @@ def bare(text: str) -> str:
     return name + at + (Path(file).name or file)
 
 
-def hub_licence(licence: str) -> str | None:
-    """The identifier that a note on a licence starts with, if hubs know it."""
-    first = re.split(r"[\s;,]", licence.strip().lower(), maxsplit=1)[0]
-    return first if first in HUB_LICENCES else None
+def hub_license(license: str) -> str | None:
+    """The identifier that a note on a license starts with, if hubs know it."""
+    first = re.split(r"[\s;,]", license.strip().lower(), maxsplit=1)[0]
+    return first if first in HUB_LICENSES else None
 
 
 def make_card(
@@ -154,7 +162,7 @@ def make_card(
         scores=list(map(_score_row, scores)),
         kind=kind,
         library=kind and (kind if kind in ("transformers", "onnx") else "timm"),
-        hub_licence=hub_licence(record.licence),
+        hub_license=hub_license(record.license),
         init=(record.config.get("model") or {}).get("init"),
         method=METHODS.get(record.method, record.method),
         mean=IMAGENET_MEAN,

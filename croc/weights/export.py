@@ -25,7 +25,7 @@ from croc.weights.open import (
     shipped_hint,
 )
 
-LICENCE = "not stated; the photographs that it was trained on have licences of their own"
+LICENSE = "not stated; the photographs that it was trained on have licenses of their own"
 SAME_SETTINGS = ("protocol", "data", "config", "hold_out", "weights_hash", "machine")
 
 
@@ -47,7 +47,7 @@ class Export:
     """Data type of the weights; by default bfloat16 for a file and float32 for a folder."""
     scores: str | None = None
     """A results.jsonl of croc evaluate; its scores of these weights go into the model card."""
-    licence: str | None = None
+    license: str | None = None
     """A license note for the weights; by default that of the file, or none."""
 
 
@@ -109,7 +109,7 @@ def _open_source(request: Export) -> tuple[WeightsRecord, VitBackbone]:
     if checkpoint is not None:
         run = open_run(*checkpoint)
         seconds = seconds_trained(run.folder, run.step)
-        record = make_record(run, request.licence or LICENCE, seconds)
+        record = make_record(run, request.license or LICENSE, seconds)
         return record, VitBackbone(run.backbone.vit, run.folder.resolve().name)
     record = read_record(path) if path.is_file() else None
     if record is None:
@@ -118,7 +118,7 @@ def _open_source(request: Export) -> tuple[WeightsRecord, VitBackbone]:
             f"of croc export, or a name ({shipped_hint()})"
         )
     backbone = VitBackbone(build_exported(path, record).vit, path.stem)
-    return replace(record, licence=request.licence or record.licence), backbone
+    return replace(record, license=request.license or record.license), backbone
 
 
 def seconds_trained(run: Path, step: int) -> float | None:

@@ -18,7 +18,7 @@ from torch.export import Dim
 
 from croc.errors import UserError
 from croc.method.photometric import IMAGENET_MEAN, IMAGENET_STD
-from croc.weights.card import WeightsRecord, hub_licence
+from croc.weights.card import WeightsRecord, hub_license
 
 Weights = dict[str, Tensor]
 OPSET = 18
@@ -60,7 +60,7 @@ def write_timm(folder: Path, record: WeightsRecord, weights: Weights) -> None:
             "pool_size": None,
             "first_conv": "patch_embed.proj",
             "classifier": "head",
-            "license": hub_licence(record.licence) or "other",
+            "license": hub_license(record.license) or "other",
         },
     }
     _write_json(folder / "config.json", config)

@@ -1,4 +1,4 @@
-"""Which network a file of weights contains, recognised by keys and shapes alone.
+"""Which network a file of weights contains, recognized by keys and shapes alone.
 
 A network is found by its first layer (a ViT's patch embedding, a ResNet's 7×7 convolution). What
 precedes that layer's name is the network's prefix, whatever wrappers it consists of.
@@ -108,7 +108,7 @@ COUNTERS = "num_batches_tracked"
 
 
 @dataclass(frozen=True)
-class Recognised:
+class Recognized:
     """A file's network in timm's layout."""
 
     architecture: str
@@ -126,7 +126,7 @@ class Recognised:
         return PATCHES in self.weights
 
 
-def recognise(tensors: Mapping[str, Tensor], source: str = "the file") -> Recognised:
+def recognize(tensors: Mapping[str, Tensor], source: str = "the file") -> Recognized:
     """The network in a file's tensors, which are named by their dotted paths."""
     networks = {}  # the first layer of every network, by prefix
     for name, value in tensors.items():
@@ -168,7 +168,7 @@ def recognise(tensors: Mapping[str, Tensor], source: str = "the file") -> Recogn
         if all(any(fragment in key for key in tensors) for fragment in fragments):
             layout = name
     layout += f", from {prefix.rstrip('.')}" if prefix else ""
-    return Recognised(architecture, options, weights, layout, len(tensors) - len(weights))
+    return Recognized(architecture, options, weights, layout, len(tensors) - len(weights))
 
 
 def check_finite(weights: Mapping[str, Tensor], source: str) -> None:
@@ -267,14 +267,14 @@ def _measure_vit(
     }
 
 
-def build_network(recognised: Recognised, image_px: int, source: str) -> nn.Module:
+def build_network(recognized: Recognized, image_px: int, source: str) -> nn.Module:
     """A ViT for images of that size, or a ConvNet dilated to an output stride of 16."""
     options: dict[str, Any] = {"features_only": True, "output_stride": 16}
-    if recognised.is_vit:
+    if recognized.is_vit:
         options = {"num_classes": 0, "img_size": image_px, "dynamic_img_size": True}
     with torch.random.fork_rng(devices=[]):  # timm's initial values are overwritten
-        network = timm.create_model(recognised.architecture, **options, **recognised.options)
-    fill(network, recognised.weights, source)
+        network = timm.create_model(recognized.architecture, **options, **recognized.options)
+    fill(network, recognized.weights, source)
     return network
 
 

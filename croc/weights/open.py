@@ -28,7 +28,7 @@ from croc.weights.layouts import (
     build_network,
     check_finite,
     fill,
-    recognise,
+    recognize,
 )
 
 WEIGHTS, INIT = "--weights", "--init"
@@ -49,7 +49,7 @@ class DenseBackbone(Protocol):
     def features(
         self, images: Float[Tensor, "B 3 h w"], blocks: int = 1
     ) -> Float[Tensor, "B C rows columns"]:
-        """Features of normalised images; a ViT concatenates its last `blocks` blocks."""
+        """Features of normalized images; a ViT concatenates its last `blocks` blocks."""
         ...
 
 
@@ -137,17 +137,17 @@ def open_backbone(
     if record is not None:
         origin = f"{path.stem}, {record.recipe}, {record.images_seen:,} images seen"
         return VitBackbone(build_exported(path, record).vit, path.stem, one_line(origin))
-    recognised = recognise(read_named_tensors(path), str(path))
-    network: Any = build_network(recognised, image_px, str(path))
-    wrap = VitBackbone if recognised.is_vit else ConvBackbone
-    return wrap(network, path.stem, f"{path.name} ({recognised.layout})")
+    recognized = recognize(read_named_tensors(path), str(path))
+    network: Any = build_network(recognized, image_px, str(path))
+    wrap = VitBackbone if recognized.is_vit else ConvBackbone
+    return wrap(network, path.stem, f"{path.name} ({recognized.layout})")
 
 
 def load_backbone(weights: str) -> VitBackbone | ConvBackbone:
     """A backbone by the name of shipped weights, or by anything that --weights takes.
 
     In float32 and frozen; `features(images)` gives "B C rows columns" for images that are
-    normalised by ImageNet's mean and deviation.
+    normalized by ImageNet's mean and deviation.
     """
     return open_backbone(weights, flag="load_backbone").float().eval()
 
@@ -300,14 +300,14 @@ def describe_file(path: Path) -> list[str]:
         build_exported(path, record)
         lines = asdict(record)
     else:
-        recognised = recognise(read_named_tensors(path), str(path))
-        numbers = sum(value.numel() for value in recognised.weights.values())
-        options = ", ".join(f"{name} {value}" for name, value in recognised.options.items())
+        recognized = recognize(read_named_tensors(path), str(path))
+        numbers = sum(value.numel() for value in recognized.weights.values())
+        options = ", ".join(f"{name} {value}" for name, value in recognized.options.items())
         lines = {
-            "layout": recognised.layout,
-            "network": f"{recognised.architecture}, {numbers:,} numbers"
+            "layout": recognized.layout,
+            "network": f"{recognized.architecture}, {numbers:,} numbers"
             + (f" ({options})" if options else ""),
-            "left out": f"{recognised.dropped} tensors",
+            "left out": f"{recognized.dropped} tensors",
             **read_arguments(path),
         }
     return [f"{name}: {one_line(str(value))}" for name, value in lines.items()]

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from croc.eval.datasets import Labelled
+from croc.eval.datasets import Labeled
 
 CPU = torch.device("cpu")
 
@@ -25,11 +25,11 @@ class Patches:
     def name(self, index: int) -> str:
         return str(index)
 
-    def read(self, index: int) -> Labelled:
+    def read(self, index: int) -> Labeled:
         labels = self.bright[index].repeat(8, axis=0).repeat(8, axis=1)
         image = (60 + 130 * labels)[..., None].repeat(3, axis=2).astype(np.uint8)
         labels[:8, :8] = 255
-        return Labelled(image, labels, str(index))
+        return Labeled(image, labels, str(index))
 
 
 class Listed:
@@ -46,37 +46,37 @@ class Listed:
     def name(self, index: int) -> str:
         return self.names[index]
 
-    def read(self, index: int) -> Labelled:
+    def read(self, index: int) -> Labeled:
         labels = self.maps[index]
-        return Labelled(np.zeros((*labels.shape, 3), np.uint8), labels, self.names[index])
+        return Labeled(np.zeros((*labels.shape, 3), np.uint8), labels, self.names[index])
 
 
-class MeanColour:
-    """A backbone whose features are the mean colours of 8 px squares, and noise."""
+class MeanColor:
+    """A backbone whose features are the mean colors of 8 px squares, and noise."""
 
-    name = "mean colour"
+    name = "mean color"
     stride_px = 8
 
     def features(self, images: Tensor, blocks: int = 1) -> Tensor:
-        colours = F.avg_pool2d(images, 8)
-        noise = torch.sin(1e4 * colours)  # the same for the same colours
-        return torch.cat([colours, noise], dim=1)
+        colors = F.avg_pool2d(images, 8)
+        noise = torch.sin(1e4 * colors)  # the same for the same colors
+        return torch.cat([colors, noise], dim=1)
 
 
-class TwoColours(MeanColour):
-    """Only the colours: two well-separated clusters."""
+class TwoColors(MeanColor):
+    """Only the colors: two well-separated clusters."""
 
     def features(self, images: Tensor, blocks: int = 1) -> Tensor:
         return super().features(images)[:, :3]
 
 
-class SecondToLast(MeanColour):
-    """Its last block is blind and the one before sees the colours; records the blocks requested."""
+class SecondToLast(MeanColor):
+    """Its last block is blind and the one before sees the colors; records the blocks requested."""
 
     def __init__(self) -> None:
         self.requested: list[int] = []
 
     def features(self, images: Tensor, blocks: int = 1) -> Tensor:
         self.requested.append(blocks)
-        colours = super().features(images)
-        return torch.cat([torch.zeros_like(colours), colours][:blocks], dim=1)
+        colors = super().features(images)
+        return torch.cat([torch.zeros_like(colors), colors][:blocks], dim=1)

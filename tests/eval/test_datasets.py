@@ -108,7 +108,7 @@ def test_broken_tars(tmp_path):
     assert "not a complete tar archive" in error_of(f"folder:{archive}")
 
 
-def test_exif_does_not_turn_a_labelled_photograph(tmp_path):
+def test_exif_does_not_turn_a_labeled_photograph(tmp_path):
     exif = Image.Exif()
     exif[0x0112] = 6
     turned = trees.encode(Image.new("RGB", (trees.WIDTH, trees.HEIGHT)), "JPEG", exif=exif)

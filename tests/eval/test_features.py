@@ -8,9 +8,9 @@ import torch
 from PIL import Image
 
 from croc.errors import UserError
-from croc.eval.datasets import Labelled
+from croc.eval.datasets import Labeled
 from croc.eval.features import Moments, PatchFeatures, Reader, in_order, kept_ratio
-from tests.eval.fakes import CPU, MeanColour, Patches
+from tests.eval.fakes import CPU, MeanColor, Patches
 
 SMALL: dict[str, Any] = {"image_px": 32, "label_px": 8, "blocks": 1, "device": CPU, "batch": 2}
 
@@ -23,7 +23,7 @@ class Identity:
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_images_are_squashed_and_normalised(workers: int):
+def test_images_are_squashed_and_normalized(workers: int):
     data = Patches(5, 0)
     patches = PatchFeatures(Identity(), data, **{**SMALL, "image_px": 16}, workers=workers)
     batches = list(patches.batches(in_order(5, 2)))
@@ -35,9 +35,9 @@ def test_images_are_squashed_and_normalised(workers: int):
 
 
 class Noise(Patches):
-    def read(self, index: int) -> Labelled:
+    def read(self, index: int) -> Labeled:
         image = np.random.default_rng(index).integers(0, 256, (30, 40, 3), dtype=np.uint8)
-        return Labelled(image, np.zeros((30, 40), np.uint8), str(index))
+        return Labeled(image, np.zeros((30, 40), np.uint8), str(index))
 
 
 @pytest.mark.parametrize("side", [16, 64])
@@ -51,15 +51,15 @@ def test_images_are_resized_by_pil_s_bicubic(side: int):
 class Tall(Patches):
     """Images of several sizes."""
 
-    def read(self, index: int) -> Labelled:
+    def read(self, index: int) -> Labeled:
         read = super().read(index)
         rows = 24 + 4 * index
-        return Labelled(read.image[:rows], read.labels[:rows], read.name)
+        return Labeled(read.image[:rows], read.labels[:rows], read.name)
 
 
 def test_the_ratio_and_the_labels_size_may_be_kept():
     options = {**SMALL, "image_px": 48, "label_px": None}
-    patches = PatchFeatures(MeanColour(), Tall(3, 0), **options, workers=0, keep_ratio=True)
+    patches = PatchFeatures(MeanColor(), Tall(3, 0), **options, workers=0, keep_ratio=True)
     made = list(patches.passes("features"))
     assert [tuple(features.shape[2:]) for features, _ in made] == [(6, 8), (6, 7), (6, 6)]
     assert [tuple(labels.shape) for _, labels in made] == [(1, 24, 32), (1, 28, 32), (1, 32, 32)]
@@ -68,8 +68,8 @@ def test_the_ratio_and_the_labels_size_may_be_kept():
 
 
 def test_features_are_kept_if_they_fit():
-    roomy = PatchFeatures(MeanColour(), Patches(5, 0), **SMALL, workers=0)
-    tight = PatchFeatures(MeanColour(), Patches(5, 0), **SMALL, workers=0, held_bytes=2000)
+    roomy = PatchFeatures(MeanColor(), Patches(5, 0), **SMALL, workers=0)
+    tight = PatchFeatures(MeanColor(), Patches(5, 0), **SMALL, workers=0, held_bytes=2000)
     next(roomy.passes("features"))  # a pass that is not finished keeps nothing
     assert roomy.held is None
     for _ in range(2):
@@ -83,13 +83,13 @@ def test_features_are_kept_if_they_fit():
 
 
 class Broken(Patches):
-    def read(self, index: int) -> Labelled:
+    def read(self, index: int) -> Labeled:
         raise UserError(f"image {index} has a bad label")
 
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_an_error_stays_one_line_wherever_it_comes_from(workers: int):
-    patches = PatchFeatures(MeanColour(), Broken(3, 0), **SMALL, workers=workers)
+    patches = PatchFeatures(MeanColor(), Broken(3, 0), **SMALL, workers=workers)
     with pytest.raises(UserError) as caught:
         list(patches.passes("features"))
     assert str(caught.value) == "image 0 has a bad label"

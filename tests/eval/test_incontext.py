@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from sklearn.neighbors import KNeighborsRegressor
 from torch import Tensor
 
-from croc.eval.datasets import Labelled
+from croc.eval.datasets import Labeled
 from croc.eval.features import PatchFeatures
 from croc.eval.incontext import Memory, choose, count_labels, evaluate_incontext, fill_memory
 from croc.eval.protocols import InContextConfig
-from tests.eval.fakes import CPU, Patches, SecondToLast, TwoColours
+from tests.eval.fakes import CPU, Patches, SecondToLast, TwoColors
 from tests.oracles import incontext as oracle
 
 CONFIG = InContextConfig(image_px=32, label_px=32)
@@ -29,33 +29,33 @@ class Shaded(Patches):
         super().__init__(count, seed, bright)
         self.shade = np.random.default_rng(seed + 9).integers(-40, 40, (count, 4, 4, 3))
 
-    def read(self, index: int) -> Labelled:
+    def read(self, index: int) -> Labeled:
         read = super().read(index)
         shade = self.shade[index].repeat(8, axis=0).repeat(8, axis=1)
-        return Labelled((read.image + shade).astype(np.uint8), read.labels, read.name)
+        return Labeled((read.image + shade).astype(np.uint8), read.labels, read.name)
 
 
-class Halved(TwoColours):
+class Halved(TwoColors):
     def features(self, images: Tensor, blocks: int = 1) -> Tensor:
         return super().features(images).bfloat16()
 
 
 def remember(
-    config: InContextConfig, data: Patches, backbone: TwoColours | None = None, **options: Any
+    config: InContextConfig, data: Patches, backbone: TwoColors | None = None, **options: Any
 ) -> Memory:
     sizes = {"image_px": config.image_px, "label_px": config.label_px, "blocks": config.blocks}
     options = {"device": CPU, "workers": 0, **sizes, **options}
-    return fill_memory(PatchFeatures(backbone or TwoColours(), data, **options), config)
+    return fill_memory(PatchFeatures(backbone or TwoColors(), data, **options), config)
 
 
 def random_memory(
-    entries: int, width: int, classes: int, seed: int, neighbours: int, **chunks: int
+    entries: int, width: int, classes: int, seed: int, neighbors: int, **chunks: int
 ) -> Memory:
     generator = torch.Generator().manual_seed(seed)
     features = torch.randn(entries, width, generator=generator, dtype=torch.float64)
     histograms = torch.rand(entries, classes, generator=generator, dtype=torch.float64)
     unit, parts = F.normalize(features, dim=1), F.normalize(histograms, p=1.0, dim=1)
-    return Memory(unit, parts, neighbours, 0.05, **chunks)
+    return Memory(unit, parts, neighbors, 0.05, **chunks)
 
 
 def random_features(seed: int, *shape: int) -> Tensor:
@@ -66,35 +66,35 @@ def random_features(seed: int, *shape: int) -> Tensor:
 @settings(max_examples=40, deadline=None)
 @given(
     sizes=st.tuples(st.integers(1, 40), st.integers(2, 6), st.integers(1, 4)),
-    neighbours=st.integers(1, 45),
+    neighbors=st.integers(1, 45),
     chunks=st.tuples(st.integers(1, 20), st.integers(1, 45)),
     grid=st.tuples(st.integers(1, 2), st.integers(1, 3), st.integers(1, 3)),
     seed=st.integers(0, 1000),
 )
-def test_a_prediction_is_what_the_loops_say(sizes, neighbours, chunks, grid, seed):
+def test_a_prediction_is_what_the_loops_say(sizes, neighbors, chunks, grid, seed):
     entries, width, classes = sizes
     images, rows, columns = grid
     options = {"queries_at_once": chunks[0], "entries_at_once": chunks[1]}
-    memory = random_memory(entries, width, classes, seed, neighbours, **options)
+    memory = random_memory(entries, width, classes, seed, neighbors, **options)
     features = random_features(seed + 1, images, width, rows, columns)
     got = memory.predict(features)
     assert got.shape == (images, classes, rows, columns)
     bank, histograms = memory.features.tolist(), memory.histograms.tolist()
     for image, y, x in np.ndindex(images, rows, columns):
         query = features[image, :, y, x].tolist()
-        expected = oracle.predict(query, bank, histograms, neighbours, 0.05)
+        expected = oracle.predict(query, bank, histograms, neighbors, 0.05)
         assert got[image, :, y, x].tolist() == pytest.approx(expected, abs=1e-9)
 
 
-@pytest.mark.parametrize("neighbours", [1, 5, 30])
-def test_a_prediction_is_scikit_learns(neighbours: int):
-    memory = random_memory(200, 8, 5, 0, neighbours=neighbours, entries_at_once=64)
+@pytest.mark.parametrize("neighbors", [1, 5, 30])
+def test_a_prediction_is_scikit_learns(neighbors: int):
+    memory = random_memory(200, 8, 5, 0, neighbors=neighbors, entries_at_once=64)
     features = random_features(1, 2, 8, 3, 4)
 
     def weigh(distances: np.ndarray) -> np.ndarray:
         return np.exp(-distances / 0.05)  # cosine distance is 1 - cosine
 
-    model = KNeighborsRegressor(neighbours, weights=weigh, metric="cosine", algorithm="brute")  # pyright: ignore[reportArgumentType]
+    model = KNeighborsRegressor(neighbors, weights=weigh, metric="cosine", algorithm="brute")  # pyright: ignore[reportArgumentType]
     model.fit(memory.features.numpy(), memory.histograms.numpy())
     expected = model.predict(features.permute(0, 2, 3, 1).reshape(-1, 8).numpy())
     got = memory.predict(features).permute(0, 2, 3, 1).reshape(-1, 5)
@@ -103,7 +103,7 @@ def test_a_prediction_is_scikit_learns(neighbours: int):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_narrow_features_are_looked_up_in_float32(dtype: torch.dtype):
-    wide = random_memory(500, 16, 4, 2, neighbours=10)
+    wide = random_memory(500, 16, 4, 2, neighbors=10)
     narrow = replace(wide, features=wide.features.to(dtype), histograms=wide.histograms.float())
     features = random_features(3, 1, 16, 5, 5).to(dtype)
     got = narrow.predict(features)
@@ -144,7 +144,7 @@ def test_the_choice_is_what_the_loops_say(patches: int, classes: int, seed: int)
 
 
 def test_every_image_has_its_share():
-    class Numbered(TwoColours):
+    class Numbered(TwoColors):
         """Features that tell the image: angles by the order in which images are seen."""
 
         seen = 0
@@ -179,11 +179,11 @@ def test_the_seed_decides_and_the_batch_does_not():
 def test_an_easy_answer_is_right():
     parts = (Shaded(12, 0), Shaded(6, 1))
     # Upsampling blurs the borders of the squares; at one pixel per patch there is nothing to blur.
-    assert evaluate_incontext(TwoColours(), *parts, CONFIG, CPU).iou.mean > 0.8
+    assert evaluate_incontext(TwoColors(), *parts, CONFIG, CPU).iou.mean > 0.8
     exact = replace(CONFIG, label_px=4)
-    assert evaluate_incontext(TwoColours(), *parts, exact, CPU).iou.mean == 1
+    assert evaluate_incontext(TwoColors(), *parts, exact, CPU).iou.mean == 1
     assert evaluate_incontext(Halved(), *parts, exact, CPU).iou.mean == 1
-    assert evaluate_incontext(TwoColours(), *parts, replace(exact, memory=24), CPU).iou.mean == 1
+    assert evaluate_incontext(TwoColors(), *parts, replace(exact, memory=24), CPU).iou.mean == 1
 
 
 def test_the_memory_and_the_scores_are_of_the_same_blocks():
@@ -200,7 +200,7 @@ def test_gpu_and_cpu_agree():
     here, there = (remember(config, Shaded(11, 0), device=d) for d in (CPU, device))
     torch.testing.assert_close(there.features.cpu(), here.features)
     assert torch.equal(there.histograms.cpu(), here.histograms)
-    memory = random_memory(3000, 16, 5, 0, neighbours=30, entries_at_once=700)
+    memory = random_memory(3000, 16, 5, 0, neighbors=30, entries_at_once=700)
     moved = replace(memory, features=memory.features.cuda(), histograms=memory.histograms.cuda())
     features = random_features(1, 2, 16, 9, 9)
     predicted = moved.predict(features.cuda())

@@ -9,11 +9,11 @@ from sklearn.cluster import KMeans
 from sklearn.decomposition import PCA
 from sklearn.preprocessing import StandardScaler
 
-from croc.eval.datasets import Labelled
+from croc.eval.datasets import Labeled
 from croc.eval.features import Moments
 from croc.eval.kmeans import Reduction, evaluate_kmeans, fit_kmeans
 from croc.eval.protocols import KmeansConfig
-from tests.eval.fakes import CPU, MeanColour, Patches, SecondToLast, TwoColours
+from tests.eval.fakes import CPU, MeanColor, Patches, SecondToLast, TwoColors
 
 CONFIG = KmeansConfig(image_px=32, label_px=16, seeds=2, restarts=2, pca=2)
 
@@ -55,33 +55,33 @@ def test_pca_is_scikit_learns():
 @pytest.mark.parametrize("reading", ["pixels", "tokens"])
 def test_separate_classes_are_recovered(reading: str):
     config = replace(CONFIG, reading=reading)  # pyright: ignore[reportArgumentType]
-    report = evaluate_kmeans(TwoColours(), Patches(20, 0), config, CPU)
+    report = evaluate_kmeans(TwoColors(), Patches(20, 0), config, CPU)
     least = 75 if reading == "pixels" else 100  # bilinear features blur the borders
     assert min(report.scores["by seed"]) >= least
     assert report.scores["mIoU"] == pytest.approx(np.mean(report.scores["by seed"]))
-    again = evaluate_kmeans(TwoColours(), Patches(20, 0), config, CPU)
+    again = evaluate_kmeans(TwoColors(), Patches(20, 0), config, CPU)
     assert again.scores == report.scores
 
 
 def test_more_clusters_than_classes_are_matched_many_to_one():
     config = replace(CONFIG, reading="tokens", clusters=6)
-    noisy = evaluate_kmeans(MeanColour(), Patches(20, 0), config, CPU)
+    noisy = evaluate_kmeans(MeanColor(), Patches(20, 0), config, CPU)
     assert noisy.scores["mIoU"] == 100
 
 
 class ThreeShades(Patches):
     """The class `dark` has two shades: black, and a grey that is nearly the shade of `bright`."""
 
-    def read(self, index: int) -> Labelled:
+    def read(self, index: int) -> Labeled:
         squares = np.array([0] * 8 + [150] * 5 + [200] * 3, np.uint8).reshape(4, 4)
         shades = squares.repeat(8, axis=0).repeat(8, axis=1)
-        return Labelled(shades[..., None].repeat(3, axis=2), (shades == 200).astype(np.uint8), "")
+        return Labeled(shades[..., None].repeat(3, axis=2), (shades == 200).astype(np.uint8), "")
 
 
 def test_as_many_clusters_as_classes_are_matched_one_to_one():
     """Most of both clusters, black and the rest, is dark: one has to be bright all the same."""
     config = replace(CONFIG, reading="tokens")
-    report = evaluate_kmeans(TwoColours(), ThreeShades(4, 0), config, CPU)
+    report = evaluate_kmeans(TwoColors(), ThreeShades(4, 0), config, CPU)
     assert report.iou.per_class.tolist() == pytest.approx([8 / 13, 3 / 8])
     expected = 100 * (8 / 13 + 3 / 8) / 2  # else 13 / 16 / 2
     assert report.scores["by seed"] == pytest.approx([expected] * 2)

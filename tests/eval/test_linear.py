@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from croc.eval.datasets import Labelled
+from croc.eval.datasets import Labeled
 from croc.eval.linear import (
     MEAN_COLOR,
     crop_box,
@@ -16,7 +16,7 @@ from croc.eval.linear import (
     training_crop,
 )
 from croc.eval.protocols import LinearConfig
-from tests.eval.fakes import CPU, MeanColour, Patches, SecondToLast
+from tests.eval.fakes import CPU, MeanColor, Patches, SecondToLast
 
 CONFIG = LinearConfig(
     image_px=32,
@@ -27,14 +27,14 @@ CONFIG = LinearConfig(
     epochs=None,
     steps=150,
     rates=(3e-2,),
-    standardise=True,
+    standardize=True,
     crop=None,
 )
 
 
-def score_of(config: LinearConfig, backbone: MeanColour | None = None) -> float:
+def score_of(config: LinearConfig, backbone: MeanColor | None = None) -> float:
     parts = (Patches(12, 0), Patches(6, 1))
-    return evaluate_linear(backbone or MeanColour(), *parts, config, CPU).iou.mean
+    return evaluate_linear(backbone or MeanColor(), *parts, config, CPU).iou.mean
 
 
 def test_a_linear_answer_is_learned():
@@ -59,7 +59,7 @@ def test_the_seed_decides_everything(crop: float | None):
     short = replace(CONFIG, steps=2, rates=(3e-3,), crop=crop)
     one, again, other = (
         evaluate_linear(
-            MeanColour(), Patches(12, 0), Patches(6, 1), replace(short, seed=seed), CPU
+            MeanColor(), Patches(12, 0), Patches(6, 1), replace(short, seed=seed), CPU
         ).iou.per_class
         for seed in (0, 0, 1)
     )
@@ -70,7 +70,7 @@ def test_the_seed_decides_everything(crop: float | None):
 def test_the_best_of_several_rates_is_reported():
     rates = (1e-9, 3e-2, 1e-10)
     report = evaluate_linear(
-        MeanColour(), Patches(12, 0), Patches(6, 1), replace(CONFIG, rates=rates), CPU
+        MeanColor(), Patches(12, 0), Patches(6, 1), replace(CONFIG, rates=rates), CPU
     )
     by_rate = report.scores["by rate"]
     assert report.scores["best rate"] == "0.03"
@@ -97,7 +97,7 @@ def test_rates_fall_by_the_power(monkeypatch: pytest.MonkeyPatch):
     assert rates == pytest.approx([1e-3 * (1 - i / 4) ** 0.9 for i in range(4)])
 
 
-def test_the_loss_is_the_mean_over_labelled_pixels():
+def test_the_loss_is_the_mean_over_labeled_pixels():
     logits, labels = torch.randn(2, 3, 4, 4), torch.randint(0, 3, (2, 8, 8))
     labels[0, :3] = 255
     large = torch.nn.functional.interpolate(logits, (8, 8), mode="bilinear").log_softmax(dim=1)
@@ -115,10 +115,10 @@ def test_the_loss_is_the_mean_over_labelled_pixels():
 class Ramps(Patches):
     """Bright on the right and below; the labels say which half."""
 
-    def read(self, index: int) -> Labelled:
+    def read(self, index: int) -> Labeled:
         rows, columns = np.mgrid[:48, :64]
         labels = (columns > 31).astype(np.uint8)
-        return Labelled(np.stack([200 * labels, rows, columns], -1).astype(np.uint8), labels, "")
+        return Labeled(np.stack([200 * labels, rows, columns], -1).astype(np.uint8), labels, "")
 
 
 CROPS = [{"crop": 0.3}, {"framing": "keep", "score_px": None}]
@@ -126,11 +126,11 @@ CROPS = [{"crop": 0.3}, {"framing": "keep", "score_px": None}]
 
 @pytest.mark.parametrize("change", CROPS)
 def test_crops_take_the_same_part_of_image_and_labels(change: dict):
-    crop, labelled = training_crop(replace(CONFIG, **change)), Ramps(1, 0).read(0)
+    crop, labeled = training_crop(replace(CONFIG, **change)), Ramps(1, 0).read(0)
     assert crop is not None
     flipped = 0
     for step in range(40):
-        image, labels = crop(labelled.image, labelled.labels, step, 3)
+        image, labels = crop(labeled.image, labeled.labels, step, 3)
         inside = labels != 255
         assert np.array_equal(image[..., 0][inside] == 200, labels[inside] == 1)
         columns = image[0, :, 2][inside[0]].astype(int)
@@ -140,12 +140,12 @@ def test_crops_take_the_same_part_of_image_and_labels(change: dict):
 
 @pytest.mark.parametrize("change", CROPS)
 def test_crops_follow_seed_step_and_image(change: dict):
-    labelled = Ramps(1, 0).read(0)
+    labeled = Ramps(1, 0).read(0)
 
     def crop(seed: int, step: int, index: int) -> np.ndarray:
         cut = training_crop(replace(CONFIG, **change, seed=seed))
         assert cut is not None
-        return cut(labelled.image, labelled.labels, step, index)[0]
+        return cut(labeled.image, labeled.labels, step, index)[0]
 
     assert np.array_equal(crop(0, 0, 0), crop(0, 0, 0))
     for other in ((1, 0, 0), (0, 1, 0), (0, 0, 1)):
@@ -169,7 +169,7 @@ def test_boxes_are_inside_and_have_their_area():
     assert crop_box((48, 64), 1.0, 0.9, 0.9, 0.9) == (0, 0, 48, 64)
 
 
-def test_outside_the_image_nothing_is_labelled():
+def test_outside_the_image_nothing_is_labeled():
     image, labels = np.full((40, 60, 3), 7, np.uint8), np.full((40, 60), 3, np.uint8)
     padded = []
     for step in range(60):

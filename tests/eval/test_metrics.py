@@ -127,8 +127,8 @@ def test_matching_the_counts_is_matching_the_pixels():
     predicted, truth = random_labels(9, clusters=40)
     counts = confusion(predicted, truth, CLASSES, clusters=40)
     matching = match_majority(counts)
-    relabelled = torch.where(matching == 255, CLASSES, matching)[predicted]
-    expected = confusion(relabelled, truth, CLASSES, clusters=CLASSES + 1)
+    relabeled = torch.where(matching == 255, CLASSES, matching)[predicted]
+    expected = confusion(relabeled, truth, CLASSES, clusters=CLASSES + 1)
     assert torch.equal(apply_matching(counts, matching, CLASSES), expected)
 
 

@@ -25,10 +25,10 @@ FRAMES, HEIGHT, WIDTH = 5, 60, 80
 
 
 def test_the_palette_is_that_of_pascal_voc():
-    colours = np.array(voc_palette()).reshape(256, 3).tolist()
+    colors = np.array(voc_palette()).reshape(256, 3).tolist()
     known = {1: [128, 0, 0], 3: [128, 128, 0], 8: [64, 0, 0], 20: [0, 64, 128], 64: [32, 0, 0]}
-    assert {index: colours[index] for index in known} == known
-    assert len({tuple(colour) for colour in colours}) == 256
+    assert {index: colors[index] for index in known} == known
+    assert len({tuple(color) for color in colors}) == 256
 
 
 def moving_square(start: int) -> np.ndarray:
@@ -49,10 +49,10 @@ def test_an_overlay_plays_the_painted_frames(tmp_path, odd):
         assert stream.average_rate == 24
         played = [frame.to_ndarray(format="rgb24") for frame in video.decode(stream)]
     assert [frame.shape for frame in played] == [(HEIGHT, WIDTH, 3)] * FRAMES
-    colour = OBJECT_COLORS[1] / 2 + 45
+    color = OBJECT_COLORS[1] / 2 + 45
     for t, frame in enumerate(played):
         assert frame[5, 5] == pytest.approx([90, 90, 90], abs=8)
-        assert frame[30, 20 + 4 * t] == pytest.approx(colour, abs=12)
+        assert frame[30, 20 + 4 * t] == pytest.approx(color, abs=12)
         assert frame[30, 40 + 4 * t - odd].min() > 150  # the truth's edge is white
 
 
@@ -66,7 +66,7 @@ def test_a_figure_shows_image_truth_and_prediction(tmp_path: Path):
     with Image.open(path) as picture:
         pixels = np.asarray(picture.convert("RGB")).reshape(-1, 3)
     wanted = [(255, 0, 0), *(np.round(255 * class_colors(2)).astype(int))]
-    shares = [(np.abs(pixels - colour).max(axis=1) <= 1).mean() for colour in wanted]
+    shares = [(np.abs(pixels - color).max(axis=1) <= 1).mean() for color in wanted]
     assert min(shares) > 0.1
 
 
@@ -78,8 +78,8 @@ def test_videos_show_truth_above_prediction(tmp_path: Path):
     video_figure([VideoExample("one", frames, masks, 2 * masks)], path, "title")
     with Image.open(path) as picture:
         pixels = np.asarray(picture.convert("RGB"))
-    colours = [paint_objects(frames[0], k * masks[0])[-1, -1].astype(int) for k in (1, 2)]
-    rows = [np.flatnonzero((np.abs(pixels - c).max(axis=2) <= 1).any(axis=1)) for c in colours]
+    colors = [paint_objects(frames[0], k * masks[0])[-1, -1].astype(int) for k in (1, 2)]
+    rows = [np.flatnonzero((np.abs(pixels - c).max(axis=2) <= 1).any(axis=1)) for c in colors]
     assert len(rows[0]) > 50
     assert len(rows[1]) > 50
     assert rows[0].max() < rows[1].min()

@@ -17,7 +17,7 @@ from croc.eval.video import (
     follow,
     frame_size,
     harden,
-    neighbourhood,
+    neighborhood,
     propagate,
 )
 from croc.eval.videos import Video, open_videos
@@ -56,7 +56,7 @@ def test_propagation_equals_the_loops(radius: int, best: int):
 
     sources = [(unit(), torch.rand(3, 4, 5, generator=generator)) for _ in range(3)]
     features = unit()
-    got = propagate(features, sources, neighbourhood(4, 5, radius, CPU), config)
+    got = propagate(features, sources, neighborhood(4, 5, radius, CPU), config)
     expected = naive_propagate(features, sources, radius, best, 0.1)
     torch.testing.assert_close(got, expected)
 
@@ -67,7 +67,7 @@ def test_gpu_and_cpu_agree():
     generator, gpu = torch.Generator().manual_seed(0), torch.device("cuda")
     frames = F.normalize(torch.randn(8, 64, 30, 52, generator=generator), dim=1)
     labels = torch.rand(8, 3, 30, 52, generator=generator)
-    near = neighbourhood(30, 52, 12, CPU)
+    near = neighborhood(30, 52, 12, CPU)
     softs = [
         propagate(
             frames[-1].to(device),

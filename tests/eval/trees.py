@@ -33,7 +33,7 @@ def gray_png(labels: np.ndarray) -> bytes:
 
 
 def palette_png(labels: np.ndarray) -> bytes:
-    """Colours that say nothing about the indices; index 0 is black as in VOC and DAVIS."""
+    """Colors that say nothing about the indices; index 0 is black as in VOC and DAVIS."""
     image = Image.fromarray(labels).convert("P")
     image.putdata(labels.ravel().tolist())
     image.putpalette(
@@ -118,7 +118,7 @@ def panoptic(split: str = "val") -> dict[str, bytes]:
 
 
 def stuff(split: str = "val", labels: str = "stuffthingmaps/") -> dict[str, bytes]:
-    """Values are ids less one: person, hair brush, banner, sea, wood, other, unlabelled."""
+    """Values are ids less one: person, hair brush, banner, sea, wood, other, unlabeled."""
     values = label_map(0, 90, 91, 154, 181, 182, 255, 255)
     return {
         f"{split}2017/000000000009.jpg": photograph(9),

@@ -1,6 +1,6 @@
 """python -m tests.golden.make NAME ...: rewrite these goldens, or all of them.
 
-losses   the first losses of every method, centring and variant of the clustering
+losses   the first losses of every method, centering and variant of the clustering
 scores   of the shipped weights by every protocol, on a few synthetic scenes
 features of the shipped weights, some numbers of them
 runs     two small runs with their checkpoints, and the losses of the steps after them
@@ -39,13 +39,13 @@ PROTOCOLS: dict[str, dict[str, Any]] = {
 RUN_STEPS, LATER_STEPS = 4, 3
 
 
-def tiny(method: str, centring: Any = "mean", variant: Any = "paper") -> PretrainConfig:
+def tiny(method: str, centering: Any = "mean", variant: Any = "paper") -> PretrainConfig:
     if method == "mae":
         return tiny_mae()
     config = tiny_config()
     config = replace(
         config,
-        loss=replace(config.loss, centring=centring),
+        loss=replace(config.loss, centering=centering),
         cluster=replace(config.cluster, variant=variant),
     )
     return config if method == "croc" else without_clusters(config)
@@ -54,11 +54,11 @@ def tiny(method: str, centring: Any = "mean", variant: Any = "paper") -> Pretrai
 CONFIGS: dict[str, Callable[[], PretrainConfig]] = {
     "demo": RECIPES["demo"],
     "mae": partial(tiny, "mae"),
-    **{f"dino {centring}": partial(tiny, "dino", centring) for centring in ("mean", "sinkhorn")},
+    **{f"dino {centering}": partial(tiny, "dino", centering) for centering in ("mean", "sinkhorn")},
     **{
-        f"croc {variant} {centring}": partial(tiny, "croc", centring, variant)
+        f"croc {variant} {centering}": partial(tiny, "croc", centering, variant)
         for variant in ("paper", "released")
-        for centring in ("mean", "sinkhorn")
+        for centering in ("mean", "sinkhorn")
     },
 }
 
@@ -104,7 +104,7 @@ def fixture_config(method: str) -> PretrainConfig:
         config,
         model=replace(config.model, name="test_vit", depth=1),
         head=replace(config.head, hidden=16, bottleneck=8),
-        loss=LossConfig(temperature_warmup_epochs=2, teacher_momentum=0.9),
+        loss=LossConfig(temp_warmup_epochs=2, teacher_momentum=0.9),
         run=replace(config.run, report=False, checkpoint_every_steps=RUN_STEPS),
     )
     return config if method == "croc" else without_clusters(config)

@@ -11,7 +11,7 @@ kernel = pytest.importorskip("croc.kernels.distil", reason="Triton is not everyw
 
 
 def make(*shape: int, device: str = "cpu", dtype: torch.dtype = torch.float32, spread: float = 1.0):
-    """Outputs of both networks, a centre, a temperature, and what counts: not the first item."""
+    """Outputs of both networks, a center, a temperature, and what counts: not the first item."""
     torch.manual_seed(0)
     teacher, student = (spread * torch.randn(2, *shape, device=device) for _ in range(2))
     counted = torch.rand(shape[:-1], device=device) < 0.6
@@ -21,11 +21,11 @@ def make(*shape: int, device: str = "cpu", dtype: torch.dtype = torch.float32, s
     return teacher.to(dtype), center, temperature, student.to(dtype), 0.1, counted
 
 
-def defined(teacher, center, temperature, student, student_temperature, counted):
+def defined(teacher, center, temperature, student, student_temp, counted):
     """In float64, with the gradient of a weighted sum."""
     student = student.detach().double().requires_grad_()
     probabilities = ((teacher.double() - center) / temperature.double()).softmax(dim=-1)
-    log_student = (student / student_temperature).log_softmax(dim=-1)
+    log_student = (student / student_temp).log_softmax(dim=-1)
     loss = -(probabilities * log_student.flip(0)).sum(dim=-1).mean(dim=0) * counted
     own = losses.entropy(probabilities).mean(dim=0) * counted
     (loss * weights_of(loss)).sum().backward()
@@ -37,9 +37,9 @@ def weights_of(loss: Tensor) -> Tensor:
 
 
 def by_kernel(*given):
-    teacher, center, temperature, student, student_temperature, counted = given
+    teacher, center, temperature, student, student_temp, counted = given
     student = student.detach().requires_grad_()
-    found = kernel.distil(teacher, center, temperature, student, student_temperature, counted)
+    found = kernel.distil(teacher, center, temperature, student, student_temp, counted)
     (found[0] * weights_of(found[0])).sum().backward()
     return found[0].detach(), found[1], student.grad
 

@@ -13,13 +13,13 @@ from croc.config import ViewsConfig
 from croc.method.photometric import (
     IMAGENET_MEAN,
     IMAGENET_STD,
-    SOLARISE_THRESHOLD,
+    SOLARIZE_THRESHOLD,
     Photometric,
     apply_photometric,
     blur_radius_px,
     draw_photometric,
     interleave,
-    solarise,
+    solarize,
 )
 from croc.method.types import Canvases
 from croc.method.views import Crops, crop, draw_crops, make_views
@@ -30,16 +30,16 @@ from tests.method.test_views import random_canvases
 # What float16 costs: the weights, the rows and the result of the crop are rounded to 2048ths.
 CROP_BOUND = 0.4
 CHAIN_BOUND, CHAIN_MEAN_BOUND = 1.0, 0.05
-PLAIN = {"jitter": 0.0, "grayscale": 0.0, "blur": (0.0, 0.0), "solarise": (0.0, 0.0)}
+PLAIN = {"jitter": 0.0, "grayscale": 0.0, "blur": (0.0, 0.0), "solarize": (0.0, 0.0)}
 
 
 def augment(
-    pixels: Tensor, crops: Crops, colours: Photometric, view_px: int, radius_px: int = 8
+    pixels: Tensor, crops: Crops, colors: Photometric, view_px: int, radius_px: int = 8
 ) -> Tensor:
     """By the kernels, brought back to 0 … 1."""
     from croc.kernels import views as kernel
 
-    drawn = crops.boxes, crops.flips, colours
+    drawn = crops.boxes, crops.flips, colors
     found = kernel.augment(pixels, *drawn, view_px, radius_px, dtype=torch.float32)
     assert found.dtype == torch.float32
     assert found.is_contiguous()
@@ -50,19 +50,19 @@ def augment(
 
 
 def errors(
-    pixels: Tensor, crops: Crops, colours: Photometric, view_px: int, radius_px: int = 8
+    pixels: Tensor, crops: Crops, colors: Photometric, view_px: int, radius_px: int = 8
 ) -> Tensor:
-    """Without the pixels that a rounding may bring to the other side of solarisation's step."""
+    """Without the pixels that a rounding may bring to the other side of solarization's step."""
     images = crop(pixels, crops, view_px).transpose(0, 1)
-    never = torch.zeros_like(colours.solarise)
-    exact = apply_photometric(images.flatten(0, 1), replace(colours, solarise=never), radius_px)
-    near = (exact - SOLARISE_THRESHOLD).abs() < CHAIN_BOUND / 255
-    near &= colours.solarise[:, None, None, None]
+    never = torch.zeros_like(colors.solarize)
+    exact = apply_photometric(images.flatten(0, 1), replace(colors, solarize=never), radius_px)
+    near = (exact - SOLARIZE_THRESHOLD).abs() < CHAIN_BOUND / 255
+    near &= colors.solarize[:, None, None, None]
     exact, near = (
         x.unflatten(0, images.shape[:2]).transpose(0, 1)
-        for x in (solarise(exact, colours.solarise), near)
+        for x in (solarize(exact, colors.solarize), near)
     )
-    found = augment(pixels, crops, colours, view_px, radius_px)
+    found = augment(pixels, crops, colors, view_px, radius_px)
     assert found.shape == exact.shape
     return 255 * (found - exact).abs().masked_fill(near, 0)
 
@@ -109,8 +109,8 @@ def test_canvas_in_other_strides() -> None:
 def test_jitter_in_every_order() -> None:
     orders = torch.tensor(list(permutations(range(4))))
     hue = uniform_between(-0.5, 0.5, 24, seed=4)
-    colours = replace(identity(24), jitter=yes(24), order=orders, hue=hue)
-    off = errors(random_canvases(12, 24).pixels, whole_images(12, 24), colours, 20)
+    colors = replace(identity(24), jitter=yes(24), order=orders, hue=hue)
+    off = errors(random_canvases(12, 24).pixels, whole_images(12, 24), colors, 20)
     assert off.max() < CHAIN_BOUND
     assert off.mean() < CHAIN_MEAN_BOUND
 
@@ -119,21 +119,21 @@ def test_jitter_in_every_order() -> None:
 def test_mean_of_several_tiles() -> None:
     """The contrast alone, of a view whose tiles differ in size and brightness."""
     pixels = (random_canvases(1, 64).pixels // 4 + 2 * torch.arange(64)).byte()
-    colours = replace(identity(2), jitter=yes(2), hue=torch.zeros(2))
-    colours = replace(colours, factors=torch.tensor([[1.0, 0.2, 1.0], [1.0, 1.7, 1.0]]))
-    assert errors(pixels, whole_images(1, 64), colours, 40).max() < CHAIN_BOUND
+    colors = replace(identity(2), jitter=yes(2), hue=torch.zeros(2))
+    colors = replace(colors, factors=torch.tensor([[1.0, 0.2, 1.0], [1.0, 1.7, 1.0]]))
+    assert errors(pixels, whole_images(1, 64), colors, 40).max() < CHAIN_BOUND
 
 
 @interpreted
 @pytest.mark.parametrize(("view_px", "radius_px"), [(1, 8), (8, 8), (40, 12)])
 def test_blur(view_px: int, radius_px: int) -> None:
-    colours = replace(identity(2), blur=yes(2), sigma=torch.tensor([0.5, radius_px / 4]))
-    off = errors(random_canvases(1, 40).pixels, whole_images(1, 40), colours, view_px, radius_px)
+    colors = replace(identity(2), blur=yes(2), sigma=torch.tensor([0.5, radius_px / 4]))
+    off = errors(random_canvases(1, 40).pixels, whole_images(1, 40), colors, view_px, radius_px)
     assert off.max() < CROP_BOUND
 
 
 @interpreted
-@pytest.mark.parametrize("name", ["jitter", "grayscale", "blur", "solarise"])
+@pytest.mark.parametrize("name", ["jitter", "grayscale", "blur", "solarize"])
 def test_other_images_pass_unchanged(name: str) -> None:
     pixels, crops = random_canvases(2, 24).pixels, whole_images(2, 24)
     some = torch.tensor([True, False, False, True])
@@ -146,7 +146,7 @@ def test_other_images_pass_unchanged(name: str) -> None:
 
 @interpreted
 def test_whole_chain() -> None:
-    config = ViewsConfig(size_px=24, blur=(0.6, 0.4), solarise=(0.4, 0.5), grayscale=0.3)
+    config = ViewsConfig(size_px=24, blur=(0.6, 0.4), solarize=(0.4, 0.5), grayscale=0.3)
     off = chain_errors(random_canvases(6, 40), config)
     assert off.max() < CHAIN_BOUND
     assert off.mean() < CHAIN_MEAN_BOUND
@@ -154,9 +154,9 @@ def test_whole_chain() -> None:
 
 def chain_errors(canvases: Canvases, config: ViewsConfig) -> Tensor:
     keys = canvases.keys
-    colours = interleave([draw_photometric(keys, view, config) for view in range(2)])
+    colors = interleave([draw_photometric(keys, view, config) for view in range(2)])
     crops = draw_crops(canvases.sizes, keys, config)
-    return errors(canvases.pixels, crops, colours, config.size_px, blur_radius_px(config))
+    return errors(canvases.pixels, crops, colors, config.size_px, blur_radius_px(config))
 
 
 # --- on a GPU -------------------------------------------------------------------------------
@@ -218,7 +218,7 @@ def test_bfloat16_is_rounded_once() -> None:
 @pytest.mark.cuda
 @pytest.mark.compiled
 def test_compiled_is_one_graph_without_a_wait() -> None:
-    config = ViewsConfig(solarise=(0.0, 0.0))
+    config = ViewsConfig(solarize=(0.0, 0.0))
     compiled = torch.compile(make_views, fullgraph=True)
     canvases = on_gpu(16, 256)
     compiled(canvases, config, 16)

@@ -45,5 +45,5 @@ def sideways(page: Any) -> int:
 
 
 def is_dark(page: Any) -> bool:
-    colour = page.evaluate("getComputedStyle(document.body).backgroundColor")
-    return sum(int(part) for part in colour.strip("rgb()").split(",")) < 300
+    color = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    return sum(int(part) for part in color.strip("rgb()").split(",")) < 300

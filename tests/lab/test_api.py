@@ -24,7 +24,7 @@ from croc.eval.results import read_results
 from croc.lab import api
 from croc.lab.show.look import look_at_run, read_photograph, whole_view
 from croc.method import clustering
-from croc.method.photometric import normalise
+from croc.method.photometric import normalize
 from tests.tiny import tiny_config
 
 RANDOM = "random:vit_tiny_patch16_224"
@@ -62,10 +62,10 @@ class TestFeatures:
         backbone = croc.load_backbone(RANDOM)
         images = torch.rand(3, 3, 64, 96)
         features = croc.features(images, backbone, size_px=96)
-        expected = backbone.features(normalise(images)).permute(0, 2, 3, 1)
+        expected = backbone.features(normalize(images)).permute(0, 2, 3, 1)
         torch.testing.assert_close(torch.stack([each.patches for each in features]), expected)
         cls = torch.stack([each.cls for each in features if each.cls is not None])
-        torch.testing.assert_close(cls, backbone.vit.forward_features(normalise(images))[:, 0])
+        torch.testing.assert_close(cls, backbone.vit.forward_features(normalize(images))[:, 0])
         assert features[0].size_px == (64, 96)
 
     def test_equal_those_that_croc_show_draws(self, run: croc.Run, photograph: Path):
@@ -122,9 +122,9 @@ class TestFeatures:
 
     def test_patches_by_pixel(self):
         features = croc.Features(torch.zeros(2, 4, 3), None, (50, 200))
-        assert features.centres_px()[1, 3].tolist() == [175.0, 37.5]
+        assert features.centers_px()[1, 3].tolist() == [175.0, 37.5]
         assert features.patch_at(199, 24) == (0, 3)
-        x, y = features.centres_px()[1, 2].tolist()
+        x, y = features.centers_px()[1, 2].tolist()
         assert features.patch_at(x, y) == (1, 2)
 
     def test_convnets_have_no_cls(self):
@@ -224,7 +224,7 @@ class TestPretrain:
         assert croc.Run(tmp_path / "run").metrics()[-1]["step"] == 1
 
     @pytest.mark.parametrize(
-        ("number", "kind"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, croc.AskedToEnd)]
+        ("number", "kind"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, croc.Interrupted)]
     )
     def test_signal_saves_first(self, number: int, kind: type[BaseException], tmp_path: Path):
         folder, metrics = tmp_path / "run", tmp_path / "run" / "metrics.jsonl"
@@ -291,9 +291,9 @@ class Scenes:
     def name(self, index: int) -> str:
         return f"scene {index}"
 
-    def read(self, index: int) -> croc.Labelled:
+    def read(self, index: int) -> croc.Labeled:
         scene = make_scene(9, index, 32)
-        return croc.Labelled(scene.image, scene.labels, self.name(index))
+        return croc.Labeled(scene.image, scene.labels, self.name(index))
 
 
 def test_added_data_are_evaluated(run: croc.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -92,7 +92,7 @@ def test_features_of_a_broken_file(tmp_path: Path):
         croc.features(image, RANDOM)
 
 
-class Unchecked(croc.Labelled):
+class Unchecked(croc.Labeled):
     """Without the type checks that only tests have."""
 
     def __init__(self, **fields: Any) -> None:
@@ -124,7 +124,7 @@ PIXELS, LABELS = np.zeros((4, 4, 3), np.uint8), np.zeros((4, 4), np.uint8)
 @pytest.mark.parametrize(
     ("data", "fragment"),
     [
-        (Data((PIXELS, LABELS, "a")), "read must give croc.Labelled"),
+        (Data((PIXELS, LABELS, "a")), "read must give croc.Labeled"),
         (Data(Unchecked(image=PIXELS, labels=LABELS + 200, name="a")), "a label is 200"),
         (Data(Unchecked(image=PIXELS, labels=LABELS[:2], name="a")), "its labels"),
         (Data(Unchecked(image=PIXELS, labels=LABELS + 0.5, name="a")), "must be bytes"),

@@ -15,7 +15,7 @@ from PIL import Image
 
 from benchmarks import chosen_k, folds, variance
 from benchmarks.clustering import Sizes, fit_line, measure_curves, write_scaling
-from croc.eval.datasets import Labelled
+from croc.eval.datasets import Labeled
 from croc.eval.evaluate import Machine
 from croc.eval.protocols import KmeansConfig, LinearConfig
 from croc.train.gauges import token_statistics
@@ -103,7 +103,7 @@ def spread(*shape: int) -> torch.Tensor:
 def test_shares_of_the_variance_of_k(
     k: torch.Tensor, shares: tuple[float, ...], bounds: tuple[float, ...]
 ):
-    result = chosen_k.analyse("run", k)
+    result = chosen_k.analyze("run", k)
     for name, share, bound in zip(("seeds", "images", "heads", "both"), shares, bounds):
         assert result[name] == pytest.approx(share, abs=bound), name
     assert result["mean"] == pytest.approx(k.double().mean().item())
@@ -133,10 +133,10 @@ class Halves:
     def name(self, index: int) -> str:
         return str(index)
 
-    def read(self, index: int) -> Labelled:
+    def read(self, index: int) -> Labeled:
         labels = np.zeros((32, 32), np.uint8)
         labels[:, : 8 + 8 * (index % 3)] = 1
-        return Labelled((200 * labels[..., None]).repeat(3, axis=2), labels, self.name(index))
+        return Labeled((200 * labels[..., None]).repeat(3, axis=2), labels, self.name(index))
 
 
 class Brightness:
@@ -163,7 +163,7 @@ def test_each_image_is_scored_by_a_layer_that_has_not_seen_it():
 @pytest.mark.parametrize(("sees", "least", "most"), [(True, 99, 100), (False, 0, 60)])
 def test_fold_scores_depend_on_the_features(sees: bool, least: float, most: float):
     linear = LinearConfig(
-        image_px=32, blocks=1, standardise=True, rates=(0.1,), batch=4, epochs=None, steps=60,
+        image_px=32, blocks=1, standardize=True, rates=(0.1,), batch=4, epochs=None, steps=60,
         crop=None, train_px=8, score_px=8,
     )  # fmt: skip
     kmeans = KmeansConfig(reading="tokens", image_px=32, label_px=8, pca=2, seeds=3)

@@ -216,7 +216,7 @@ def test_failing_runs_and_cells_cost_no_other(
             raise error
         return real(options, requests, **more)
 
-    settings = ("small memory=--optim.batch 4", "diverges=--optim.rate 1e30", "learns=")
+    settings = ("small memory=--optim.batch 4", "diverges=--optim.lr 1e30", "learns=")
     more = ("--run.stop-after-steps", "4", "--run.max-skipped", "2", "--sweep.no-untrained", *BOTH)
     with monkeypatch.context() as patch:
         patch.setattr(sweep, "pretrain", tight)

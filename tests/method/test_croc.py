@@ -26,7 +26,7 @@ from tests.kernels.interpreter import waiting_is_an_error
 from tests.tiny import tiny_config
 from tests.train import metrics_of
 
-SETTINGS = Settings(step=1, total_steps=9, epoch=1, rate=1e-3, weight_decay=0.1)
+SETTINGS = Settings(step=1, total_steps=9, epoch=1, lr=1e-3, weight_decay=0.1)
 
 
 def variant(name: str, **cluster: object) -> CrocConfig:
@@ -47,7 +47,7 @@ def prepared(config: CrocConfig) -> tuple[Fabric, Croc, Any, Any]:
     torch.manual_seed(0)
     fabric = Fabric(accelerator="cpu", devices=1)
     method = Croc(config, torch.device("cpu"))
-    with torch.no_grad():  # a student unlike its teacher, centres unlike zero
+    with torch.no_grad():  # a student unlike its teacher, centers unlike zero
         for parameter in method.student.parameters():
             parameter.add_(0.02 * torch.randn_like(parameter))
         method.image_center.value.normal_(std=0.1)

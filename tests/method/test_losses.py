@@ -82,7 +82,7 @@ def naive_sinkhorn(logits, weights, temperature, iterations):
     return plan / plan.sum(dim=1, keepdim=True)
 
 
-def test_sinkhorn_centring_equals_the_scalings():
+def test_sinkhorn_centering_equals_the_scalings():
     logits, weights = torch.randn(2, 10, 5), torch.rand(2, 10)
     temperature = torch.tensor(0.1)
     center = sinkhorn_center(logits, weights, temperature, iterations=3)
@@ -91,7 +91,7 @@ def test_sinkhorn_centring_equals_the_scalings():
     torch.testing.assert_close(got, expected.float(), rtol=1e-3, atol=1e-5)
 
 
-def test_sinkhorn_centring_uses_all_prototypes_alike():
+def test_sinkhorn_centering_uses_all_prototypes_alike():
     logits, weights = torch.randn(40, 5) + 3 * torch.arange(5), (torch.arange(40) < 30).float()
     temperature = torch.tensor(0.5)
     center = sinkhorn_center(logits, weights, temperature, iterations=100)

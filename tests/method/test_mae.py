@@ -33,13 +33,13 @@ def test_error_equals_the_loops():
     torch.manual_seed(0)
     painted, wanted = torch.randn(2, 3, 5, 12).unbind()
     hidden = torch.tensor([[1, 0, 1, 1, 0], [0, 0, 0, 1, 0], [1, 1, 1, 1, 1]]).bool()
-    for normalise in (True, False):
-        for image, error in enumerate(compare(painted, wanted, hidden, normalise)):
+    for normalize in (True, False):
+        for image, error in enumerate(compare(painted, wanted, hidden, normalize)):
             errors = []
             for patch in range(5):
                 if hidden[image, patch]:
                     target = wanted[image, patch].double().numpy()
-                    if normalise:
+                    if normalize:
                         target = (target - target.mean()) / np.sqrt(target.var(ddof=1) + 1e-6)
                     errors.append(((painted[image, patch].double().numpy() - target) ** 2).mean())
             assert math.isclose(error, np.mean(errors), rel_tol=1e-5)

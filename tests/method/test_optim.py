@@ -9,14 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from croc.config import LossConfig, OptimConfig
-from croc.method.croc import Network, teacher_momentum, teacher_temperature
+from croc.method.croc import Network, teacher_momentum, teacher_temp
 from croc.method.optim import (
     QUINTIC,
     Muon,
     clip_gradient,
     make_optimizer,
     orthogonalize,
-    set_rates,
+    set_lr,
 )
 from croc.method.types import Settings
 from croc.train.loop import settings_at
@@ -36,7 +36,7 @@ def test_rate_decay_and_momentum_follow_the_tables():
     loss = LossConfig()
     settings = [settings_at(step, optim, 7) for step in range(30 * 7)]
     np.testing.assert_allclose(
-        [s.rate for s in settings], table(5e-4 * 4, 1e-5, 30, 7, 3), rtol=1e-12, atol=1e-18
+        [s.lr for s in settings], table(5e-4 * 4, 1e-5, 30, 7, 3), rtol=1e-12, atol=1e-18
     )
     np.testing.assert_allclose([s.weight_decay for s in settings], table(0.04, 0.4, 30, 7))
     np.testing.assert_allclose(
@@ -47,11 +47,11 @@ def test_rate_decay_and_momentum_follow_the_tables():
 
 @pytest.mark.parametrize("warmup", [0, 1, 30])
 def test_temperature_rises_by_whole_epochs(warmup: int):
-    loss = LossConfig(temperature_warmup_epochs=warmup)
+    loss = LossConfig(temp_warmup_epochs=warmup)
     expected = np.concatenate([np.linspace(0.04, 0.07, warmup), np.full(40 - warmup, 0.07)])
     if warmup == 1:
         expected[0] = 0.07  # one epoch of warm-up leaves nothing to warm
-    got = [teacher_temperature(loss, epoch) for epoch in range(40)]
+    got = [teacher_temp(loss, epoch) for epoch in range(40)]
     np.testing.assert_allclose(got, expected)
 
 
@@ -64,7 +64,7 @@ def test_biases_and_vectors_are_not_decayed_but_lengths_positions_and_cls_are():
     assert {"backbone.vit.norm.weight", "backbone.vit.blocks.0.attn.qkv.bias"} <= kept
     assert not any(name.endswith("bias") for name in decayed)
     assert len(decayed) + len(kept) == len(names)
-    set_rates(optimizer, Settings(0, 1, 0, rate=0.5, weight_decay=0.25))
+    set_lr(optimizer, Settings(0, 1, 0, lr=0.5, weight_decay=0.25))
     assert [(g["lr"], g["weight_decay"]) for g in optimizer.param_groups] == [(0.5, 0.25), (0.5, 0)]
 
 
@@ -79,8 +79,8 @@ def test_clipping_shortens_long_gradients_only():
         torch.testing.assert_close(after, torch.tensor(1.0) if clipped else before)
 
 
-MUON = OptimConfig(matrices="muon", muon_rate_factor=2.0)
-SETTINGS = Settings(0, 1, 0, rate=0.01, weight_decay=0.1)
+MUON = OptimConfig(matrices="muon", muon_lr_factor=2.0)
+SETTINGS = Settings(0, 1, 0, lr=0.01, weight_decay=0.1)
 
 
 def gradients_for(network: nn.Module, seed: int) -> None:
@@ -90,7 +90,7 @@ def gradients_for(network: nn.Module, seed: int) -> None:
 
 
 def take_step(network: nn.Module, optimizer: torch.optim.Optimizer, seed: int) -> None:
-    set_rates(optimizer, SETTINGS)
+    set_lr(optimizer, SETTINGS)
     gradients_for(network, seed)
     optimizer.step()
 
@@ -149,7 +149,7 @@ def test_muon_moves_queries_keys_and_values_apart_and_adamw_all_but_matrices():
     assert [g["lr"] for g in optimizer.param_groups] == [0.02, 0.01, 0.01]
     assert [g["weight_decay"] for g in optimizer.param_groups] == [0.1, 0.1, 0.0]
     assert qkv.grad is not None
-    rate, width = SETTINGS.rate * MUON.muon_rate_factor, qkv.shape[1]
+    rate, width = SETTINGS.lr * MUON.muon_lr_factor, qkv.shape[1]
     for old, gradient, new in zip(before.chunk(3), qkv.grad.chunk(3), qkv.detach().chunk(3)):
         move = orthogonalize(gradient[None])[0] * 0.2 * width**0.5
         expected = old * (1 - rate * SETTINGS.weight_decay) - rate * move
@@ -157,7 +157,7 @@ def test_muon_moves_queries_keys_and_values_apart_and_adamw_all_but_matrices():
 
 
 def test_a_step_that_is_to_be_left_out_changes_nothing(monkeypatch: pytest.MonkeyPatch):
-    """As on a GPU, where the fused optimiser is told by a number on the device."""
+    """As on a GPU, where the fused optimizer is told by a number on the device."""
     real = torch.optim.AdamW
     monkeypatch.setattr(torch.optim, "AdamW", lambda *a, **k: real(*a, **k | {"fused": True}))
     network = Network(tiny_config(), drop_path=0.0)
@@ -167,7 +167,7 @@ def test_a_step_that_is_to_be_left_out_changes_nothing(monkeypatch: pytest.Monke
     take_step(network, optimizer, seed=0)
     before, memories = values(network), copy.deepcopy(optimizer.state_dict()["state"])
     optimizer.found_inf = torch.tensor(1.0)
-    set_rates(optimizer, SETTINGS)
+    set_lr(optimizer, SETTINGS)
     gradients_for(network, 1)
     qkv = network.backbone.vit.blocks[0].attn.qkv.weight
     assert qkv.grad is not None
@@ -191,7 +191,7 @@ def test_on_a_gpu_it_is_near_the_cpus_and_waits_for_nothing():
     before = values(network)
     for seed in range(3):
         take_step(network, mine, seed)
-        set_rates(theirs, SETTINGS)
+        set_lr(theirs, SETTINGS)
         for parameter, told in zip(twin.parameters(), network.parameters()):
             assert told.grad is not None
             parameter.grad = told.grad.cuda()

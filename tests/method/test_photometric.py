@@ -55,7 +55,7 @@ def identity(batch: int) -> Photometric:
         grayscale=no,
         blur=no,
         sigma=uniform_between(0.1, 2.0, batch, seed=3),
-        solarise=no,
+        solarize=no,
     )
 
 
@@ -96,9 +96,9 @@ def test_jitter_equals_torchvision_in_every_order():
 
 
 def test_chain_equals_torchvision_in_sequence():
-    config = ViewsConfig(blur=(0.5, 0.5), solarise=(0.5, 0.5), grayscale=0.5, jitter=0.5)
+    config = ViewsConfig(blur=(0.5, 0.5), solarize=(0.5, 0.5), grayscale=0.5, jitter=0.5)
     parameters = draw_photometric(torch.arange(48), 1, config)
-    # Smooth images: solarisation must not turn a rounding at its threshold into a step.
+    # Smooth images: solarization must not turn a rounding at its threshold into a step.
     images = tv.gaussian_blur(random_images(48, 32, 32), kernel_size=[9, 9], sigma=[2.0, 2.0])
     ours = apply_photometric(images, parameters)
     seen = set()
@@ -111,7 +111,7 @@ def test_chain_equals_torchvision_in_sequence():
         if parameters.blur[i]:
             image = tv.gaussian_blur(image, [17, 17], [parameters.sigma[i].item()] * 2)
         near_threshold = (image - 128 / 255).abs() < 1e-5
-        if parameters.solarise[i]:
+        if parameters.solarize[i]:
             image = tv.solarize(image, threshold=128 / 255)
         wrong = ((ours[i] - image).abs() > 5e-5) & ~near_threshold
         assert not wrong.any(), f"image {i}"
@@ -138,7 +138,7 @@ def test_draws_are_keyed_and_follow_their_distributions(view):
         assert torch.equal(getattr(drawn, name)[8:16], getattr(part, name))
     assert not torch.isclose(part.factors, other.factors).any()
     rates = {"jitter": config.jitter, "grayscale": config.grayscale}
-    rates |= {"blur": config.blur[view], "solarise": config.solarise[view]}
+    rates |= {"blur": config.blur[view], "solarize": config.solarize[view]}
     for name, rate in rates.items():
         margin = 4 * (rate * (1 - rate) / count) ** 0.5
         assert getattr(drawn, name).float().mean().item() == pytest.approx(rate, abs=margin), name

@@ -38,7 +38,7 @@ def test_sample_keys_differ_in_each_part():
 def test_a_draw_follows_its_key_and_purpose_alone():
     together = uniform(keys(), "crop", 100)
     assert torch.equal(together[13:14], uniform(keys()[13:14], "crop", 100))
-    assert not torch.isin(together, uniform(keys(), "colour", 100)).float().mean() > 0.01
+    assert not torch.isin(together, uniform(keys(), "color", 100)).float().mean() > 0.01
 
 
 def test_draws_are_uniform_and_inside_the_open_interval():
@@ -47,5 +47,5 @@ def test_draws_are_uniform_and_inside_the_open_interval():
     assert draws.max() < 1
     histogram = torch.histc(draws, bins=20, min=0, max=1) / draws.numel()
     assert (histogram - 0.05).abs().max() < 6 * math.sqrt(0.05 / draws.numel())
-    neighbours = torch.corrcoef(torch.stack([draws[:, :-1].flatten(), draws[:, 1:].flatten()]))
-    assert neighbours[0, 1].abs() < 0.015
+    neighbors = torch.corrcoef(torch.stack([draws[:, :-1].flatten(), draws[:, 1:].flatten()]))
+    assert neighbors[0, 1].abs() < 0.015

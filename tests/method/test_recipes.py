@@ -62,11 +62,11 @@ def test_recipes_have_the_papers_numbers():
     assert (views.size_px, views.scale) == (224, (0.25, 1.0))
     assert (head.image_prototypes, head.cluster_prototypes) == (65_536, 8192)
     assert (cluster.position_weight, cluster.k_start, cluster.sharpness) == (4, 12, 20)
-    assert (loss.alpha, loss.student_temperature, loss.teacher_temperature) == (1, 0.1, 0.07)
-    assert (loss.teacher_temperature_start, loss.temperature_warmup_epochs) == (0.04, 30)
+    assert (loss.alpha, loss.student_temp, loss.teacher_temp) == (1, 0.1, 0.07)
+    assert (loss.teacher_temp_start, loss.temp_warmup_epochs) == (0.04, 30)
     assert (loss.teacher_momentum, loss.frozen_prototype_epochs) == (0.996, 1)
     assert (optim.weight_decay, optim.weight_decay_end) == (0.04, 0.4)
-    assert (optim.rate, optim.rate_end, optim.warmup_epochs) == (5e-4, 1e-5, 10)
+    assert (optim.lr, optim.lr_end, optim.warmup_epochs) == (5e-4, 1e-5, 10)
     assert (optim.batch, optim.epochs, optim.clip_gradient) == (256, 300, 0)
     assert (cluster.tokens, imagenet.cluster.tokens) == ("values", "keys")
     assert (imagenet.cluster.position_weight, imagenet.optim.batch) == (3, 1024)
@@ -76,11 +76,11 @@ def test_recipes_have_the_papers_numbers():
     assert (dino.head.image_prototypes, dino.head.unit_prototypes) == (65_536, False)
     decoder, optim, views = mae.decoder, mae.optim, mae.views
     assert (decoder.mask, decoder.width, decoder.depth, decoder.heads) == (0.75, 512, 8, 16)
-    assert (optim.rate, optim.rate_end, optim.warmup_epochs) == (1.5e-4, 0.0, 40)
+    assert (optim.lr, optim.lr_end, optim.warmup_epochs) == (1.5e-4, 0.0, 40)
     assert (optim.weight_decay, optim.weight_decay_end, optim.betas) == (0.05, 0.05, (0.9, 0.95))
     assert (optim.batch, optim.epochs) == (256, 300)
     assert (views.scale, views.flip, views.jitter, views.grayscale) == ((0.2, 1.0), 0.5, 0.0, 0.0)
-    assert views.blur == views.solarise == (0.0, 0.0)
+    assert views.blur == views.solarize == (0.0, 0.0)
 
 
 def test_what_is_compared_sees_as_many_images():

@@ -1,4 +1,4 @@
-"""Crops and patch centres against torchvision's RandomResizedCrop and resized_crop."""
+"""Crops and patch centers against torchvision's RandomResizedCrop and resized_crop."""
 
 import random
 
@@ -12,13 +12,13 @@ from croc.config import ViewsConfig
 from croc.method.photometric import IMAGENET_MEAN, IMAGENET_STD
 from croc.method.randomness import sample_key
 from croc.method.types import Canvases
-from croc.method.views import Crops, crop, draw_crops, make_views, patch_centres, views_at
+from croc.method.views import Crops, crop, draw_crops, make_views, patch_centers, views_at
 from tests.kernels.interpreter import waiting_is_an_error
 
 BICUBIC = InterpolationMode.BICUBIC
 BILINEAR = InterpolationMode.BILINEAR
 PLAIN = ViewsConfig(
-    size_px=32, jitter=0.0, grayscale=0.0, blur=(0.0, 0.0), solarise=(0.0, 0.0), flip=0.0
+    size_px=32, jitter=0.0, grayscale=0.0, blur=(0.0, 0.0), solarize=(0.0, 0.0), flip=0.0
 )
 
 
@@ -112,13 +112,13 @@ def test_fallback_equals_torchvisions(size):
 
 
 @pytest.mark.parametrize("flip", [False, True])
-def test_patch_centres_equal_a_cropped_coordinate_image(flip):
+def test_patch_centers_equal_a_cropped_coordinate_image(flip):
     height, width, view_px, patch_px = 90, 120, 64, 16
     y, x = torch.meshgrid(torch.arange(height) + 0.5, torch.arange(width) + 0.5, indexing="ij")
     coordinates = torch.stack([x, y]) / width
     boxes = torch.tensor([[[7.0, 11.0, 80.0, 70.0]], [[30.0, 5.0, 41.0, 50.0]]])
     flips = torch.full((2, 1), flip)
-    ours = patch_centres(boxes, flips, torch.tensor([[height, width]]), view_px, patch_px)
+    ours = patch_centers(boxes, flips, torch.tensor([[height, width]]), view_px, patch_px)
     inner = slice(1, -1)
     for view in range(2):
         left, top, w, h = boxes[view, 0].int().tolist()
@@ -180,8 +180,8 @@ def test_type_is_as_given_whatever_autocast():
 
 @pytest.mark.compiled
 def test_compiled_views_equal_eager_ones():
-    # Without the step of solarisation, in which a rounding could show.
-    config, canvases = ViewsConfig(size_px=32, solarise=(0.0, 0.0)), random_canvases(6)
+    # Without the step of solarization, in which a rounding could show.
+    config, canvases = ViewsConfig(size_px=32, solarize=(0.0, 0.0)), random_canvases(6)
     compiled = torch.compile(make_views, fullgraph=True)(canvases, config, 8)
     eager = make_views(canvases, config, 8)
     torch.testing.assert_close(compiled.positions, eager.positions, rtol=0, atol=1e-6)
@@ -198,4 +198,4 @@ def test_views_never_wait_for_the_gpu():
     expected = make_views(host, config, 8)
     torch.testing.assert_close(views.positions.cpu(), expected.positions)
     differs = (views.pixels.cpu() - expected.pixels).abs() > 0.01
-    assert differs.float().mean() < 1e-3, "more than a rounding at the threshold of solarisation"
+    assert differs.float().mean() < 1e-3, "more than a rounding at the threshold of solarization"

@@ -27,7 +27,7 @@ def predict(
 
 
 def count_labels(labels: np.ndarray, classes: int, rows: int, columns: int) -> np.ndarray:
-    """Pixels of each class in each patch; a pixel is in the patch that its centre is in."""
+    """Pixels of each class in each patch; a pixel is in the patch that its center is in."""
     height, width = labels.shape
     counts = np.zeros((rows, columns, classes), int)
     for y in range(height):

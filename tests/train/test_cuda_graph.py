@@ -46,7 +46,7 @@ CONFIGS = {
     "dino": tiny_dino,
     "mae": tiny_mae,
     "released": lambda: tiny("cluster", variant="released"),
-    "sinkhorn": lambda: tiny("loss", centring="sinkhorn"),
+    "sinkhorn": lambda: tiny("loss", centering="sinkhorn"),
     # The prototypes keep still for six steps, of which the first three are launched.
     "frozen beyond the recording": lambda: tiny("loss", frozen_prototype_epochs=2),
     "micro-batches": lambda: tiny_config(micro_batch=3),

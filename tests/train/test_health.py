@@ -75,7 +75,7 @@ def test_a_bad_step_changes_nothing_and_is_counted(tmp_path, monkeypatch, damage
     assert bad == [4, 6]
 
 
-def left_alone_by_the_fused_optimiser(
+def left_alone_by_the_fused_optimizer(
     folder: Path, monkeypatch: pytest.MonkeyPatch, damage: Damage, **run: object
 ) -> None:
     # Not the fourth: in it, the first of an epoch, the prototypes get their first memories.
@@ -90,8 +90,8 @@ def left_alone_by_the_fused_optimiser(
         assert all(torch.equal(one[name], other[name]) for name in one)
 
 
-def test_the_fused_optimiser_itself_leaves_it_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """As on a GPU; torch has the fused optimiser for CPUs too."""
+def test_the_fused_optimizer_itself_leaves_it_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """As on a GPU; torch has the fused optimizer for CPUs too."""
     real, begin = torch.optim.AdamW, Guard.__init__
 
     def begin_asking(self: Guard, *given) -> None:
@@ -100,14 +100,14 @@ def test_the_fused_optimiser_itself_leaves_it_out(tmp_path: Path, monkeypatch: p
 
     monkeypatch.setattr(Guard, "__init__", begin_asking)
     monkeypatch.setattr(torch.optim, "AdamW", lambda *a, **k: real(*a, **k | {"fused": True}))
-    left_alone_by_the_fused_optimiser(tmp_path / "run", monkeypatch, spoil_one_gradient)
+    left_alone_by_the_fused_optimizer(tmp_path / "run", monkeypatch, spoil_one_gradient)
 
 
 @pytest.mark.cuda
 @pytest.mark.parametrize("damage", [spoil_one_gradient, overflow_one_gradient, spoil_the_loss])
 def test_on_a_gpu_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: Damage):
     gpu = {"accelerator": "cuda", "devices": 1, "compile": False, "record": False}
-    left_alone_by_the_fused_optimiser(tmp_path / "run", monkeypatch, damage, **gpu)
+    left_alone_by_the_fused_optimizer(tmp_path / "run", monkeypatch, damage, **gpu)
 
 
 @pytest.mark.usefixtures("own_environment")

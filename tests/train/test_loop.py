@@ -205,7 +205,7 @@ def test_a_signal_saves_and_the_same_command_resumes(tmp_path, number, code, mon
     with monkeypatch.context() as patch:
         patch.setattr(RunLog, "advance", signalled)
         assert main(command(tmp_path / "run", *end)[3:]) == code
-    assert "asked to end: saved step 3" in capsys.readouterr().err
+    assert "interrupted: saved step 3" in capsys.readouterr().err
     assert checkpoints(tmp_path / "run")[-1].stem == "step-00000003"
     train(tmp_path / "run", *end)
     train(tmp_path / "whole", *end)

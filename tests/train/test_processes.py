@@ -54,9 +54,9 @@ def assert_close(one: Path, other: Path) -> None:
 
 
 @in_soak
-@pytest.mark.parametrize("centring", ["sinkhorn", "mean"])
-def test_two_processes_of_torchrun_give_the_losses_of_one(tmp_path: Path, centring: str):
-    more = ("--loss.centring", centring)
+@pytest.mark.parametrize("centering", ["sinkhorn", "mean"])
+def test_two_processes_of_torchrun_give_the_losses_of_one(tmp_path: Path, centering: str):
+    more = ("--loss.centering", centering)
     two = launch(*TORCHRUN, "--standalone", *TWO, *command(tmp_path / "2", *more)[1:])
     train(tmp_path / "1", *more)
     _, errors = two.communicate(timeout=240)
@@ -93,7 +93,7 @@ def test_processes_stop_together_and_one_process_resumes(tmp_path: Path, strateg
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 75, errors
     saved = load_checkpoint(checkpoints(folder)[-1])["step"]
-    assert f"asked to end: saved step {saved};" in errors
+    assert f"interrupted: saved step {saved};" in errors
     assert "2 × cpu" in errors
     assert metrics_of(folder)[-1]["step"] == saved < 120
     stop = (*LONG, *rarely, "--run.stop-after-steps", str(saved + 2))

@@ -46,7 +46,7 @@ def test_every_changed_byte_is_a_line_or_nothing(tmp_path: Path):
     assert not [line for line in said if "\n" in line]
 
 
-def test_an_optimiser_keeps_its_own_ways():
+def test_an_optimizer_keeps_its_own_ways():
     """A run of the CPU, where AdamW is not fused, may go on by a GPU, where it is."""
     given = torch.nn.Linear(2, 2)
     plain = torch.optim.AdamW([{"params": list(given.parameters()), "decayed": True}], fused=False)

@@ -28,7 +28,7 @@ RECORD = WeightsRecord(
     images_seen=8,
     epochs=0.5,
     seconds=None,
-    licence="Apache-2.0, of mine",
+    license="Apache-2.0, of mine",
     config={},
 )
 

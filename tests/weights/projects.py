@@ -131,7 +131,7 @@ VITS: dict[str, tuple[Content, str]] = {
     "leopart": (lambda w: two("model.", w, "teacher.", *LEOPART), "Leopart, from model"),
     "croc_run": (croc_run, "CrOC checkpoint, from modules.teacher.backbone.vit"),
 }
-"""What a project saves, and the layout that is recognised."""
+"""What a project saves, and the layout that is recognized."""
 
 
 def moco(w: State, *heads: str) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from croc.config import CrocConfig, parse_config
 from croc.eval.evaluate import identify_network
 from croc.eval.results import read_results
 from croc.train.loop import pretrain
-from croc.weights.card import bare, hub_licence, make_card, read_record, without_paths
+from croc.weights.card import bare, hub_license, make_card, read_record, without_paths
 from croc.weights.checkpoint import checkpoints
 from croc.weights.export import Export, export
 from croc.weights.formats import WRITERS
@@ -108,8 +108,8 @@ def test_the_card_of_a_file(run: Path, tmp_path: Path, capsys: pytest.CaptureFix
     evaluate(tmp_path / "same.safetensors", out)
     capsys.readouterr()
     scores = ("--scores", str(out / "results.jsonl"))
-    licence = ("--licence", "mine | *alone*")
-    assert main(["export", str(run), "--to", str(to), *scores, *licence]) == 0
+    license = ("--license", "mine | *alone*")
+    assert main(["export", str(run), "--to", str(to), *scores, *license]) == 0
     assert capsys.readouterr().out.split() == [str(to), str(to.with_suffix(".md"))]
     text = to.with_suffix(".md").read_text()
     exact, _, rounded = (line["scores"]["mIoU"] for line in read_results(out))
@@ -123,11 +123,11 @@ def test_the_card_of_a_file(run: Path, tmp_path: Path, capsys: pytest.CaptureFix
     assert '"k_start": 5' in text
 
 
-def test_front_matter_and_licences(run: Path, tmp_path: Path):
-    """A file's own licence stays unless another is given; what hubs do not know is "other". Of
-    weights that a run started from, the licence and whether they had labels are not known."""
-    licences = [hub_licence(text) for text in ("MIT", "mine", "", " Apache-2.0, x")]
-    assert licences == ["mit", None, None, "apache-2.0"]
+def test_front_matter_and_licenses(run: Path, tmp_path: Path):
+    """A file's own license stays unless another is given; what hubs do not know is "other". Of
+    weights that a run started from, the license and whether they had labels are not known."""
+    licenses = [hub_license(text) for text in ("MIT", "mine", "", " Apache-2.0, x")]
+    assert licenses == ["mit", None, None, "apache-2.0"]
     file = make_file(tmp_path / "a.safetensors", "vit_tiny_patch16_224")
     (same,) = export(Export(str(file), "timm", folder=str(tmp_path / "same")))
     tags = ("timm", "self-supervised", "dense-features", "vision-transformer", "croc")
@@ -139,10 +139,10 @@ def test_front_matter_and_licences(run: Path, tmp_path: Path):
             "tags:\n" + "".join(f'- "{tag}"\n' for tag in tags) + "---\n\n# a\n"
         )
     )
-    (other,) = export(Export(str(file), "timm", folder=str(tmp_path / "o"), licence="ask me: mine"))
+    (other,) = export(Export(str(file), "timm", folder=str(tmp_path / "o"), license="ask me: mine"))
     card = (other / "README.md").read_text()
     assert card.startswith("---\nlicense: other\nlicense_name: see-the-card\n")
-    assert "| licence | ask me: mine |" in card
+    assert "| license | ask me: mine |" in card
     assert json.loads((other / "config.json").read_text())["pretrained_cfg"]["license"] == "other"
 
     config = tiny_config(tmp_path / "second", stop_after_steps=1, report=False)

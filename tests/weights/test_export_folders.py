@@ -189,7 +189,7 @@ def describe_here(weights: str, images: Tensor) -> tuple[Tensor, Tensor]:
     return tokens[:, 0], patches
 
 
-def normalise(images: Tensor) -> Tensor:
+def normalize(images: Tensor) -> Tensor:
     mean, std = (torch.tensor(values)[:, None, None] for values in (IMAGENET_MEAN, IMAGENET_STD))
     return (images - mean) / std
 
@@ -206,7 +206,7 @@ def test_tokens_are_the_same(folder: str, run: Path, place: Path, results: Resul
             assert value.shape == expected.shape
             assert (value - expected).abs().max() < (1e-4 if is_exact else 1), (size, name)
     if "images" in results[folder]:  # those in the card's code
-        expected = describe_here(weights, normalise(results[folder]["images"]))
+        expected = describe_here(weights, normalize(results[folder]["images"]))
         for name, value in zip(("cls", "patches"), expected):
             assert torch.allclose(results[folder][name], value, atol=1e-4)
 
@@ -224,7 +224,7 @@ def test_images_are_prepared_as_in_training(results: Results):
     assert torch.equal(known["mean"], torch.tensor(IMAGENET_MEAN, dtype=torch.float64))
     assert torch.equal(known["std"], torch.tensor(IMAGENET_STD, dtype=torch.float64))
     assert known["size"].tolist() == [3, 32, 32]
-    expected = normalise(known["picture"].permute(2, 0, 1) / 255)
+    expected = normalize(known["picture"].permute(2, 0, 1) / 255)
     assert torch.allclose(known["pixels"][0], expected, atol=1e-5)
     assert (known["larger"].shape, known["filter"].item()) == ((1, 3, 32, 32), 3)
 

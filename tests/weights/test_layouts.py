@@ -1,4 +1,4 @@
-"""Every project's layout, written as that project does: recognised, and the features are equal."""
+"""Every project's layout, written as that project does: recognized, and the features are equal."""
 
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from croc.config import ModelConfig
 from croc.errors import UserError
 from croc.method.backbone import Backbone
-from croc.weights.layouts import recognise
+from croc.weights.layouts import recognize
 from croc.weights.open import ConvBackbone, VitBackbone, load_into, open_backbone
 from tests.weights.projects import (
     RESNETS,
@@ -32,7 +32,7 @@ IMAGES = torch.randn(1, 3, 64, 64, generator=torch.Generator().manual_seed(0))
 CLOSE: dict[str, Any] = {"atol": 1e-5, "rtol": 1e-5}
 
 
-def randomised(network: nn.Module) -> nn.Module:
+def randomized(network: nn.Module) -> nn.Module:
     """No tensor has its initial value, so that one that is not loaded shows."""
     with torch.random.fork_rng():
         torch.manual_seed(1)
@@ -51,13 +51,13 @@ def without(weights: State, name: str) -> State:
 
 @pytest.fixture(scope="module")
 def vit() -> Any:
-    return randomised(timm.create_model("vit_small_patch16_224", **SMALL))
+    return randomized(timm.create_model("vit_small_patch16_224", **SMALL))
 
 
 @pytest.fixture(scope="module")
 def resnet() -> Any:
     dilated = [False, False, True]
-    return randomised(torchvision.models.resnet50(replace_stride_with_dilation=dilated))
+    return randomized(torchvision.models.resnet50(replace_stride_with_dilation=dilated))
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +112,7 @@ def test_resnets(project: str, resnet: Any, resnet_weights: State, tmp_path: Pat
 def test_dinov2_with_registers(tmp_path: Path):
     """DINOv2 gives the class token a position, timm does not: compare with timm's own reading."""
     name, size = "vit_small_patch14_reg4_dinov2", SMALL | {"img_size": 56}
-    vit: Any = randomised(timm.create_model(name, **size))
+    vit: Any = randomized(timm.create_model(name, **size))
     class_position = torch.randn(1, 1, 384)
     theirs = dict(vit.state_dict())
     theirs["cls_token"] = theirs["cls_token"] - class_position
@@ -128,7 +128,7 @@ def test_dinov2_with_registers(tmp_path: Path):
 
 def test_a_file_equals_its_model_by_name(tmp_path: Path):
     """Also with positions resampled, 14×14 to 6×6, for images of other shapes, and in wrappers."""
-    whole = randomised(timm.create_model("vit_tiny_patch16_224"))
+    whole = randomized(timm.create_model("vit_tiny_patch16_224"))
     torch.save(whole.state_dict(), tmp_path / "w.pth")
     torch.save({"state_dict": {"model": whole.state_dict()}}, tmp_path / "wrapped.pth")
     by_file = open_backbone(str(tmp_path / "w.pth"), image_px=96)
@@ -150,7 +150,7 @@ def test_a_file_equals_its_model_by_name(tmp_path: Path):
     ids=str,
 )
 def test_options_are_read_off_shapes(options: dict[str, Any], tmp_path: Path):
-    vit: Any = randomised(timm.create_model("vit_tiny_patch16_224", **(SMALL | options)))
+    vit: Any = randomized(timm.create_model("vit_tiny_patch16_224", **(SMALL | options)))
     torch.save({"net": prefixed("vit.", vit.state_dict())}, tmp_path / "w.pth")
     backbone = open_backbone(str(tmp_path / "w.pth"), image_px=vit.patch_embed.img_size[0])
     expected = VitBackbone(vit, "made").features(IMAGES)
@@ -163,7 +163,7 @@ def test_heads_are_those_of_timms_vits_of_that_width(size: str):
     with torch.device("meta"):
         vit: Any = timm.create_model(name, depth=1, img_size=56, class_token=True)
     weights = {name: torch.zeros(value.shape) for name, value in vit.state_dict().items()}
-    options = recognise(weights).options
+    options = recognize(weights).options
     assert options["num_heads"] == vit.blocks[0].attn.num_heads
     hidden = int(options["embed_dim"] * options["mlp_ratio"])
     assert hidden == vit.blocks[0].mlp.fc1.out_features
@@ -172,13 +172,13 @@ def test_heads_are_those_of_timms_vits_of_that_width(size: str):
 def test_choices_by_name_and_depth(vit: Any):
     """MoCo v3's small ViT has narrower heads; an averaged network comes first."""
     weights = dict(vit.state_dict())
-    assert recognise(prefixed("module.base_encoder.", weights)).options["num_heads"] == 12
-    recognised = recognise(prefixed("model.", other(weights)) | prefixed("model_ema.", weights))
-    assert recognised.layout.endswith("from model_ema")
-    assert torch.equal(recognised.weights["pos_embed"], weights["pos_embed"])
-    assert recognised.dropped == len(weights)
+    assert recognize(prefixed("module.base_encoder.", weights)).options["num_heads"] == 12
+    recognized = recognize(prefixed("model.", other(weights)) | prefixed("model_ema.", weights))
+    assert recognized.layout.endswith("from model_ema")
+    assert torch.equal(recognized.weights["pos_embed"], weights["pos_embed"])
+    assert recognized.dropped == len(weights)
     for name in ("resnet18", "resnet34", "resnet101"):
-        assert recognise(timm.create_model(name).state_dict()).architecture == name
+        assert recognize(timm.create_model(name).state_dict()).architecture == name
 
 
 def test_unknown_networks_are_refused(vit: Any, resnet_weights: State):
@@ -203,7 +203,7 @@ def test_unknown_networks_are_refused(vit: Any, resnet_weights: State):
     ]
     for tensors, message in cases:
         with pytest.raises(UserError, match=message):
-            recognise(tensors, "w.pth")
+            recognize(tensors, "w.pth")
 
 
 def test_tensors_of_other_shapes_are_refused(vit: Any, resnet_weights: State, tmp_path: Path):

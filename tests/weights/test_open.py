@@ -36,7 +36,7 @@ def test_load_backbone(run: Path, shipped: Path):
 
 
 def test_where_shipped_weights_are(shipped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """A path comes before a name; a file without metadata is recognised by its keys."""
+    """A path comes before a name; a file without metadata is recognized by its keys."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "small-a").mkdir()
     with pytest.raises(UserError, match="small-a holds no run"):

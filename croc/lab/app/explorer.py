@@ -28,10 +28,10 @@ from croc.lab.show.look import Look, whole_view
 from croc.method.clustering.paper import softness
 from croc.method.clustering.trace import trace_views
 from croc.method.croc import locate, saliency
-from croc.method.photometric import normalise
+from croc.method.photometric import normalize
 from croc.method.randomness import sample_key
 from croc.method.types import Tokens, Views
-from croc.method.views import Crops, crop, patch_centres
+from croc.method.views import Crops, crop, patch_centers
 
 LIMITS: dict[str, Any] = {
     "box_px": 16,
@@ -215,9 +215,9 @@ def look_at_crops(
     canvas = torch.from_numpy(place_on_canvas(picture.pixels, max(height, width)))
     places = torch.tensor(boxes, dtype=torch.float32)[:, None]
     flips = torch.zeros(2, 1, dtype=torch.bool)
-    pixels = normalise(crop(canvas[None], Crops(places, flips), model.view_px))
+    pixels = normalize(crop(canvas[None], Crops(places, flips), model.view_px))
     sizes, patch_px = torch.tensor([[height, width]]), model.backbone.patch_px
-    positions = patch_centres(places, flips, sizes, model.view_px, patch_px)
+    positions = patch_centers(places, flips, sizes, model.view_px, patch_px)
     return Views(pixels, positions), model.backbone.describe(pixels, kind)
 
 

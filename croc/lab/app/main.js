@@ -6,7 +6,7 @@ import { makeMerging } from "./merging.js";
 import { makePanels, samePatch } from "./panels.js";
 import { choosePicture, showPhotograph } from "./photograph.js";
 import { change, listen, query, state } from "./state.js";
-import { followColours, readTiles } from "./tiles.js";
+import { followColors, readTiles } from "./tiles.js";
 import { makeUploads } from "./uploads.js";
 
 const REST_MS = 120; // the merging is requested once boxes and sliders rest
@@ -61,7 +61,7 @@ function makeLanes(model) {
       const before = state.clusters[model]?.heads ?? [];
       answer.heads.forEach((head, number) => {
         const old = before.length === answer.heads.length ? before[number].painted : null;
-        head.painted = followColours(tiles, 2 * number, head.k, sent.boxes, state.picture, old);
+        head.painted = followColors(tiles, 2 * number, head.k, sent.boxes, state.picture, old);
       });
       keep("answer", "clusters", sent, { ...answer, tiles });
       document.getElementById("timing").textContent = `Answered in ${Math.round(elapsed)} ms.`;

@@ -10,7 +10,7 @@ const STRIPES = 16; // across a crop, each a quarter of its period wide
 // matplotlib's magma, at five places.
 const HEAT = [[0, 0, 4], [81, 18, 124], [183, 55, 121], [252, 137, 97], [252, 253, 191]];
 
-// The photograph's box in a square canvas, without its colours: those are the clusters' now.
+// The photograph's box in a square canvas, without its colors: those are the clusters' now.
 export function drawCrop(context, photo, box, gray) {
   const { width, height } = context.canvas;
   context.globalCompositeOperation = "source-over";
@@ -23,12 +23,12 @@ export function drawCrop(context, photo, box, gray) {
   context.globalCompositeOperation = "source-over";
 }
 
-// Shares enlarged cluster by cluster; a pixel's colour is the mixture, its hatching its strongest.
+// Shares enlarged cluster by cluster; a pixel's color is the mixture, its hatching its strongest.
 export function clusterLayer({ image, grid }, row, clusters, size, pointed = -1) {
   const sums = new Float32Array(4 * size * size); // red, green, blue and share
   const best = new Uint8Array(size * size);
   const strongest = new Uint8Array(size * size);
-  clusters.forEach(({ colour: [red, green, blue] }, k) => {
+  clusters.forEach(({ color: [red, green, blue] }, k) => {
     const shares = enlarge(image, row * grid, k * grid, grid, grid, size, size);
     for (let i = 0; i < shares.length; i += 4) {
       const share = shares[i];
@@ -56,7 +56,7 @@ export function clusterLayer({ image, grid }, row, clusters, size, pointed = -1)
   return layer;
 }
 
-// One map of rows × columns patches, in the colours of heat.
+// One map of rows × columns patches, in the colors of heat.
 export function heatLayer({ image }, top, rows, columns, width, height) {
   const values = enlarge(image, top, 0, rows, columns, width, height);
   const layer = new ImageData(width, height);
@@ -86,9 +86,9 @@ export function lay(context, layer) {
 export function drawPatch(context, index, grid, strong) {
   const side = context.canvas.width / grid;
   const [x, y] = [(index % grid) * side, Math.floor(index / grid) * side];
-  for (const [width, colour] of [[strong ? 6 : 4, "#000"], [strong ? 3 : 1.5, "#fff"]]) {
+  for (const [width, color] of [[strong ? 6 : 4, "#000"], [strong ? 3 : 1.5, "#fff"]]) {
     context.lineWidth = width;
-    context.strokeStyle = colour;
+    context.strokeStyle = color;
     context.strokeRect(x + 1, y + 1, side - 2, side - 2);
   }
 }

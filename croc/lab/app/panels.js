@@ -105,7 +105,7 @@ function draw(panel, crops, model) {
     }
   });
   panel.querySelector(".leave").hidden = mode === "clusters";
-  panel.querySelector(".summary").textContent = summarise(shown, similar);
+  panel.querySelector(".summary").textContent = summarize(shown, similar);
   panel.querySelector(".scale").hidden = !similar;
   if (similar) panel.querySelector(".low").textContent = format(similar.low);
   panel.querySelector(".caption").textContent = caption(model, shown, similar);
@@ -120,7 +120,7 @@ export function samePatch(patch, grid) {
 
 const format = (value) => value.toFixed(2).replace("-", "−");
 
-function summarise(shown, similar) {
+function summarize(shown, similar) {
   if (similar || !shown) return similar ? "cosine" : "";
   const { clusters, share } = shown;
   const shared = clusters.filter((cluster) => cluster.valid).length;
@@ -190,14 +190,14 @@ function drawButton(button, answer, number) {
 }
 
 // The palette, then darker versions of it.
-function colourOf(number) {
+function colorOf(number) {
   const { palette } = state.start;
-  const colour = palette[number % palette.length];
-  return number < palette.length ? colour : colour.map((part) => 0.55 * part);
+  const color = palette[number % palette.length];
+  return number < palette.length ? color : color.map((part) => 0.55 * part);
 }
 
 // What the panel of a model shows now: tiles, the row of a crop in them, the clusters (each with its
-// colour and whether both crops have it), and the mean largest share of a patch.
+// color and whether both crops have it), and the mean largest share of a patch.
 function shownClusters(model) {
   const answer = state.clusters[model];
   const number = Math.min(state.heads[model], (answer?.heads.length ?? 1) - 1);
@@ -208,14 +208,14 @@ function shownClusters(model) {
   }
   const at = Math.min(state.step, trace.steps.length - 1);
   const step = trace.steps[at];
-  // As outside the merging; clusters that the chosen step does not have get the next free colours.
-  const colours = [...(head?.painted.colours ?? [])];
-  while (colours.length < trace.columns) colours.push(firstFree(colours));
-  const clusters = paintWith(step.valid, step.colors.map((colour) => colours[colour]));
+  // As outside the merging; clusters that the chosen step does not have get the next free colors.
+  const colors = [...(head?.painted.colors ?? [])];
+  while (colors.length < trace.columns) colors.push(firstFree(colors));
+  const clusters = paintWith(step.valid, step.colors.map((color) => colors[color]));
   return { tiles: trace.tiles, row: 2 * at, clusters, share: step.share };
 }
 
-const clustersOf = (head) => paintWith(head.valid, head.painted.colours);
+const clustersOf = (head) => paintWith(head.valid, head.painted.colors);
 
-const paintWith = (valid, colours) =>
-  valid.map((kept, k) => ({ valid: kept, colour: colourOf(colours[k]) }));
+const paintWith = (valid, colors) =>
+  valid.map((kept, k) => ({ valid: kept, color: colorOf(colors[k]) }));

@@ -1,5 +1,5 @@
 // Maps arrive as tiles of gray in one PNG: a row for each head (or step) and crop, a column for
-// each cluster. Here they become numbers, and colours that follow the clusters.
+// each cluster. Here they become numbers, and colors that follow the clusters.
 
 export async function readTiles(url, grid) {
   const image = new Image();
@@ -36,13 +36,13 @@ export function clusterAt(tiles, row, count, index) {
   return best;
 }
 
-// A cluster keeps its colour while the boxes move: the colours of a new answer are those of the
+// A cluster keeps its color while the boxes move: the colors of a new answer are those of the
 // clusters at the same positions of the photograph in the previous answer.
 const PLACES = 32; // along each side of the photograph
 const NONE = 255;
 
-// For each of `count` clusters the number of its colour; `before` is the previous result.
-export function followColours(tiles, row, count, boxes, picture, before) {
+// For each of `count` clusters the number of its color; `before` is the previous result.
+export function followColors(tiles, row, count, boxes, picture, before) {
   const sizes = new Array(count).fill(0);
   const map = [0, 1].map((view) => {
     const labels = Uint8Array.from({ length: tiles.grid ** 2 }, (_, index) =>
@@ -50,21 +50,21 @@ export function followColours(tiles, row, count, boxes, picture, before) {
     for (const label of labels) sizes[label]++;
     return lookUp(labels, tiles.grid, boxes[view], picture);
   });
-  const colours = new Array(count).fill(-1);
-  for (const [cluster, colour] of before ? overlaps(map, before) : []) {
-    if (colours[cluster] < 0 && !colours.includes(colour)) colours[cluster] = colour;
+  const colors = new Array(count).fill(-1);
+  for (const [cluster, color] of before ? overlaps(map, before) : []) {
+    if (colors[cluster] < 0 && !colors.includes(color)) colors[cluster] = color;
   }
-  const bySize = [...colours.keys()].sort((a, b) => sizes[b] - sizes[a]);
+  const bySize = [...colors.keys()].sort((a, b) => sizes[b] - sizes[a]);
   for (const cluster of bySize) {
-    if (colours[cluster] < 0) colours[cluster] = firstFree(colours);
+    if (colors[cluster] < 0) colors[cluster] = firstFree(colors);
   }
-  return { colours, map };
+  return { colors, map };
 }
 
-export function firstFree(colours) {
-  let colour = 0;
-  while (colours.includes(colour)) colour++;
-  return colour;
+export function firstFree(colors) {
+  let color = 0;
+  while (colors.includes(color)) color++;
+  return color;
 }
 
 // The cluster at each place of the photograph, where the box covers it.
@@ -81,13 +81,13 @@ function lookUp(labels, grid, [x, y, width, height], picture) {
   return map;
 }
 
-// Pairs of a cluster and an earlier colour, those that share the most places first.
+// Pairs of a cluster and an earlier color, those that share the most places first.
 function overlaps(map, before) {
   const shared = new Map();
   map.forEach((own, view) => own.forEach((label, place) => {
     const old = before.map[view][place];
     if (label === NONE || old === NONE) return;
-    const key = label * 256 + before.colours[old];
+    const key = label * 256 + before.colors[old];
     shared.set(key, (shared.get(key) ?? 0) + 1);
   }));
   return [...shared].sort((a, b) => b[1] - a[1]).map(([key]) => [key >> 8, key % 256]);

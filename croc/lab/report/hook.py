@@ -26,7 +26,7 @@ from croc.lab.show.figures import PALETTE, blend, by_size, to_array, upsample
 from croc.lab.show.look import grid_of, to_canvases
 from croc.method.backbone import Backbone
 from croc.method.clustering.paper import softness
-from croc.method.photometric import unnormalise
+from croc.method.photometric import unnormalize
 from croc.method.types import Clusters, Views
 
 SHARE = 0.02
@@ -105,7 +105,7 @@ class ReportHook:
 
 def draw_sheet(views: Views, clusters: Clusters, patch_px: int) -> Image.Image:
     """Two rows of tiles per image, one for each view: the view, then the clusters of each head."""
-    grid, pixels = grid_of(views, patch_px), unnormalise(views.pixels)
+    grid, pixels = grid_of(views, patch_px), unnormalize(views.pixels)
     small = F.interpolate(pixels.flatten(0, 1), (TILE_PX, TILE_PX), mode="bicubic", antialias=True)
     tiles = small.clamp(0, 1).unflatten(0, pixels.shape[:2])
     count, images = tiles.shape[:2]

@@ -98,7 +98,7 @@ def report(folders: Sequence[Path], score_files: Sequence[Path] = ()) -> str:
         data.append(
             {
                 "name": run.name,
-                "colour": _color(index),
+                "color": _color(index),
                 "perEpoch": run.steps_per_epoch,
                 "options": {k: v for k, v in run.options.items() if is_number(v)},
                 "curves": {name: thin(series, points) for name, series in run.metrics.items()},
@@ -122,7 +122,7 @@ def report(folders: Sequence[Path], score_files: Sequence[Path] = ()) -> str:
         lstrip_blocks=True,
     )
     environment.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
-    environment.filters |= {"colour": _color, "brief": brief, "short": short}
+    environment.filters |= {"color": _color, "brief": brief, "short": short}
     return environment.get_template("report.html").render(
         _assets(),
         title=runs[0].name if len(runs) == 1 else f"{len(runs)} runs compared",

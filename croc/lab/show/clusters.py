@@ -21,7 +21,7 @@ from croc.method.backbone import Backbone
 from croc.method.clustering.paper import softness
 from croc.method.clustering.trace import Trace, trace_views
 from croc.method.croc import locate, saliency
-from croc.method.photometric import unnormalise
+from croc.method.photometric import unnormalize
 from croc.method.types import Canvases, Clusters, Views
 from croc.method.views import make_views
 from croc.photographs import own_photographs
@@ -39,7 +39,7 @@ def draw_clusters(look: Look, options: ShowClusters) -> Figure:
     config, blocks = look.croc, []
     for views, keys in views_of(look, options):
         clusters = find_in_views(config, look.backbone, views, keys)
-        pixels, grid = unnormalise(views.pixels)[:, 0], grid_of(views, look.backbone.patch_px)
+        pixels, grid = unnormalize(views.pixels)[:, 0], grid_of(views, look.backbone.patch_px)
         label = "photograph" if options.whole else "augmented views"
         columns = [(label, [to_array(view) for view in pixels])]
         share = softness(clusters.assignments)[1][0]
@@ -64,7 +64,7 @@ def draw_merging(look: Look, options: ShowMerging) -> Figure:
     tokens = backbone.describe(views.pixels, config.tokens)
     weights = saliency(tokens, config)
     trace = trace_views(tokens.heads, views.positions, weights, config, keys=keys)
-    pixels, grid = unnormalise(views.pixels)[:, 0], grid_of(views, backbone.patch_px)
+    pixels, grid = unnormalize(views.pixels)[:, 0], grid_of(views, backbone.patch_px)
     heads = choose_heads(options.heads, trace.count.shape[1], HEADS)
     steps, rows = trace.steps[-STEPS:], []
     for head in heads:

@@ -16,7 +16,7 @@ from croc.lab.show import ShowFeatures
 from croc.lab.show.clusters import find_in_views
 from croc.lab.show.figures import LABEL_PT, choose_heads, paint, tile_figure, to_array
 from croc.lab.show.look import Look, grid_of, keys_of, patch_at, read_photograph, whole_view
-from croc.method.photometric import unnormalise
+from croc.method.photometric import unnormalize
 from croc.photographs import own_photographs
 
 COSINE = "cosine to the patch"
@@ -34,7 +34,7 @@ def draw_features(look: Look, options: ShowFeatures) -> Figure:
     colors = project(tokens) if options.together else [project([each])[0] for each in tokens]
     rows, marks = [], []
     for picture, view, seen, rgb in zip(pictures, views, described, colors):
-        pixels, grid = unnormalise(view.pixels)[:, 0], grid_of(view, backbone.patch_px)
+        pixels, grid = unnormalize(view.pixels)[:, 0], grid_of(view, backbone.patch_px)
         height, width, _ = picture.shape
         row, column = patch_at(*(options.patch or (width / 2, height / 2)), (height, width), grid)
         unit = F.normalize(seen.patches[0, 0], dim=-1)

@@ -16,7 +16,7 @@ from croc.config import PAGE, CrocConfig, ModelConfig, PretrainConfig, parse_con
 from croc.data import ImageSource, UndecodableImage, decode_image, place_on_canvas
 from croc.errors import UserError
 from croc.method.backbone import Backbone
-from croc.method.photometric import normalise
+from croc.method.photometric import normalize
 from croc.method.randomness import sample_key
 from croc.method.types import Canvases, Views
 from croc.weights.card import LARGEST_PX, read_record
@@ -137,7 +137,7 @@ def whole_view(picture: UInt8[np.ndarray, "H W 3"], side_px: int, patch_px: int)
     y = (torch.arange(rows) + 0.5) / rows * (height / max(height, width))
     x = (torch.arange(columns) + 0.5) / columns * (width / max(height, width))
     centers = torch.stack(torch.meshgrid(x, y, indexing="xy"), dim=-1).flatten(0, 1)
-    return Views(normalise(pixels)[None, None], centers[None, None])
+    return Views(normalize(pixels)[None, None], centers[None, None])
 
 
 def grid_of(views: Views, patch_px: int) -> tuple[int, int]:

@@ -141,7 +141,7 @@ class Chart {
 
   drawCurves() {
     const draw = (run, kind, d) => this.inside.append(
-      makeSvg("path", { class: `${kind} ${run.colour}`, d }));
+      makeSvg("path", { class: `${kind} ${run.color}`, d }));
     for (const line of this.drawn) {
       if (line.thinned) {
         const back = this.path([...line.xs], line.lo).slice(1).split("L").reverse().join("L");
@@ -192,7 +192,7 @@ class Chart {
       this.overlay.append(makeSvg("line", { class: "cursor", x1: x, x2: x, y1: EDGE.top,
         y2: EDGE.top + this.down }));
       for (const { line, at } of values.filter((each) => each.at !== null)) {
-        this.overlay.append(makeSvg("circle", { class: line.run.colour, r: 4,
+        this.overlay.append(makeSvg("circle", { class: line.run.color, r: 4,
           cx: EDGE.left + this.atX(line.xs[at]), cy: EDGE.top + this.atY(line.smooth[at]) }));
       }
     }

@@ -16,4 +16,4 @@ function fill(node, attributes, children) {
   return node;
 }
 
-const swatchOf = (run) => make("span", { class: `swatch ${run.colour}`, "aria-hidden": "true" });
+const swatchOf = (run) => make("span", { class: `swatch ${run.color}`, "aria-hidden": "true" });

@@ -96,9 +96,9 @@ function buildClusters(place, data) {
     make("div", { class: "card toolbar no-print" }, make("div", { class: "field grow" },
       make("label", { for: "picture-step" }, "Training"), slider, output)),
     make("p", { class: "soft small about" }, "Two augmented views of each image, one above the other, and "
-      + "the clusters of the teacher's attention heads. A cluster has one colour in both views; "
+      + "the clusters of the teacher's attention heads. A cluster has one color in both views; "
       + "one that is in only one view is hatched and ignored by training. Where a patch belongs to several, "
-      + "their colours mix; the share is that of its largest one, on average."),
+      + "their colors mix; the share is that of its largest one, on average."),
     ...boards.map((board) => board.node));
   show();
 }

@@ -186,12 +186,12 @@ def paper_steps(
     positions = positions - positions.amin(dim=1, keepdim=True)
     span = diagonal(positions)
     centroids = take(tokens, seeds)
-    centres = take(positions[:, None].expand(-1, tokens.shape[1], -1, -1), seeds)
+    centers = take(positions[:, None].expand(-1, tokens.shape[1], -1, -1), seeds)
     importance = take(rows, seeds)  # Yᵀr: averaging columns of Y averages its entries
     pair = None
 
     while True:
-        cost = transport_cost(tokens, centroids, positions, centres, span, config)
+        cost = transport_cost(tokens, centroids, positions, centers, span, config)
         columns = importance.softmax(dim=-1)
         plan = sinkhorn(cost, rows, columns, config.sharpness, config.sinkhorn_iterations)
         yield Step(plan / plan.sum(dim=-1, keepdim=True), (plan * cost).sum(dim=(-2, -1)), pair)
@@ -199,11 +199,11 @@ def paper_steps(
             return
         weights = plan / plan.sum(dim=-2, keepdim=True)
         centroids = torch.einsum("bhtk,bhtd->bhkd", weights, tokens)
-        centres = torch.einsum("bhtk,btc->bhkc", weights, positions)
+        centers = torch.einsum("bhtk,btc->bhkc", weights, positions)
         unit = F.normalize(centroids, dim=-1)
         pair = closest_pair(unit @ unit.mT)
-        centroids, centres, importance = (
-            merge(values, *pair) for values in (centroids, centres, importance)
+        centroids, centers, importance = (
+            merge(values, *pair) for values in (centroids, centers, importance)
         )
 
 
@@ -216,12 +216,12 @@ def transport_cost(
     tokens: Float[Tensor, "B H T d"],
     centroids: Float[Tensor, "B H K d"],
     positions: Float[Tensor, "B T 2"],
-    centres: Float[Tensor, "B H K 2"],
+    centers: Float[Tensor, "B H K 2"],
     span: Float[Tensor, "B 1 1 1"],
     config: ClusterConfig,
 ) -> Float[Tensor, "B H T K"]:
     """−cosine + λ_pos · distance / S; for λ_pos = ∞, distance / S alone."""
-    positional = distances(positions, centres) / span
+    positional = distances(positions, centers) / span
     weight = config.position_weight
     if math.isinf(weight):
         return positional
@@ -230,10 +230,10 @@ def transport_cost(
 
 
 def distances(
-    positions: Float[Tensor, "B T 2"], centres: Float[Tensor, "B H K 2"]
+    positions: Float[Tensor, "B T 2"], centers: Float[Tensor, "B H K 2"]
 ) -> Float[Tensor, "B H T K"]:
     """Euclidean distance of every token to every centroid in the image's frame."""
-    return (positions[:, None, :, None] - centres[:, :, None]).norm(dim=-1)
+    return (positions[:, None, :, None] - centers[:, :, None]).norm(dim=-1)
 
 
 def sinkhorn(

@@ -35,11 +35,11 @@ def released_steps(
     rows = (cosine / SALIENCY_TEMPERATURE).softmax(dim=-1)
     columns = (take(cosine, seeds) / SALIENCY_TEMPERATURE).softmax(dim=-1)
     centroids = take(tokens, seeds)
-    centres = take(positions[:, None].expand(-1, tokens.shape[1], -1, -1), seeds)
+    centers = take(positions[:, None].expand(-1, tokens.shape[1], -1, -1), seeds)
     pair = None
 
     while True:
-        cost = batch_cost(tokens, centroids, distances(positions, centres), config)
+        cost = batch_cost(tokens, centroids, distances(positions, centers), config)
         plan = released_sinkhorn(cost, rows, columns, config)
         yield Step(share_of_view(plan, views), (plan * cost).sum(dim=(-2, -1)), pair)
         if cost.shape[-1] == 2:
@@ -48,7 +48,7 @@ def released_steps(
         pair = closest_pair(updated @ updated.mT)
         weights = share(add_columns(plan, *pair))
         centroids = torch.einsum("bhtk,bhtd->bhkd", weights, tokens)
-        centres = torch.einsum("bhtk,btc->bhkc", weights, positions)
+        centers = torch.einsum("bhtk,btc->bhkc", weights, positions)
         columns = torch.einsum("bht,bhtk->bhk", rows, weights)
         columns = columns / columns.sum(dim=-1, keepdim=True)
 

@@ -12,10 +12,10 @@ from einops import rearrange
 from PIL import Image
 
 from croc.method.croc import locate
-from croc.method.photometric import normalise
+from croc.method.photometric import normalize
 from croc.method.randomness import sample_key
 from croc.method.types import Views
-from croc.method.views import Crops, crop, patch_centres
+from croc.method.views import Crops, crop, patch_centers
 from tests.lab.app.serving import BOXES, Served, serving, tiny_model
 
 
@@ -32,9 +32,9 @@ def views_of(served: Served) -> Views:
     places = torch.tensor(BOXES).float()[:, None]
     flips = torch.zeros(2, 1, dtype=torch.bool)
     canvas = torch.from_numpy(pixels).permute(2, 0, 1)[None]  # a scene is square
-    views = normalise(crop(canvas, Crops(places, flips), model.view_px))
+    views = normalize(crop(canvas, Crops(places, flips), model.view_px))
     sizes = torch.tensor([pixels.shape[:2]])
-    return Views(views, patch_centres(places, flips, sizes, model.view_px, 8))
+    return Views(views, patch_centers(places, flips, sizes, model.view_px, 8))
 
 
 SETTINGS: list[dict[str, Any]] = [

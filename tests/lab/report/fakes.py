@@ -27,7 +27,7 @@ def make_run(folder: Path, steps: int = 60, offset: float = 0.0, **more: Any) ->
     """The tiny configuration and one line per step."""
     folder.mkdir(parents=True)
     config = config_page(tiny_config(folder), "tiny")
-    config["optim"]["rate"] = 0.02 + offset
+    config["optim"]["lr"] = 0.02 + offset
     (folder / "config.json").write_text(json.dumps(config))
     lines = [json.dumps(line(step, offset, **more)) + "\n" for step in range(1, steps + 1)]
     (folder / "metrics.jsonl").write_text("".join(lines))

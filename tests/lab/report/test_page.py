@@ -193,9 +193,9 @@ def test_other_sections(path: Path):
         assert "clustering" in page.locator("#speed ~ .cards").inner_text()
 
         rows = page.locator("[data-option]")
-        assert "optim.rate" in rows.first.inner_text()  # what differs comes first
+        assert "optim.lr" in rows.first.inner_text()  # what differs comes first
         everything = rows.count()
-        page.locator("#search").fill("optim rate")
+        page.locator("#search").fill("optim lr")
         assert 0 < rows.filter(visible=True).count() < 8
         page.locator("#search").fill("")
         assert rows.filter(visible=True).count() == everything

@@ -19,8 +19,8 @@ from croc.lab.show.features import draw_features, project, stretch
 from croc.lab.show.look import Look, look_at_run, whole_view
 from croc.method.clustering.trace import trace_views
 from croc.method.croc import saliency
-from croc.method.photometric import unnormalise
-from croc.method.views import patch_centres
+from croc.method.photometric import unnormalize
+from croc.method.views import patch_centers
 from croc.train.loop import pretrain
 from croc.weights.checkpoint import checkpoint_path, load_checkpoint, untrained
 from tests.tiny import tiny_config, tiny_mae
@@ -125,12 +125,12 @@ def test_a_run_opens_the_teacher_of_a_step(run: Path):
 )
 def test_whole_image_is_resized_to_whole_patches(height: int, width: int, shape: tuple):
     views = whole_view(np.full((height, width, 3), 90, np.uint8), 64, 8)
-    torch.testing.assert_close(unnormalise(views.pixels), torch.full((1, 1, 3, *shape), 90 / 255))
+    torch.testing.assert_close(unnormalize(views.pixels), torch.full((1, 1, 3, *shape), 90 / 255))
     middle = torch.tensor([width, height]) / 2 / max(width, height)
     torch.testing.assert_close(views.positions.mean(dim=2)[0, 0], middle)
     if height == width:  # as of a crop of everything
         boxes, sizes = torch.tensor([[[0.0, 0.0, 1.0, 1.0]]]), torch.tensor([[1, 1]])
-        expected = patch_centres(boxes, torch.tensor([[False]]), sizes, 64, 8)
+        expected = patch_centers(boxes, torch.tensor([[False]]), sizes, 64, 8)
         torch.testing.assert_close(views.positions, expected)
 
 
@@ -203,14 +203,14 @@ def test_pca_equals_scikit_learn():
     expected = pca.transform(tokens.double().numpy()) * signs
     low, high = np.quantile(expected, [0.02, 0.98], axis=0)
     expected = ((expected - low) / (high - low)).clip(0, 1)
-    together = project([first, second])  # colours have one meaning in both
+    together = project([first, second])  # colors have one meaning in both
     assert [len(each) for each in together] == [120, 80]
     np.testing.assert_allclose(torch.cat(together).numpy(), expected, atol=1e-5)
     for few in (make_tokens(1), make_tokens(2), torch.ones(2, 12)):
         assert torch.isfinite(project([few])[0]).all()
 
 
-def test_outliers_do_not_stretch_the_colours():
+def test_outliers_do_not_stretch_the_colors():
     values = torch.linspace(0, 1, 1001)[:, None]
     outlier = torch.cat([values, torch.full((3, 1), 1e6)])
     torch.testing.assert_close(stretch(outlier)[:1001], stretch(values), atol=0.01, rtol=0)
