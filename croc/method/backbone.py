@@ -11,20 +11,19 @@ from typing import Any, cast
 
 import timm
 import torch
-import torch.nn.functional as F
 from einops import rearrange
 from jaxtyping import Float, Int64
 from timm.layers.drop import DropPath
 from timm.layers.patch_embed import PatchEmbed
 from timm.layers.pos_embed_sincos import apply_rot_embed_cat
-from timm.models.eva import Eva, EvaBlockPostNorm
-from timm.models.vision_transformer import ResPostBlock, VisionTransformer
+from timm.models.eva import Eva
+from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from croc.config import ModelConfig
 from croc.errors import UserError
-from croc.kernels.layers import replace_layers
+from croc.kernels.layers import replace_layers, take_over
 from croc.method.positions import (
     draw_rotary_windows,
     draw_windows,
@@ -51,6 +50,18 @@ class KeyedDropPath(nn.Module):
         return x if self.scale is None else x * self.scale.to(x.dtype)[:, None, None]
 
 
+class RecordingLinear(nn.Linear):
+    """A linear layer that appends its outputs to a list, if it has one."""
+
+    outputs: list[Tensor] | None = None
+
+    def forward(self, input: Tensor) -> Tensor:
+        output = super().forward(input)
+        if self.outputs is not None:
+            self.outputs.append(output)
+        return output
+
+
 class Backbone(nn.Module):
     """A ViT on views: `forward` for the student, `describe` for what the clustering needs."""
 
@@ -64,6 +75,7 @@ class Backbone(nn.Module):
         self.width: int = self.vit.embed_dim
         self._sides, self._recomputes = config.position_window, config.checkpoint_blocks
         replace_layers(self.vit)
+        self._recording = _record_projections(self.vit.blocks[-1].attn)
         self._drop_paths = _key_drop_paths(self.vit)
         self._rope: Any = getattr(self.vit, "rope", None)
         keep = torch.tensor([1 - drop_path.rate for drop_path in self._drop_paths])
@@ -137,8 +149,18 @@ class Backbone(nn.Module):
     ) -> Tokens:
         last: Any = self.vit.blocks[-1]
         own = {} if rope is None else {"rope": self._rope_of(rope, -1)}
+        outputs: list[Tensor] = []
+        for layer in self._recording:
+            layer.outputs = outputs
         cls, patches = self._finish(last(before, **own), views)
-        queries, keys, values = projections(last, before)
+        for layer in self._recording:
+            layer.outputs = None
+        parts = outputs if len(outputs) == 3 else outputs[0].chunk(3, dim=-1)
+        width = last.attn.head_dim
+        queries, keys, values = (rearrange(x, "b n (h d) -> b h n d", d=width) for x in parts)
+        queries, keys = last.attn.q_norm(queries), last.attn.k_norm(keys)
+        if (group := queries.shape[1] // keys.shape[1]) > 1:  # queries that share keys and values
+            keys, values = (each.repeat_interleave(group, dim=1) for each in (keys, values))
         seen = keys[:, :, self.vit.num_prefix_tokens :]
         if own:
             seen = apply_rot_embed_cat(seen.float(), own["rope"], half=last.attn.rotate_half)
@@ -222,6 +244,17 @@ class Backbone(nn.Module):
         return rearrange(scales, "b l m -> l (m b)")
 
 
+def _record_projections(attention: Any) -> list[RecordingLinear]:
+    """The layers that make queries, keys and values: one for all of them, or three."""
+    if hasattr(attention, "qkv_bias_separate"):
+        attention.qkv_bias_separate = True  # else EvaAttention reads the layer's weight alone
+    names = ("q_proj", "k_proj", "v_proj") if attention.qkv is None else ("qkv",)
+    layers = [getattr(attention, name) for name in names]
+    for layer in layers:
+        take_over(layer, RecordingLinear)
+    return layers
+
+
 def _key_drop_paths(vit: nn.Module) -> list[KeyedDropPath]:
     """Replace timm's stochastic depths; returns ours, in order."""
     keyed = []
@@ -231,27 +264,6 @@ def _key_drop_paths(vit: nn.Module) -> list[KeyedDropPath]:
                 keyed.append(KeyedDropPath(child.drop_prob or 0.0))
                 setattr(module, name, keyed[-1])
     return keyed
-
-
-def projections(block: Any, x: Float[Tensor, "b n D"]) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries, keys and values "b H n d" that a block's attention makes of the block's input."""
-    attention = block.attn
-    x = x if isinstance(block, ResPostBlock | EvaBlockPostNorm) else block.norm1(x)
-    if attention.qkv is None:
-        parts = attention.q_proj(x), attention.k_proj(x), attention.v_proj(x)
-    elif getattr(attention, "q_bias", None) is None:
-        parts = attention.qkv(x).chunk(3, dim=-1)
-    else:
-        bias = torch.cat([attention.q_bias, attention.k_bias, attention.v_bias])
-        parts = F.linear(x, attention.qkv.weight, bias).chunk(3, dim=-1)
-    queries, keys, values = (
-        rearrange(p, "b n (h d) -> b h n d", d=attention.head_dim) for p in parts
-    )
-    shared = queries.shape[1] // keys.shape[1]  # grouped queries share keys and values
-    keys, values = attention.k_norm(keys), values
-    if shared > 1:
-        keys, values = (each.repeat_interleave(shared, dim=1) for each in (keys, values))
-    return attention.q_norm(queries), keys, values
 
 
 def _create_vit(config: ModelConfig, view_px: int, drop_path: float) -> Vit:
