@@ -24,7 +24,7 @@ from torch import Tensor
 from benchmarks.common import run, this_device, write_json
 from croc.data import open_source
 from croc.lab.show.look import Look, keys_of, look_at_run, readable, to_canvases
-from croc.method.croc import locate
+from croc.method.croc import cluster_tokens
 from croc.method.views import make_views
 from croc.plotting import PALETTE
 
@@ -43,7 +43,9 @@ def choose(look: Look, images: int, seeds: int, device: torch.device) -> Int64[T
         views = make_views(canvases, config.views, backbone.patch_px)
         tokens = backbone.describe(views.pixels, config.cluster.tokens)
         keys = (keys_of(seed, len(pictures))[start : start + BATCH] for seed in range(seeds))
-        counts = [locate(tokens, views, each.to(device), config.cluster).count for each in keys]
+        counts = [
+            cluster_tokens(tokens, views, each.to(device), config.cluster).count for each in keys
+        ]
         chosen.append(torch.stack(counts).cpu())
     return torch.cat(chosen, dim=1)
 

@@ -28,7 +28,7 @@ from croc.kernels import use_kernels
 from croc.lab.bench import clustering_by
 from croc.method.clustering import draw_seeds
 from croc.method.clustering.paper import choose, paper_steps, pool, split
-from croc.method.croc import locate
+from croc.method.croc import cluster_tokens
 from croc.method.types import Clusters, Tokens, Views
 
 CURVES = {
@@ -197,9 +197,12 @@ def training_step(sizes: Sizes, device: torch.device, compiled: bool) -> Callabl
         ClusterConfig(k_start=sizes.k_start),
         synthetic_batch(sizes, device),
     )
-    find, gather = locate, pool
+    find, gather = cluster_tokens, pool
     if compiled:
-        find, gather = torch.compile(locate, dynamic=False), torch.compile(pool, dynamic=False)
+        find, gather = (
+            torch.compile(cluster_tokens, dynamic=False),
+            torch.compile(pool, dynamic=False),
+        )
 
     def step() -> Tensor:
         assignments = find(tokens, views, keys, config).assignments

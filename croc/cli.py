@@ -12,8 +12,7 @@ from typing import Annotated, NoReturn
 import tyro
 
 from croc import __version__
-from croc.arguments import parse
-from croc.config import CrocConfig, DataConfig, PretrainConfig, read_config
+from croc.config import CrocConfig, DataConfig, PretrainConfig, parse, read_config
 from croc.errors import Interrupted, LostPeerError, UserError
 from croc.eval.protocols import PROTOCOLS
 from croc.eval.protocols import run_command as evaluate_command

@@ -4,9 +4,12 @@ The defaults are the paper's for COCO (its implementation section and appendix);
 named configurations. A run's config.json is such a configuration on disk.
 """
 
+import contextlib
 import dataclasses
+import io
 import json
 import math
+import re
 import typing
 from dataclasses import dataclass, field
 from functools import cache
@@ -37,8 +40,8 @@ SHARE = Limit("must be in 0 … 1", 0, 1)
 SHARE_BELOW_ONE = Limit("must be in 0 … 1, 1 excluded", 0, _BELOW_ONE)
 BETWEEN = Limit("must be between 0 and 1", _TINY, _BELOW_ONE)
 POSITIVE = Limit("must be positive", _TINY)
-RISING = Limit("must rise and be positive", _TINY, rising=True)
-RISING_SHARE = Limit("must rise within 0 … 1", _TINY, 1, rising=True)
+RISING = Limit("must be positive and increasing", _TINY, rising=True)
+RISING_SHARE = Limit("must increase within 0 … 1", _TINY, 1, rising=True)
 
 
 def at_least(low: float | int) -> Limit:
@@ -541,7 +544,7 @@ def read_config(path: Path) -> tuple[PretrainConfig, str]:
     except FileNotFoundError:
         raise UserError(f"there is no configuration {path}; a run's folder has {PAGE}") from None
     except ValueError as error:
-        raise UserError(f"{path} is no configuration of a CrOC run: {error}") from None
+        raise UserError(f"{path} is not a CrOC run configuration: {error}") from None
     return parse_config(content, str(path))
 
 
@@ -556,7 +559,7 @@ def parse_config(content: Any, source: str) -> tuple[PretrainConfig, str]:
                 sections[section] = {names.get(name, name): value for name, value in options}
         return _build(METHODS[method], sections, ""), str(recipe)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{source} is no configuration of a CrOC run: {error}") from None
+        raise UserError(f"{source} is not a CrOC run configuration: {error}") from None
 
 
 def _build(kind: Any, content: Any, name: str) -> Any:
@@ -576,3 +579,33 @@ def _build(kind: Any, content: Any, name: str) -> Any:
         raise ValueError(f"unknown: {unknown}")
     fields = {each: _build(hints[each], content[each], f"{name}.{each}") for each in content}
     return typing.cast(Any, kind)(**fields)
+
+
+def parse(kind: type, arguments: list[str], program: str, default: Any = None) -> Any:
+    """The dataclass that the arguments describe; --help prints and ends as usual."""
+    options: dict[str, Any] = {} if default is None else {"default": default}
+    complaint = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(complaint):
+            return tyro.cli(
+                kind,
+                args=arguments,
+                prog=program,
+                config=(tyro.conf.AvoidSubcommands,),
+                **options,
+            )
+    except SystemExit as end:
+        if not end.code:
+            raise
+        raise UserError(f"{_first_sentence(complaint.getvalue())}; see {program} --help") from None
+
+
+def _first_sentence(box: str) -> str:
+    """The first part of a boxed message and, if there is one, its suggestion.
+
+    Below the title come parts between rules; where a terminal has only ASCII, the title too.
+    """
+    lines = [line.strip("│╭╮╰╯|+ ") for line in box.splitlines()[1:]]
+    parts = "\n".join("" if not line.strip("─-") else line for line in lines).strip().split("\n\n")
+    near = re.search(r"Perhaps you meant:\s+(\S+)", box.replace("│", ""))
+    return parts[0] + (f"; perhaps you meant {near[1]}" if near else "")

@@ -1,4 +1,4 @@
-"""What ends a command with one line: mistakes that the user can mend, and requests to end."""
+"""Exceptions that end a command with a one-line message: user errors and stop requests."""
 
 import signal
 

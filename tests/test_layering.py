@@ -6,7 +6,7 @@ from pathlib import Path
 import croc
 
 ROOT = Path(croc.__file__).parent
-BASE = {"__init__", "errors", "arguments", "io", "signals", "tables", "plotting", "config"}
+BASE = {"__init__", "errors", "io", "signals", "tables", "plotting", "config"}
 BELOW = {
     "method": {"kernels"},
     "kernels": {"method"},

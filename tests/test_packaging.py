@@ -31,7 +31,7 @@ def call(*command: str | Path, folder: Path) -> str:
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Both, made of a copy; for the shipped weights a stand-in that takes no room."""
+    """Both, made of a copy; for the bundled weights a stand-in that takes no room."""
     folder = tmp_path_factory.mktemp("package")
     copy = folder / "copy"
     for name in filter(lambda name: (ROOT / name).is_dir(), TAKEN):
@@ -102,7 +102,7 @@ def test_the_installed_command_runs(installed: Path, tmp_path: Path):
 
 
 def test_the_installed_package_finds_its_files(installed: Path, tmp_path: Path):
-    """It, not the checkout, is imported; the explorer's files and the shipped weights are there."""
+    """It, not the checkout, is imported; the explorer's files and the bundled weights are there."""
     program = """
 import croc, sys
 from croc.lab.app import server

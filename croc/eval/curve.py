@@ -28,7 +28,7 @@ class CurveOptions(TableOptions):
     """LABEL=RUN, or just RUN: folders of croc pretrain; one line each. --run.keep-every-steps keeps
     more of a run than its last two checkpoints."""
     average: bool = False
-    """A panel with the mean of a protocol's data sets, if there are several."""
+    """Add a panel with the mean over a protocol's datasets, if there are several."""
     to: str = "curves"
     """Folder of curve.png, of table.md, .tex, .html and .json with one row per checkpoint, of
     results.jsonl, to which finished cells are appended, and of the pictures."""

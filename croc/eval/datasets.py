@@ -74,7 +74,7 @@ ADE_CLASSES = tuple(_ADE_NAMES.split(","))
 
 @dataclass(frozen=True)
 class Labeled:
-    """A photograph and the class of each of its pixels."""
+    """An image and its per-pixel class labels."""
 
     image: UInt8[np.ndarray, "h w 3"]
     """RGB."""

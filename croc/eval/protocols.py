@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal
 
-from croc.arguments import parse
-from croc.config import require_finite, require_least
+from croc.config import parse, require_finite, require_least
 from croc.errors import UserError
 
 SEGMENTATION = ("linear", "kmeans", "within", "incontext")
@@ -69,7 +68,7 @@ class LinearConfig(ProtocolConfig):
     batch: int = 60
     """Images per step."""
     epochs: int | None = 45
-    """Passes over the training split."""
+    """Number of training epochs."""
     steps: int | None = None
     """Training steps, instead of epochs."""
     crop: float | None = 0.8
@@ -78,7 +77,7 @@ class LinearConfig(ProtocolConfig):
     train_px: int = 448
     """Side length at which the loss is computed; logits are upsampled to it."""
     score_px: int | None = 448
-    """Side length at which predictions are scored; None is each image's own size."""
+    """Side length at which predictions are scored; None scores at each image's original size."""
     seed: int = 0
     """Seed for layer initialization, image order and crops."""
 
@@ -127,7 +126,7 @@ class KmeansConfig(WithinConfig):
 
 @dataclass(frozen=True)
 class InContextConfig(ProtocolConfig):
-    """Patches take the labels of their nearest neighbors in the training split, with Hummingbird's
+    """Label each patch by its nearest neighbors in the training split, with Hummingbird's
     settings, at the other protocols' image size."""
 
     image_px: int = 448
@@ -245,7 +244,7 @@ class Request:
 
 @dataclass(frozen=True)
 class EvaluateOptions:
-    """What to score, and how."""
+    """What to evaluate, and how."""
 
     weights: str
     """Name of bundled weights, a run folder or checkpoint, a weights file, timm:NAME,
@@ -277,17 +276,17 @@ class EvaluateOptions:
 @dataclass(frozen=True)
 class EvaluateVideo(EvaluateOptions):
     masks: str | None = None
-    """New folder for the predicted masks, as DAVIS stores them."""
+    """New folder for the predicted masks, in DAVIS format."""
     overlays: str | None = None
-    """New folder for overlay videos, with the prediction painted over."""
+    """New folder for videos with the predictions overlaid."""
 
 
 @dataclass(frozen=True)
 class EvaluateAll(EvaluateOptions):
-    """Run every protocol that the data support, with the defaults of each dataset."""
+    """Run every protocol that the dataset supports, with that dataset's defaults."""
 
     data: tuple[str, ...]  # pyright: ignore[reportIncompatibleVariableOverride]
-    """One or more datasets, as for the single protocols."""
+    """One or more datasets, as for the individual protocols."""
 
 
 def run_command(protocol: str, arguments: list[str]) -> bool:

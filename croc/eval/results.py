@@ -27,7 +27,7 @@ class Result:
     protocol: str
     data: str
     weights: str
-    """As they were requested."""
+    """As given by the caller."""
     backbone: str
     """Its name, with a run's step."""
     weights_hash: str

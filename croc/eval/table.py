@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from croc.arguments import parse
+from croc.config import parse
 from croc.errors import UserError
 from croc.eval.protocols import (
     DEFAULTS,
@@ -43,13 +43,14 @@ class TableOptions(EvaluateOptions):
     """Compare several weights on several datasets in one table. Finished cells are reused."""
 
     weights: tuple[str, ...]  # pyright: ignore[reportIncompatibleVariableOverride]
-    """LABEL=WEIGHTS, or just WEIGHTS, as for the single protocols: bundled weights, a run folder or
-    checkpoint, a weights file, timm:NAME, timm:NAME@FILE, random:NAME, random:RUN; one row each."""
+    """LABEL=WEIGHTS, or just WEIGHTS, as for the individual protocols: bundled weights, a run
+    folder or checkpoint, a weights file, timm:NAME, timm:NAME@FILE, random:NAME, random:RUN; one
+    row each."""
     data: tuple[str, ...]  # pyright: ignore[reportIncompatibleVariableOverride]
-    """KIND:PATH (a folder or a .tar) as for the single protocols, or scenes; one column per
+    """KIND:PATH (a folder or a .tar) as for the individual protocols, or scenes; one column per
     protocol and dataset."""
     protocols: tuple[Literal["linear", "kmeans", "within", "incontext", "video"], ...] = PROTOCOLS
-    """Each is run on the datasets that support it."""
+    """Protocols to run, each on the datasets that support it."""
     average: bool = True
     """Add a column with the mean over a protocol's datasets, if there are several."""
     to: str = "tables"

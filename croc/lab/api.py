@@ -57,13 +57,13 @@ def load_backbone(weights: Weights) -> VitBackbone | ConvBackbone:
 
     Args:
         weights: What `--weights` takes: a run or its folder (its teacher is opened), one of its
-            checkpoints, a file of weights, the name of shipped weights, `timm:NAME` for a model
+            checkpoints, a file of weights, the name of bundled weights, `timm:NAME` for a model
             with timm's own weights, or `random:NAME` for an untrained one.
 
     Returns:
         A module with `name`, `stride_px` (the side of a patch) and `features(images)`, which
             takes "B 3 h w" normalized with ImageNet's mean and std and returns
-            "B C rows columns". `croc.features` does the reading and normalizing for you.
+            "B C rows columns". `croc.features` reads and normalizes images for you.
 
     Examples:
         >>> import croc, torch
@@ -116,12 +116,12 @@ def features(
 ) -> list[Features]:
     """Dense features of photographs: for each a grid of patch tokens, and its CLS token.
 
-    Photographs are turned upright, resized bicubically and normalized. By default their aspect
+    Images are rotated according to EXIF, resized (bicubic) and normalized. By default their aspect
     ratio is kept, so that the grids of two photographs may differ.
 
     Args:
         images: One photograph or several: paths, PIL images, or tensors "3 h w" or "B 3 h w" in
-            RGB, of bytes or of floats in 0 … 1 (not normalized). An iterator is read `batch`
+            RGB, uint8 or float in [0, 1] (not normalized). An iterator is read `batch`
             photographs at a time.
         weights: What `croc.load_backbone` takes, or what it returned.
         size_px: The longer side of what the network sees, the aspect ratio kept and both sides
@@ -244,7 +244,7 @@ def cluster(
     """Cluster the joined tokens of an image's views by optimal transport, and choose K.
 
     As in a training step, centroids start at some of the tokens, the nearest two merge until two
-    are left, and the K of the lowest transport cost is chosen, for each image and head separately.
+    are left, and the K with the lowest transport cost is chosen, per image and head.
     Checking the arguments synchronizes with the GPU.
 
     Args:
@@ -452,7 +452,7 @@ def evaluate(
     Args:
         protocol: "linear" (a linear layer on the features), "kmeans" (clusters matched to
             classes), "within" (the same in each image separately), "incontext" (labels of the
-            nearest neighbors), "video" (a first mask propagated), or "all".
+            nearest neighbors), "video" (propagates the first frame's mask), or "all".
         weights: What `croc.load_backbone` takes, not what it returned: a result records where
             weights came from. A run or its folder is its teacher.
         data: KIND:PATH, such as "voc12:/data/VOC2012" or "folder:mine" for your own photographs

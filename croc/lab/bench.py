@@ -29,8 +29,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from croc.arguments import parse
-from croc.config import ClusterConfig, CrocConfig, PretrainConfig, require, require_least
+from croc.config import ClusterConfig, CrocConfig, PretrainConfig, parse, require, require_least
 from croc.data.loader import batch_indices, make_loader, worker_count
 from croc.data.sources import ImageSource, open_source
 from croc.errors import UserError
@@ -76,7 +75,7 @@ class BenchConfig:
     steps: int = 30
     """Number of timed steps."""
     warmup: int = 5
-    """Untimed warm-up steps before them; the first ones compile."""
+    """Number of untimed warm-up steps, which include compilation."""
     to: str | None = None
     """Folder for bench.json and bench.png; by default bench/RECIPE-DATE-TIME."""
     vary: Literal["none", "batch", "tokens", "k-start", "heads", "model"] = "none"

@@ -27,8 +27,7 @@ import torch
 from matplotlib.figure import Figure
 from rich.box import SIMPLE_HEAD
 
-from croc.arguments import parse
-from croc.config import PretrainConfig, require, write_config
+from croc.config import PretrainConfig, parse, require, write_config
 from croc.data.loader import steps_per_epoch
 from croc.data.sources import open_source
 from croc.errors import Interrupted, UserError
@@ -88,7 +87,7 @@ class SweepConfig:
     """What to vary, what to evaluate on, and where to write the results."""
 
     to: str
-    """Output folder for the runs, sweep.json, sweep.md and sweep.png. An existing sweep resumes."""
+    """Output folder for runs, sweep.json, sweep.md and sweep.png; an existing sweep is resumed."""
     data: tuple[str, ...]
     """KIND:PATH (a folder or a .tar) as for `croc evaluate table`, or scenes."""
     vary: str | None = None
@@ -102,10 +101,10 @@ class SweepConfig:
     seeds: tuple[int, ...] = (0,)
     """Every setting is trained with each seed."""
     protocols: tuple[Literal["linear", "kmeans", "within", "incontext", "video"], ...] = PROTOCOLS
-    """Each is run on the datasets that support it."""
+    """Protocols to run, each on the datasets that support it."""
     hold_out: float = 0.0
     """Score on this held-out fraction of the training split instead of the validation split, so
-    that choices made by the sweep do not overfit to the latter."""
+    that model selection does not overfit to the validation split."""
     untrained: bool = True
     """Also evaluate the untrained networks."""
 

@@ -274,7 +274,7 @@ def _create_vit(config: ModelConfig, view_px: int, drop_path: float) -> Vit:
         hint = f"did you mean {', '.join(near)}?" if near else "see timm.list_models('vit*')"
         raise UserError(f"--model.name: timm has no model {config.name!r}; {hint}")
     refusal = UserError(
-        f"--model.name: {config.name} is no plain ViT with a CLS token; try vit_small_patch16_224"
+        f"--model.name: {config.name} is not a ViT with a CLS token; try vit_small_patch16_224"
     )
     try:
         vit: Any = timm.create_model(

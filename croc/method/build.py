@@ -14,7 +14,7 @@ from croc.method.mae import Mae, MaeNetwork
 Method = Croc | Mae
 
 COMPILED: dict[type, tuple[str, ...]] = {
-    Croc: ("make_views", "locate", "weighted_total", "softness"),
+    Croc: ("make_views", "cluster_tokens", "weighted_total", "softness"),
     Network: ("pool", "distil", "gram_distance"),
     Backbone: ("_embed", "_finish", "_describe_last", "_draw_drop_paths"),
     ImageHead: ("images",),

@@ -34,7 +34,7 @@ from croc.method.types import (
 from croc.method.views import VIEWS, make_views, views_at
 
 
-def locate(
+def cluster_tokens(
     tokens: Tokens, views: Views, keys: Int64[Tensor, "B"], config: ClusterConfig
 ) -> Clusters:
     """Join the teacher's tokens of both views, locate the clusters in them, split them again."""
@@ -155,7 +155,7 @@ class Croc:
         independent = self.cluster is None or self.cluster.variant == "paper"
         if device.type == "cpu" and independent and config.loss.centering == "mean":
             self.micro_batch = config.run.micro_batch or 16
-        self.make_views, self.locate = make_views, locate
+        self.make_views, self.cluster_tokens = make_views, cluster_tokens
         self.weighted_total, self.softness = weighted_total, softness
 
     def _check_sizes(self) -> None:
@@ -239,7 +239,7 @@ class Croc:
             with stage("teacher"):
                 tokens = teacher.backbone.describe(views.pixels, self.cluster.tokens, keys)
             with stage("clustering"):
-                clusters = self.locate(tokens, views, keys, self.cluster)
+                clusters = self.cluster_tokens(tokens, views, keys, self.cluster)
                 assignments = clusters.assignments
                 centroids = teacher.pool(tokens.patches, assignments, tokens.cls, self.cluster)
             with stage("heads"):

@@ -28,7 +28,7 @@ from croc.config import ClusterConfig, CrocConfig, PretrainConfig
 from croc.data import ImageSource, UndecodableImage, epoch_order, place_on_canvas
 from croc.data.decode import reduce_image
 from croc.method.backbone import Backbone
-from croc.method.croc import locate
+from croc.method.croc import cluster_tokens
 from croc.method.photometric import normalize
 from croc.method.randomness import sample_key
 from croc.method.types import Canvases, Clusters, autocast_dtype
@@ -189,5 +189,5 @@ class Gauges:
             dtype = autocast_dtype(self._fabric.device, torch.float32)
             views = make_views(canvases, self._views, self._backbone.patch_px, dtype)
             tokens = self._backbone.describe(views.pixels, self._cluster.tokens)
-            clusters = locate(tokens, views, canvases.keys, self._cluster)
+            clusters = cluster_tokens(tokens, views, canvases.keys, self._cluster)
         return count_matches(tokens.patches.float(), clusters)

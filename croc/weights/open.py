@@ -1,4 +1,4 @@
-"""Opening a backbone by a name or path: shipped weights, a run, a file from anywhere, timm's."""
+"""Opening a backbone by a name or path: bundled weights, a run, a file from anywhere, timm's."""
 
 import difflib
 import hashlib
@@ -111,7 +111,7 @@ def check_fit(backbone: DenseBackbone, side_px: int, blocks: int = 1, flag: str 
 def open_backbone(
     spec: str, image_px: int = 448, seed: int = 0, flag: str = WEIGHTS
 ) -> VitBackbone | ConvBackbone:
-    """Shipped weights, a run's folder or checkpoint (its teacher), a file of a known layout, or a
+    """Bundled weights, a run's folder or checkpoint (its teacher), a file of a known layout, or a
     timm model.
 
     timm:NAME has timm's own weights, timm:NAME@FILE those of a file in timm's layout, random:NAME
@@ -144,7 +144,7 @@ def open_backbone(
 
 
 def load_backbone(weights: str) -> VitBackbone | ConvBackbone:
-    """A backbone by the name of shipped weights, or by anything that --weights takes.
+    """A backbone by the name of bundled weights, or by anything that --weights takes.
 
     In float32 and frozen; `features(images)` gives "B C rows columns" for images that are
     normalized by ImageNet's mean and deviation.
@@ -171,14 +171,14 @@ def shipped() -> dict[str, Path]:
 
 
 def find_weights(spec: str) -> Path:
-    """A path as it is; if nothing is there, shipped weights of that name."""
+    """A path as it is; if nothing is there, bundled weights of that name."""
     path = Path(spec)
     return path if path.exists() else shipped().get(spec, path)
 
 
 def shipped_hint() -> str:
     """For messages."""
-    return f"shipped weights: {', '.join(sorted(shipped())) or 'none here'}"
+    return f"bundled weights: {', '.join(sorted(shipped())) or 'none here'}"
 
 
 def build_exported(path: Path, record: WeightsRecord) -> Backbone:
@@ -212,7 +212,7 @@ def _open_timm(
     bare = name.partition(".")[0]
     if bare not in timm.list_models():
         near = ", ".join(difflib.get_close_matches(bare, timm.list_models(), n=3))
-        raise UserError(f"{flag}: timm has no model {name!r}; near to it: {near or 'none'}")
+        raise UserError(f"{flag}: timm has no model {name!r}; did you mean {near or 'another'}?")
     options: dict[str, Any] = {"pretrained": kind == "timm"}
     weights = read_named_tensors(Path(file)) if file else {}
     for wrapper in (*WRAPPERS, *WRAPPERS):  # one may be in another

@@ -115,7 +115,7 @@ def test_files_and_names_that_do_not_fit(tmp_path: Path):
     for spec, message in (
         (f"timm:vit_tiny_patch16_224@{tmp_path / 'half.pth'}", "lacks 12 of"),
         (f"timm:vit_tiny_patch16_224@{tmp_path / 'wide.pth'}", "does not fit"),
-        ("random:resnet5", "near to it: resnet5"),
+        ("random:resnet5", "did you mean resnet5"),
         ("random:mixer_b16_224", "gives no feature map"),
         (str(tmp_path), "holds no run"),
     ):

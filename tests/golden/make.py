@@ -1,8 +1,8 @@
 """python -m tests.golden.make NAME ...: rewrite these goldens, or all of them.
 
 losses   the first losses of every method, centering and variant of the clustering
-scores   of the shipped weights by every protocol, on a few synthetic scenes
-features of the shipped weights, some numbers of them
+scores   of the bundled weights by every protocol, on a few synthetic scenes
+features of the bundled weights, some numbers of them
 runs     two small runs with their checkpoints, and the losses of the steps after them
 """
 

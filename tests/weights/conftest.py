@@ -47,7 +47,7 @@ def mae_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def shipped(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of shipped weights: small-a and small-b, the same."""
+    """A folder of bundled weights: small-a and small-b, the same."""
     folder = tmp_path / "weights"
     monkeypatch.setattr(weights_open, "shipped_folders", lambda: [folder, tmp_path / "nowhere"])
     for name in ("small-a", "small-b"):

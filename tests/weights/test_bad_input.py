@@ -98,7 +98,7 @@ def test_files_with_impossible_content(shipped: Path):
     tensors, record = load_file(path), json.loads(read_metadata(path)["croc"])
     changes: list[tuple[dict[str, Any], str]] = [
         ({"model": "vit_nosuch"}, "timm has no model 'vit_nosuch'"),
-        ({"model": "resnet50"}, "no plain ViT"),
+        ({"model": "resnet50"}, "not a ViT"),
         ({"model": "vit_giant_patch14_224"}, "does not fit"),
         ({"model": 7}, "cannot be read"),
         ({"depth": 10**9}, "does not have the 1,000,000,000 blocks"),
@@ -144,7 +144,7 @@ def test_show_weights(file: str, shipped: Path, capsys: pytest.CaptureFixture[st
         ("random:vit_tiny_patch16_224", "leave --init out"),
         ("nowhere", r"^--init nowhere: no such run or file"),
         ("", "^--init : no such run or file"),
-        ("timm:vit_tin", "timm has no model 'vit_tin'; near to it: gcvit_tiny"),
+        ("timm:vit_tin", "timm has no model 'vit_tin'; did you mean gcvit_tiny"),
         ("timm:vit_tiny_patch16_224@nowhere.pth", "No such file"),
         ("timm:vit_tiny_patch16_224@r18.pth", "the file does not fit|the file lacks"),
         ("RUN/config.json", "name the run's folder"),

@@ -1,4 +1,4 @@
-"""The shipped weights: they are the exported ones, and they learned."""
+"""The bundled weights: they are the exported ones, and they learned."""
 
 import re
 from pathlib import Path
@@ -16,7 +16,7 @@ import croc
 from croc.config import ClusterConfig, ViewsConfig, parse_config
 from croc.lab.show.look import look_at_weights
 from croc.method.clustering.paper import softness
-from croc.method.croc import locate
+from croc.method.croc import cluster_tokens
 from croc.method.types import Canvases
 from croc.method.views import make_views
 from croc.photographs import own_photographs
@@ -69,7 +69,7 @@ def test_clusters_are_as_sharp_as_the_papers_text(tokens: str, weight: float):
     config = ClusterConfig("paper", 12, tokens, weight, k_max=8, k_select="fixed")
     with torch.no_grad():
         features = backbone.describe(views.pixels, tokens, keys)
-        clusters = locate(features, views, keys, config)
+        clusters = cluster_tokens(features, views, keys, config)
     effective, largest_share = softness(clusters.assignments)
     assert effective.mean() <= 1.5
     assert largest_share.mean() >= 0.85

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import tyro
 
-from croc.arguments import parse
+from croc.config import parse
 from croc.errors import UserError
 
 HOST = "127.0.0.1"
@@ -54,7 +54,7 @@ def explore(arguments: list[str]) -> None:
         looks = [look_at_run(Path(run), step) for run in options.runs for step in steps]
         server = Server([*looks, *map(look_at_weights, options.weights)])
         names = " and ".join(model.name for model in server.models)
-        print(f"{names}: open http://{HOST}:{port} in a browser; Ctrl-C ends it", flush=True)
+        print(f"{names}: open http://{HOST}:{port} in a browser; press Ctrl-C to stop", flush=True)
         with contextlib.suppress(KeyboardInterrupt):
             server.listener(port).run(sockets=[listening])
         server.close()

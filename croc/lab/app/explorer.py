@@ -1,7 +1,7 @@
 """Two crops through a network: their joint clusters, the merging, similarities of patches.
 
-The clusters are those of `method.croc.locate` for the same boxes; nothing is augmented, so the page
-shows what the user pointed at.
+The clusters are those of `method.croc.cluster_tokens` for the same boxes; nothing is augmented, so
+the page shows what the user pointed at.
 """
 
 import base64
@@ -27,7 +27,7 @@ from croc.lab.show.clusters import follow_colors
 from croc.lab.show.look import Look, whole_view
 from croc.method.clustering.paper import softness
 from croc.method.clustering.trace import trace_views
-from croc.method.croc import locate, saliency
+from croc.method.croc import cluster_tokens, saliency
 from croc.method.photometric import normalize
 from croc.method.randomness import sample_key
 from croc.method.types import Tokens, Views
@@ -146,7 +146,7 @@ def read_query(body: bytes, models: Sequence[Model], pictures: dict[str, Picture
 def find_clusters(query: Query) -> dict[str, Any]:
     """The maps of all heads, so that the page can switch heads by itself."""
     views, tokens = look_at_crops(query.model, query.picture, query.boxes, query.config.tokens)
-    clusters = locate(tokens, views, _keys(query), query.config)
+    clusters = cluster_tokens(tokens, views, _keys(query), query.config)
     columns, grid = int(clusters.count.max()), query.model.grid
     share = softness(clusters.assignments)[1]
     heads = zip(*(v[0].tolist() for v in (clusters.count, clusters.valid, clusters.cost, share)))

@@ -21,8 +21,7 @@ import tyro
 from markupsafe import Markup
 from PIL import Image
 
-from croc.arguments import parse
-from croc.config import PAGE
+from croc.config import PAGE, parse
 from croc.errors import UserError
 from croc.io import read_lines, replacing
 from croc.train.health import too_soft
@@ -60,7 +59,7 @@ class ShowReport:
     to: str | None = None
     """The page to write; by default report.html, in the run's folder or, for several runs, here."""
     scores: tuple[str, ...] = ()
-    """Further results.jsonl files of croc evaluate; those in the run folders are always read."""
+    """Additional results.jsonl files of croc evaluate; those in the run folders are always read."""
 
 
 def run_command(arguments: list[str]) -> None:

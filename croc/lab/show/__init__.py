@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from croc.arguments import parse
+from croc.config import parse
 from croc.errors import UserError
 
 PICTURES = (".png", ".jpg", ".pdf", ".svg")
@@ -43,10 +43,10 @@ class ShowClusters(_Show):
 
 @dataclass(frozen=True)
 class ShowMerging(ShowClusters):
-    """Draw the last steps of the clustering, from K_start to 2, and the cost at each K."""
+    """Plot the last merging steps and the cost at each K from K_start to 2."""
 
     images: Annotated[tuple[str, ...], tyro.conf.Positional] = ()
-    """One photograph."""
+    """One image."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class ShowFeatures(_Show):
     patch: tuple[float, float] | None = None
     """X and Y, in the photograph's pixels, of the patch to compare with; by default its middle."""
     together: bool = False
-    """One PCA over all photographs, so that colors mean the same in each."""
+    """Fit one PCA across all images, so that colors are comparable."""
     columns: tuple[Literal["photograph", "pca", "cosine", "attention", "clusters"], ...] = (
         "photograph",
         "pca",

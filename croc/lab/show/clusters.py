@@ -20,7 +20,7 @@ from croc.lab.show.look import Look, grid_of
 from croc.method.backbone import Backbone
 from croc.method.clustering.paper import softness
 from croc.method.clustering.trace import Trace, trace_views
-from croc.method.croc import locate, saliency
+from croc.method.croc import cluster_tokens, saliency
 from croc.method.photometric import unnormalize
 from croc.method.types import Canvases, Clusters, Views
 from croc.method.views import make_views
@@ -143,7 +143,7 @@ def find_in_views(
     config: CrocConfig, backbone: Backbone, views: Views, keys: Int64[Tensor, "B"]
 ) -> Clusters:
     tokens = backbone.describe(views.pixels, config.cluster.tokens)
-    return locate(tokens, views, keys, config.cluster)
+    return cluster_tokens(tokens, views, keys, config.cluster)
 
 
 def follow_colors(trace: Trace, head: int) -> dict[int, list[int]]:

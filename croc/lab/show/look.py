@@ -66,7 +66,7 @@ def look_at_run(run: Path, step: int | None = None) -> Look:
 
 
 def look_at_weights(spec: str) -> Look:
-    """random:NAME, shipped weights by name, or a file of `croc export`, perhaps a stranger's."""
+    """random:NAME, bundled weights by name, or a file of `croc export`, perhaps a stranger's."""
     kind, _, name = spec.partition(":")
     if kind == "random":
         config = CrocConfig(model=ModelConfig(name))
@@ -75,7 +75,7 @@ def look_at_weights(spec: str) -> Look:
     card = read_record(path) if path.is_file() else None
     if card is None:
         raise UserError(
-            f"--weights {spec}: give a file of croc export, random:NAME or shipped weights "
+            f"--weights {spec}: give a file of croc export, random:NAME or bundled weights "
             f"({shipped_hint()}); a run's folder goes without --weights"
         )
     config, _ = parse_config(card.config, f"the metadata of {path}")

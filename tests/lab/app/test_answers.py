@@ -11,7 +11,7 @@ import torch
 from einops import rearrange
 from PIL import Image
 
-from croc.method.croc import locate
+from croc.method.croc import cluster_tokens
 from croc.method.photometric import normalize
 from croc.method.randomness import sample_key
 from croc.method.types import Views
@@ -55,7 +55,7 @@ def test_clusters_equal_locate(served: Served, changes: dict[str, Any]) -> None:
     config = replace(model.cluster, **fields)
     tokens = model.backbone.describe(views.pixels, config.tokens)
     keys = torch.tensor([sample_key(changes.get("seed", 0), 0, 0)])
-    clusters = locate(tokens, views, keys, config)
+    clusters = cluster_tokens(tokens, views, keys, config)
     answer = served.ask("clusters", **changes).json
     assert [head["k"] for head in answer["heads"]] == clusters.count[0].tolist()
     assert [head["shared"] for head in answer["heads"]] == clusters.valid[0].sum(-1).tolist()
