@@ -33,7 +33,7 @@ HELP = """CrOC: dense visual features from unlabeled images of scenes.
                                      plot the clusters in two views of each image, per head
   croc show merging IMAGE --run RUN  plot how clusters are merged, with the cost at each K
   croc show features IMAGE ... --run RUN
-                                     plot PCA of the tokens, similarity to a patch, attention
+                                     plot token PCA, similarity to a patch, attention maps
   croc show report RUN ...           write an HTML report: curves, clusters, scores, settings
   croc show weights FILE             inspect a checkpoint, ours or a published one
   croc app RUN [RUN2]                explore the clusters of two crops in a browser
@@ -45,7 +45,7 @@ HELP = """CrOC: dense visual features from unlabeled images of scenes.
                                      decode images once, for faster data loading
   croc bench RECIPE [OPTIONS]        time the training step of a recipe on this machine
   croc sweep RECIPE --sweep.vary OPTION --sweep.values A B ... [OPTIONS]
-                                     run an ablation: train, evaluate and plot every value
+                                     run an ablation: train and evaluate with each value, then plot
 
 Every command accepts --help; croc --version prints the version. Recipes: {recipes}.
 """

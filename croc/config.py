@@ -193,7 +193,7 @@ class ModelConfig(Section):
     train_blocks: Annotated[int | None, at_least(1)] = None
     """Train only the last so many blocks and the final norm, and freeze what is below them; by
     default everything is trained."""
-    checkpoint_blocks: bool = False
+    grad_checkpointing: bool = False
     """Recompute the activations of the student's blocks in the backward pass instead of keeping
     them: less memory, a third more time. For large networks."""
 

@@ -73,7 +73,7 @@ class Backbone(nn.Module):
         self._mixed: bool = getattr(self.vit, "rope_mixed", False)
         self.patch_px: int = self.vit.patch_embed.patch_size[0]
         self.width: int = self.vit.embed_dim
-        self._sides, self._recomputes = config.position_window, config.checkpoint_blocks
+        self._sides, self._recomputes = config.position_window, config.grad_checkpointing
         replace_layers(self.vit)
         self._recording = _record_projections(self.vit.blocks[-1].attn)
         self._drop_paths = _key_drop_paths(self.vit)

@@ -91,7 +91,7 @@ def test_the_anchors_weight_follows_its_schedule(start: Path, tmp_path: Path):
 def test_frozen_blocks_stay_and_recomputed_activations_change_nothing(start: Path, tmp_path: Path):
     usual = pretrain(continued(start, tmp_path / "usual", train_blocks=1), "tiny")
     again = pretrain(
-        continued(start, tmp_path / "again", train_blocks=1, checkpoint_blocks=True), "tiny"
+        continued(start, tmp_path / "again", train_blocks=1, grad_checkpointing=True), "tiny"
     )
     assert same_weights(usual, again)
     before, after = (load_checkpoint(checkpoints(run)[-1])["modules"] for run in (start, usual))
