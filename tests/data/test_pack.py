@@ -81,7 +81,7 @@ def test_stopped_leaves_nothing(tmp_path):
     """Neither files nor processes: workers keep the pipe open as long as they live."""
     command = [sys.executable, "-c", SLOW_PACK, str(tmp_path / "packed")]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, start_new_session=True)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 30
     while not any(file.stat().st_size for file in tmp_path.glob(".packed-*/pixels-00000.bin")):
         assert time.monotonic() < deadline
         time.sleep(0.05)
