@@ -34,21 +34,19 @@ from croc.data.loader import batch_indices, make_loader, worker_count
 from croc.data.sources import ImageSource, open_source
 from croc.errors import UserError
 from croc.io import gpu_versions, hardware, replacing
-from croc.kernels import serve, use_kernels
+from croc.kernels import serve
 from croc.method.backbone import Backbone
-from croc.method.build import build_method
 from croc.method.clustering.paper import check_k_start
 from croc.method.distributed import fetch
-from croc.method.optim import Guard, make_optimizer
 from croc.method.randomness import sample_key
 from croc.method.stages import Stopwatch
 from croc.method.types import Canvases
 from croc.method.views import VIEWS
 from croc.plotting import COLORS, save_chart
 from croc.tables import table_console, terminal_table
-from croc.train.cuda_graph import WARM_UPS, Gradients, make_gradients, records
-from croc.train.distributed import compiles, in_bfloat16, make_fabric
-from croc.train.loop import settings_at, train_step
+from croc.train.compile import WARM_UPS
+from croc.train.distributed import in_bfloat16, make_fabric
+from croc.train.loop import Trainer, settings_at
 
 FILE, PICTURE = "bench.json", "bench.png"
 BATCHES, STAGE_STEPS, HOST_STEPS = 3, 10, 5
@@ -232,34 +230,22 @@ def sizes_of(config: CrocConfig) -> dict[str, Any]:
     }
 
 
-class Trainer:
-    """A method that is ready to train, with the real training step."""
+class BenchTrainer(Trainer):
+    """Training's own, with a schedule of its own."""
 
     def __init__(self, fabric: Fabric, config: CrocConfig) -> None:
         # The views of most of a run, not those of its early epochs.
         views = replace(config.views, early_px=None, early_epochs=0)
-        self.fabric, self.config = fabric, replace(config, views=views)
-        torch.manual_seed(config.run.seed)
-        use_kernels(config.run.kernels)
-        compiled = compiles(config.run, fabric.device)
-        self.method: Any = build_method(self.config, fabric.device, compiled)
-        optimizer = make_optimizer(self.method.student, fabric.device, config.optim)
-        student, optimizer = fabric.setup(self.method.student, optimizer)
-        student.train()
-        self._guard = Guard(optimizer, fabric.device)
-        self.recorded = records(config.run, fabric, compiled)
-        self._eager = Gradients(fabric, self.method, student)
-        self._usual = make_gradients(fabric, self.method, student, self.recorded)
+        super().__init__(fabric, replace(config, views=views))
         # Past the epochs with frozen prototypes, as most steps of a run.
         frozen = min(config.loss.frozen_prototype_epochs, config.optim.epochs - 1)
         self._number = frozen * STEPS_PER_EPOCH
 
-    def step(self, canvases: Canvases, *, launch: bool = False) -> dict[str, Tensor]:
+    def next_step(self, canvases: Canvases, *, launch: bool = False) -> dict[str, Tensor]:
         """As in training (a CUDA graph where that has one), or launched kernel by kernel."""
         settings = settings_at(self._number, self.config.optim, STEPS_PER_EPOCH)
         self._number += 1
-        gradients = self._eager if launch else self._usual
-        return train_step(gradients, self._guard, canvases, settings, self.config.optim)
+        return self.step(canvases, settings, launch=launch)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -280,13 +266,13 @@ def measure(
     device, config, batch = fabric.device, setting.config, setting.sizes["batch"]
     flop = {stage: count * batch for stage, count in count_flop(config).items()}
     start = time.perf_counter()
-    trainer = Trainer(fabric, config)
+    trainer = BenchTrainer(fabric, config)
     batches = synthetic_batches(config, BATCHES, device)
-    trainer.step(next(batches), launch=True)
+    trainer.next_step(next(batches), launch=True)
     _wait(device)
     first_step_s = time.perf_counter() - start
     for _ in range(bench.warmup - 1):
-        trainer.step(next(batches), launch=True)
+        trainer.next_step(next(batches), launch=True)
     _wait(device)
     ready_s = time.perf_counter() - start
 
@@ -294,7 +280,7 @@ def measure(
     stopwatch, steps = Stopwatch(device), min(STAGE_STEPS, bench.steps)
     with stopwatch.watch():
         (whole_ms,) = _timed_ms(
-            device, lambda: [trainer.step(next(batches), launch=True) for _ in range(steps)], 1
+            device, lambda: [trainer.next_step(next(batches), launch=True) for _ in range(steps)], 1
         )
     split_ms = {name: 1e3 * taken / steps for name, taken in stopwatch.seconds().items()}
     watched_ms = whole_ms / steps
@@ -304,11 +290,11 @@ def measure(
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     for _ in range(WARM_UPS + 2 if trainer.recorded else 0):
-        trainer.step(next(batches))
+        trainer.next_step(next(batches))
     _wait(device)
     ready_s += time.perf_counter() - start
     with host_waits(device) as waits:
-        step_ms = _timed_ms(device, lambda: trainer.step(next(batches)), bench.steps)
+        step_ms = _timed_ms(device, lambda: trainer.next_step(next(batches)), bench.steps)
     p10, median, p90 = torch.tensor(step_ms).quantile(torch.tensor([0.1, 0.5, 0.9])).tolist()
     images_per_s = 1e3 * batch / statistics.fmean(step_ms)
     tflops = sum(flop.values()) * images_per_s / batch / 1e12
@@ -321,10 +307,10 @@ def measure(
         for _ in range(HOST_STEPS):  # from an empty queue: in a full one the host would wait
             _wait(device)
             start = time.perf_counter()
-            trainer.step(next(batches))
+            trainer.next_step(next(batches))
             launches.append(1e3 * (time.perf_counter() - start))
         host_ms = statistics.median(launches)
-    loss = fetch(trainer.step(next(batches)))["loss"]
+    loss = fetch(trainer.next_step(next(batches)))["loss"]
     heads, width = setting.sizes["heads"], trainer.method.student.backbone.width
     shape = (VIEWS, 1, heads, setting.sizes["side"] ** 2, width // heads)
     tokens = torch.empty(shape, dtype=getattr(torch, ceiling["dtype"]), device=device)
@@ -351,7 +337,7 @@ def measure(
 
 
 def _measure_loaded(
-    trainer: Trainer, steps: int, source: ImageSource, ready_rate: float
+    trainer: BenchTrainer, steps: int, source: ImageSource, ready_rate: float
 ) -> dict[str, Any]:
     """The same step on photographs from the loader."""
     data, batch, device = trainer.config.data, trainer.config.optim.batch, trainer.fabric.device
@@ -367,11 +353,11 @@ def _measure_loaded(
     )
     with closing(loader):
         for _ in range(LOADER_WARM_UPS):
-            trainer.step(next(loader))
+            trainer.next_step(next(loader))
         _wait(device)
         start = time.perf_counter()
         for canvases in loader:
-            trainer.step(canvases)
+            trainer.next_step(canvases)
         _wait(device)
         rate = steps * batch / (time.perf_counter() - start)
     record = {"images": len(source), "workers": worker_count(data)}
@@ -387,7 +373,7 @@ def count_flop(config: CrocConfig) -> dict[str, int]:
     run = replace(config.run, accelerator="cpu", precision="float32", compile=False, record=False)
     config = replace(config, run=run, optim=replace(config.optim, batch=2))
     cpu, flop = torch.device("cpu"), Counter[str]()
-    trainer = Trainer(make_fabric(run), config)
+    trainer = BenchTrainer(make_fabric(run), config)
 
     class FlopWatch(Stopwatch):
         """Counts the operations of each stage in place of its time."""
@@ -400,7 +386,7 @@ def count_flop(config: CrocConfig) -> dict[str, int]:
 
     counter = FlopCounterMode(display=False)
     with sdpa_kernel(SDPBackend.MATH), counter, FlopWatch(cpu).watch():
-        trainer.step(next(synthetic_batches(config, 1, cpu)))
+        trainer.next_step(next(synthetic_batches(config, 1, cpu)))
     skipped = ("views", "update", "EMA")
     return {name: n // 2 for name, n in flop.items() if n and name not in skipped}
 

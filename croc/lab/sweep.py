@@ -47,7 +47,6 @@ from croc.eval.table_formats import METRICS, data_titles
 from croc.io import gpu_versions, hardware, read_metrics, replacing
 from croc.lab.report.hook import ReportHook
 from croc.lab.report.page import training_seconds
-from croc.method.build import build_method
 from croc.plotting import COLORS, save_chart, span_enough, verbatim
 from croc.tables import (
     MISSING,
@@ -57,7 +56,7 @@ from croc.tables import (
     table_console,
     terminal_table,
 )
-from croc.train.loop import pretrain
+from croc.train.loop import make_method, pretrain
 from croc.train.run_folder import FREE
 from croc.weights.checkpoint import checkpoints, step_of
 from croc.weights.open import open_backbone
@@ -458,7 +457,7 @@ def check_settings(
             if not planned:
                 raise UserError(f"{count} images do not fill a batch: pass --optim.batch {count}")
             steps[run.setting] = min(planned, config.run.stop_after_steps or planned)
-            build_method(config, torch.device("cpu"), compile=False)
+            make_method(config, torch.device("cpu"))
             if config.model.init is not None:
                 open_backbone(config.model.init, flag="--init")
             with TemporaryDirectory() as parent:

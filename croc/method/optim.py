@@ -83,16 +83,14 @@ class Guard:
     the student, and centers take finite values only.
     """
 
-    def __init__(
-        self, optimizer: torch.optim.Optimizer, device: torch.device, skipped: int = 0
-    ) -> None:
-        """`optimizer` may be Fabric's wrapper; `skipped` counts those of earlier starts."""
+    def __init__(self, optimizer: torch.optim.Optimizer, device: torch.device) -> None:
+        """`optimizer` may be Fabric's wrapper."""
         self.optimizer = optimizer
         self._inner = getattr(optimizer, "optimizer", optimizer)
         sharded = any(is_sharded(p) for group in optimizer.param_groups for p in group["params"])
         # With FSDP the device is waited for: the fused optimizer does not mix kinds of tensors.
         self._skips_on_device = device.type == "cuda" and not sharded
-        self._skipped = torch.full((), float(skipped), device=device)
+        self._skipped = torch.zeros((), device=device)
         self._in_a_row = torch.zeros((), device=device)
 
     def step(self, norm: Tensor, loss: Tensor) -> None:
@@ -107,6 +105,10 @@ class Guard:
         elif not bad:
             self.optimizer.step()
         self.optimizer.zero_grad()
+
+    def add_skipped(self, steps: int) -> None:
+        """Those of earlier starts of the run."""
+        self._skipped += steps
 
     def counts(self) -> tuple[int, int]:
         """Steps skipped in all, and how many of them in a row until now."""

@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -23,9 +24,11 @@ from croc.errors import UserError
 from croc.io import replacing
 from croc.method.distributed import fetch, full_state
 from croc.method.types import Canvases, Settings
-from croc.train.cuda_graph import Gradients, RecordedGradients
 from croc.train.log import finite_or_none
 from croc.weights.checkpoint import checkpoints
+
+if TYPE_CHECKING:
+    from croc.train.loop import Trainer
 
 LINES = 20
 """Logged lines in a row that must show a sign of collapse."""
@@ -92,10 +95,9 @@ def _entropy_signs(level: str, prototypes: int) -> Iterator[Sign]:
 
 
 def diagnose(
-    config: PretrainConfig,
+    trainer: "Trainer",
     source: ImageSource,
     folder: Path,
-    gradients: Gradients,
     canvases: Canvases,
     settings: Settings,
     values: dict[str, float],
@@ -103,7 +105,7 @@ def diagnose(
 ) -> UserError:
     """Write diagnosis.json about the skipped steps: the images, and the tensors that are not
     finite, for which the last batch is tried again. All processes must call it together."""
-    fabric, method = gradients.fabric, gradients.method
+    fabric, method, config = trainer.fabric, trainer.method, trainer.config
     batches = {
         step + 1: batch_indices(step, len(source), config.optim.batch, config.run.seed)[1]
         for step in steps[-MAX_STEPS:]
@@ -132,11 +134,11 @@ def diagnose(
     }
     bad: dict[str, list[str]] = {"weights": _non_finite(states)}
     record["not_finite"] = bad
-    if isinstance(gradients, RecordedGradients):
-        gradients.forget()  # its memory is needed now
+    if trainer.graph:
+        trainer.graph.forget()  # its memory is needed now
     with contextlib.suppress(torch.OutOfMemoryError):
-        metrics = Gradients(fabric, method, gradients.student)(canvases)
-        bad["losses"] = [name for name, x in fetch(metrics).items() if not math.isfinite(x)]
+        metrics = fetch(trainer.launch(canvases))
+        bad["losses"] = [name for name, x in metrics.items() if not math.isfinite(x)]
         named = method.student.named_parameters()
         bad["gradients"] = _non_finite(
             full_state({name: each.grad for name, each in named if each.grad is not None})

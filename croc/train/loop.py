@@ -11,13 +11,13 @@ from lightning_fabric import Fabric
 from lightning_fabric.strategies.model_parallel import ModelParallelStrategy
 from torch import Tensor
 
-from croc.config import OptimConfig, PretrainConfig, write_config
+from croc.config import DinoConfig, MaeConfig, OptimConfig, PretrainConfig, write_config
 from croc.data.loader import batch_indices, make_loader, steps_per_epoch, worker_count
 from croc.data.sources import ImageSource, open_source
 from croc.errors import Interrupted, LostPeerError, UserError
 from croc.io import read_gauges
 from croc.kernels import use_kernels
-from croc.method.build import build_method
+from croc.method.croc import Croc
 from croc.method.distributed import (
     fetch,
     full_state,
@@ -26,17 +26,19 @@ from croc.method.distributed import (
     shard_teacher,
     union_over_processes,
 )
+from croc.method.mae import Mae
 from croc.method.optim import Guard, clip_gradient, make_optimizer, set_lr
 from croc.method.stages import stage
 from croc.method.types import Canvases, Settings, cosine
 from croc.signals import notice_of_end
-from croc.train.cuda_graph import Gradients, make_gradients, records
+from croc.train.compile import CudaGraph, compile_parts, records
 from croc.train.distributed import StopRequest, compiles, make_fabric, processes_here
 from croc.train.gauges import Gauges
 from croc.train.health import Health, diagnose
 from croc.train.log import RunLog
 from croc.train.run_folder import Saver, TrainState, open_run_folder
 from croc.weights.checkpoint import checkpoints, load_checkpoint
+from croc.weights.open import load_into
 
 LOST_PEER = (
     "another process of this run has ended or does not answer; the same command resumes from the "
@@ -88,7 +90,20 @@ def train(
 ) -> None:
     """One process's part in a run: schedule, gradients, update, teacher, log, save, stop."""
     run, optim = config.run, config.optim
-    gradients, guard, state, origin = make_ready(fabric, config, len(source), folder)
+    existing = checkpoints(folder)
+    resumed = load_checkpoint(existing[-1]) if existing else None
+    trainer = Trainer(fabric, config, None if resumed else config.model.init)
+    guard = trainer.guard
+    state = TrainState(trainer.method.modules, trainer.optimizer, len(source))
+    if resumed:
+        state.load_state_dict(resumed)
+        guard.add_skipped(state.skipped)
+    views = set(union_over_processes([f"step {state.step} of {state.images:,} images"]))
+    if len(views) > 1:  # they would drift apart unnoticed
+        raise UserError(
+            f"the processes do not see the same run ({'; '.join(sorted(views))}): "
+            "--run.folder and --data.root must be on a disk that all machines share"
+        )
     per_epoch = steps_per_epoch(len(source), optim.batch)
     last_step = optim.epochs * per_epoch
     if run.stop_after_steps is not None:
@@ -116,11 +131,11 @@ def train(
         devices = f"{fabric.world_size} × {fabric.device.type}"
         images = f"{len(source):,} images, {source.name(0)} the first"
         log.say(f"{folder}: {verb}, to step {last_step}, on {devices}; {images}")
-        if origin:
-            log.say(f"starts from {origin}; heads are fresh")
+        if trainer.origin:
+            log.say(f"starts from {trainer.origin}; heads are fresh")
 
         health, saver = Health(config), Saver(fabric, folder, run, log.say)
-        review = Review(gradients, config, source, folder, log, state.step, on_save)
+        review = Review(trainer, source, folder, log, state.step, on_save)
         review(state.step, last=False)
         stop_requested = StopRequest(fabric, signals, state.step)
         undecoded: list[str] = []
@@ -128,7 +143,7 @@ def train(
 
         for canvases in loader:
             settings = settings_at(state.step, optim, per_epoch)
-            metrics = train_step(gradients, guard, canvases, settings, optim)
+            metrics = trainer.step(canvases, settings)
             state.step += 1
             undecoded += canvases.failed
             log.advance(state.step)
@@ -151,9 +166,7 @@ def train(
                     log.say(f"{state.skipped} steps skipped so far (non-finite gradient)")
                 if in_a_row >= run.max_skipped:
                     steps = range(state.step - in_a_row, state.step)
-                    raise diagnose(
-                        config, source, folder, gradients, canvases, settings, values, steps
-                    )
+                    raise diagnose(trainer, source, folder, canvases, settings, values, steps)
                 # Weights that give no gradient must not replace those that gave one.
                 postponed = saves and in_a_row > 0 and not last
                 if logs:
@@ -195,57 +208,59 @@ def settings_at(step: int, optim: OptimConfig, steps_per_epoch: int) -> Settings
     return Settings(step, total, step // steps_per_epoch, rate, decay)
 
 
-def train_step(
-    gradients: Gradients, guard: Guard, canvases: Canvases, settings: Settings, optim: OptimConfig
-) -> dict[str, Tensor]:
-    """One update of student and teacher. Nothing in it waits for the device."""
-    method = gradients.method
-    method.set_schedule(settings)
-    metrics = gradients(canvases)
-    method.freeze_prototypes(settings)
-    with stage("update"):
-        set_lr(guard.optimizer, settings)
-        norm = clip_gradient(method.student.parameters(), optim.clip_gradient)
-        # Metrics are summed over processes, and this one is the same on all of them.
-        metrics["gradient_norm"] = norm / gradients.fabric.world_size
-        guard.step(norm, metrics["loss"])
-    method.update_teacher(settings)
-    return metrics
+class Trainer:
+    """The networks and the optimizer on their devices, and one update of them."""
+
+    def __init__(self, fabric: Fabric, config: PretrainConfig, init: str | None = None) -> None:
+        """`init` names the weights to start from; `origin` then says what they were."""
+        run, device = config.run, fabric.device
+        torch.manual_seed(run.seed)
+        use_kernels(run.kernels)
+        self.fabric, self.config, self.origin = fabric, config, None
+        self.method = make_method(config, device)
+        compiled = compiles(run, device)
+        if compiled:
+            compile_parts(self.method)
+        if init is not None:
+            self.origin = [load_into(each, init) for each in self.method.backbones][-1]
+        self.student = fabric.setup_module(self.method.student)
+        self.student.train()
+        if isinstance(fabric.strategy, ModelParallelStrategy) and "teacher" in self.method.modules:
+            shard_teacher(self.method.modules["teacher"], fabric.strategy.device_mesh)
+        optimizer = make_optimizer(self.method.student, device, config.optim)
+        self.optimizer: Any = fabric.setup_optimizers(optimizer)
+        self.guard = Guard(self.optimizer, device)
+        self.recorded = records(run, fabric, compiled)
+        self.graph = CudaGraph(self.method, self.launch) if self.recorded else None
+
+    def launch(self, canvases: Canvases) -> dict[str, Tensor]:
+        """The student's gradients, left in its parameters; returns the metrics."""
+        return self.method.compute_gradients(self.fabric, self.student, canvases)
+
+    def step(
+        self, canvases: Canvases, settings: Settings, *, launch: bool = False
+    ) -> dict[str, Tensor]:
+        """Update student and teacher. Nothing in it waits for the device. `launch` leaves the CUDA
+        graph aside."""
+        method = self.method
+        method.set_schedule(settings)
+        metrics = self.graph(canvases) if self.graph and not launch else self.launch(canvases)
+        method.freeze_prototypes(settings)
+        with stage("update"):
+            set_lr(self.optimizer, settings)
+            norm = clip_gradient(method.student.parameters(), self.config.optim.clip_gradient)
+            # Metrics are summed over processes, and this one is the same on all of them.
+            metrics["gradient_norm"] = norm / self.fabric.world_size
+            self.guard.step(norm, metrics["loss"])
+        method.update_teacher(settings)
+        return metrics
 
 
-def make_ready(
-    fabric: Fabric, config: PretrainConfig, images: int, folder: Path
-) -> tuple[Gradients, Guard, TrainState, str | None]:
-    """Networks and optimizer: new, from a checkpoint, or from --init (then also its name)."""
-    run = config.run
-    existing = checkpoints(folder)
-    resumed = load_checkpoint(existing[-1]) if existing else None
-    torch.manual_seed(run.seed)
-    use_kernels(run.kernels)
-    compile = compiles(run, fabric.device)
-    method = build_method(config, fabric.device, compile)
-    origin = None
-    if config.model.init is not None and not resumed:
-        from croc.weights.open import load_into
-
-        origin = [load_into(backbone, config.model.init) for backbone in method.backbones][-1]
-    student = fabric.setup_module(method.student)
-    student.train()
-    if isinstance(fabric.strategy, ModelParallelStrategy) and "teacher" in method.modules:
-        shard_teacher(method.modules["teacher"], fabric.strategy.device_mesh)
-    optimizer: Any = make_optimizer(method.student, fabric.device, config.optim)
-    optimizer = fabric.setup_optimizers(optimizer)
-    gradients = make_gradients(fabric, method, student, records(run, fabric, compile))
-    state = TrainState(method.modules, optimizer, images)
-    if resumed:
-        state.load_state_dict(resumed)
-    views = set(union_over_processes([f"step {state.step} of {images:,} images"]))
-    if len(views) > 1:  # they would drift apart unnoticed
-        raise UserError(
-            f"the processes do not see the same run ({'; '.join(sorted(views))}): "
-            "--run.folder and --data.root must be on a disk that all machines share"
-        )
-    return gradients, Guard(optimizer, fabric.device, state.skipped), state, origin
+def make_method(config: PretrainConfig, device: torch.device) -> Croc | Mae:
+    if isinstance(config, DinoConfig):  # CrocConfig is one too
+        return Croc(config, device)
+    assert isinstance(config, MaeConfig)
+    return Mae(config, device)
 
 
 class Review:
@@ -253,16 +268,16 @@ class Review:
 
     def __init__(
         self,
-        gradients: Gradients,
-        config: PretrainConfig,
+        trainer: Trainer,
         source: ImageSource,
         folder: Path,
         log: RunLog,
         first_step: int,
         on_save: MakeSaveHook | None,
     ) -> None:
-        self._method, self._folder, self._log = gradients.method, folder, log
-        self._gauges, self._hook = Gauges(gradients.fabric, config, source), None
+        config = trainer.config
+        self._method, self._folder, self._log = trainer.method, folder, log
+        self._gauges, self._hook = Gauges(trainer.fabric, config, source), None
         self._enabled = config.run.report
         if on_save and config.run.report and log.writes:
             with log.never_fatal("the report cannot be drawn"):

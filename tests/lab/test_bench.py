@@ -13,7 +13,7 @@ from PIL import Image
 
 from croc.cli import main
 from croc.lab import bench
-from croc.lab.bench import BenchConfig, Trainer, host_waits, plan, synthetic_batches
+from croc.lab.bench import BenchConfig, BenchTrainer, host_waits, plan, synthetic_batches
 from croc.train.distributed import make_fabric
 from tests.tiny import FLAGS, tiny_config
 
@@ -131,8 +131,8 @@ def test_bad_input_is_one_line(
 
 def test_a_setting_leaves_no_network_in_memory():
     config = tiny_config()
-    trainer = Trainer(make_fabric(config.run), config)
-    trainer.step(next(synthetic_batches(config, 1, torch.device("cpu"))))
+    trainer = BenchTrainer(make_fabric(config.run), config)
+    trainer.next_step(next(synthetic_batches(config, 1, torch.device("cpu"))))
     student = weakref.ref(trainer.method.student)
     del trainer
     gc.collect()

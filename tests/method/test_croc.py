@@ -13,15 +13,13 @@ from torch import Tensor
 from croc.config import CrocConfig, PretrainConfig, RunConfig
 from croc.data.loader import make_loader
 from croc.data.sources import open_source
-from croc.method.build import build_method
 from croc.method.croc import Croc
-from croc.method.optim import Guard, make_optimizer
+from croc.method.optim import make_optimizer
 from croc.method.types import Canvases, Settings
 from croc.method.views import make_views
 from croc.recipes import without_clusters
-from croc.train.cuda_graph import Gradients
 from croc.train.distributed import make_fabric
-from croc.train.loop import pretrain, settings_at, train_step
+from croc.train.loop import Trainer, pretrain, settings_at
 from tests.kernels.interpreter import waiting_is_an_error
 from tests.tiny import tiny_config
 from tests.train import metrics_of
@@ -154,10 +152,10 @@ def test_one_valid_cluster_or_none_gives_no_nan(name: str, kept: int, monkeypatc
 
     monkeypatch.setattr(module, "cluster_views", pruned)
     config = variant(name)
-    fabric, method, student, optimizer = prepared(config)
+    trainer = Trainer(Fabric(accelerator="cpu", devices=1), config)
+    method: Any = trainer.method
     before = method.cluster_center.value.clone()
-    gradients, guard = Gradients(fabric, method, student), Guard(optimizer, fabric.device)
-    metrics = train_step(gradients, guard, make_canvases(config), SETTINGS, config.optim)
+    metrics = trainer.step(make_canvases(config), SETTINGS)
     assert all(parameter.isfinite().all() for parameter in method.student.parameters())
     assert all(value.isfinite() for value in metrics.values())
     assert (metrics["loss_cluster"] > 0) == (metrics["valid_share"] > 0) == (kept > 0)
@@ -167,22 +165,18 @@ def test_one_valid_cluster_or_none_gives_no_nan(name: str, kept: int, monkeypatc
 def steps_on_the_gpu(name: str, compiles: bool, steps: int, checked_from: int) -> dict[str, Tensor]:
     """Train some steps; from `checked_from` on, waiting for the device is an error."""
     config = replace(tiny_config(), cluster=variant(name).cluster)
-    torch.manual_seed(0)
-    fabric = make_fabric(RunConfig(accelerator="cuda", devices=1))
-    method = build_method(config, fabric.device, compiles)
-    optimizer = make_optimizer(method.student, fabric.device)
-    student, optimizer = fabric.setup(method.student, optimizer)
-    student.train()
-    gradients = Gradients(fabric, method, student)
+    run = RunConfig(accelerator="cuda", devices=1, compile=compiles, record=False)
+    fabric = make_fabric(run)
+    trainer = Trainer(fabric, replace(config, run=run))
     source = open_source(config.data, 0)
     steps_of = {"seed": 0, "first_step": 0, "last_step": steps}
     loader = make_loader(source, canvas_px=40, batch=8, device=fabric.device, **steps_of)
     metrics: dict[str, Tensor] = {}
     for step, canvases in enumerate(list(loader)):
-        settings, guard = settings_at(step, config.optim, 3), Guard(optimizer, fabric.device)
+        settings = settings_at(step, config.optim, 3)
         torch.cuda.synchronize()
         with waiting_is_an_error() if step >= checked_from else nullcontext():
-            metrics = train_step(gradients, guard, canvases, settings, config.optim)
+            metrics = trainer.step(canvases, settings)
     return {name: value.cpu() for name, value in metrics.items()}
 
 

@@ -9,11 +9,8 @@ import torch
 from lightning_fabric import Fabric
 
 from croc.config import DinoConfig, MaeConfig, PretrainConfig
-from croc.method.build import Method, build_method
-from croc.method.optim import Guard, make_optimizer
 from croc.recipes import RECIPES
-from croc.train.cuda_graph import Gradients
-from croc.train.loop import settings_at, train_step
+from croc.train.loop import Trainer, settings_at
 from tests.method.test_croc import make_canvases
 from tests.tiny import tiny_config, tiny_dino, tiny_mae
 
@@ -36,19 +33,10 @@ def reduced(config: PretrainConfig) -> PretrainConfig:
 @pytest.mark.parametrize("name", list(RECIPES))
 def test_every_recipe_does_a_step(name: str):
     config = reduced(RECIPES[name]())
-    torch.manual_seed(0)
-    fabric, device = Fabric(accelerator="cpu", devices=1), torch.device("cpu")
-    method = build_method(config, device, compile=False)
-    assert isinstance(method, Method)
-    optimizer = make_optimizer(method.student, device, config.optim)
-    student, optimizer = fabric.setup(method.student, optimizer)
-    projection = method.student.get_parameter("backbone.vit.patch_embed.proj.weight")
+    trainer = Trainer(Fabric(accelerator="cpu", devices=1), config)
+    projection = trainer.method.student.get_parameter("backbone.vit.patch_embed.proj.weight")
     before = projection.detach().clone()
-    settings = settings_at(1, config.optim, 3)
-    gradients = Gradients(fabric, method, student)
-    metrics = train_step(
-        gradients, Guard(optimizer, fabric.device), make_canvases(config, 8), settings, config.optim
-    )
+    metrics = trainer.step(make_canvases(config, 8), settings_at(1, config.optim, 3))
     assert all(value.isfinite() for value in metrics.values())
     assert not torch.equal(before, projection)
 

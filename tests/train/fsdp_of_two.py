@@ -3,13 +3,12 @@
 import torch
 import torch.distributed as dist
 
-from croc.method.build import build_method
 from croc.method.croc import update_teacher
 from croc.method.distributed import full_state, leave_processes, local_shards, shard_teacher
 from croc.method.optim import Guard, clip_gradient, make_optimizer, set_lr
 from croc.signals import exit_process
 from croc.train.distributed import make_fabric
-from croc.train.loop import settings_at
+from croc.train.loop import make_method, settings_at
 from tests.tiny import tiny_config
 
 
@@ -18,7 +17,7 @@ def main() -> None:
     fabric = make_fabric(config.run)
     fabric.launch()
     torch.manual_seed(0)
-    method = build_method(config, fabric.device, compile=False)
+    method = make_method(config, fabric.device)
     full = {name: value.clone() for name, value in method.student.state_dict().items()}
     numbers = sum(value.numel() for value in method.student.parameters())
     fabric.setup_module(method.student)

@@ -14,12 +14,11 @@ from croc.config import PretrainConfig
 from croc.data import open_source
 from croc.io import read_gauges
 from croc.lab.report.page import read_run
-from croc.method.build import build_method
 from croc.method.types import Clusters
 from croc.train.distributed import make_fabric
 from croc.train.gauges import Gauges, count_matches, token_statistics
 from croc.train.log import RunLog
-from croc.train.loop import pretrain
+from croc.train.loop import make_method, pretrain
 from tests.tiny import tiny_config, tiny_dino, tiny_mae
 
 NAMES = {"step", "place", "image", "neighbors", "rank", "agreement", "agreement_chance"}
@@ -175,7 +174,7 @@ def test_measuring_leaves_networks_and_random_numbers_alone(tmp_path: Path):
     (tmp_path / "data" / "0.jpg").write_bytes(b"\xff\xd8 none")
     config = tiny_config()
     config = replace(config, data=replace(config.data, root=(str(tmp_path / "data"),)))
-    backbone = build_method(config, torch.device("cpu"), compile=False).backbones[0].train()
+    backbone = make_method(config, torch.device("cpu")).backbones[0].train()
     weights = backbone.state_dict()
     copies = {name: value.clone() for name, value in weights.items()}
     before = torch.get_rng_state()

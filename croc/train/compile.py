@@ -1,47 +1,71 @@
-"""The kernels of a step, recorded once and then launched together as a CUDA graph.
+"""The step made fast: parts of it are compiled, and its kernels recorded as a CUDA graph.
 
-Launched one by one they keep the host busy nearly as long as the GPU, and then whatever else the
-host does, such as loading, delays the training.
+Launched one by one the kernels keep the host busy nearly as long as the GPU, and then whatever else
+the host does, such as loading, delays the training. Recorded once, they are launched together.
 """
 
+import re
 from collections import deque
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from lightning_fabric import Fabric
-from lightning_fabric.wrappers import _FabricModule
 from torch import Tensor, nn
 
 from croc.config import RunConfig
 from croc.errors import UserError
-from croc.method.build import Method
+from croc.method.backbone import Backbone
+from croc.method.croc import Croc, Network
+from croc.method.heads import ImageHead, ProjectionHead
+from croc.method.mae import Mae, MaeNetwork
 from croc.method.types import Canvases
 
+COMPILED: dict[type, tuple[str, ...]] = {
+    Croc: ("make_views", "cluster_tokens", "weighted_total", "softness"),
+    Network: ("pool", "distil", "gram_distance"),
+    Backbone: ("_embed", "_finish", "_describe_last", "_draw_drop_paths"),
+    ImageHead: ("images",),
+    ProjectionHead: ("images", "clusters"),
+    Mae: ("make_views",),
+    MaeNetwork: ("compare",),
+}
+"""Functions that are compiled, beside the blocks: in parts, so that each part can be timed."""
+MAX_VERSIONS = 64
+"""Of one function; beyond, torch would stop compiling it, with a warning only."""
 WARM_UPS = 3
 """Steps that run eagerly first: they compile, and fill the caches."""
 STEPS_AHEAD = 2
 """Graph launches that may be queued on the GPU; each keeps a batch of images there."""
 
 
-class Gradients:
-    """The student's gradients for a batch, left in its parameters; returns the metrics."""
+def compile_parts(method: Croc | Mae) -> None:
+    """For the shapes at hand, again for others: there are two at most in a run, the early views
+    and the later ones. By default torch would compile for any shape at the second, which is slower.
+    """
+    torch._dynamo.config.recompile_limit = MAX_VERSIONS
+    parts: list[Any] = [method]
+    for network in method.modules.values():
+        for name, module in network.named_modules():
+            parts.append(module)
+            if re.search(r"\bblocks\.\d+$", name):  # alike, so that one is compiled for all
+                module.compile(dynamic=False)
+    for part in parts:
+        for name in COMPILED.get(type(part), ()):
+            setattr(part, name, torch.compile(getattr(part, name), dynamic=False))
 
-    def __init__(self, fabric: Fabric, method: Method, student: _FabricModule) -> None:
-        self.fabric, self.method, self.student = fabric, method, student
 
-    def __call__(self, canvases: Canvases) -> dict[str, Tensor]:
-        return self.method.compute_gradients(self.fabric, self.student, canvases)
-
-
-class RecordedGradients(Gradients):
-    """The same as a CUDA graph from the fourth step on, recorded again if the views' size changes.
+class CudaGraph:
+    """The gradients of a step, launched as a CUDA graph from the fourth step on; recorded again if
+    the views' size changes.
 
     Everything that changes from step to step is in tensors with fixed addresses: parameters,
     centers, the temperature, and the batch, which is copied to where the first one was. Gradients
     and metrics are in the graph's own memory, which the next step overwrites.
     """
 
-    def __init__(self, fabric: Fabric, method: Method, student: _FabricModule) -> None:
-        super().__init__(fabric, method, student)
+    def __init__(self, method: Croc | Mae, launch: Callable[[Canvases], dict[str, Tensor]]) -> None:
+        self._method, self._launch = method, launch
         self._ends: deque[torch.cuda.Event] = deque()
         self.forget()
 
@@ -50,17 +74,18 @@ class RecordedGradients(Gradients):
         self._graph: torch.cuda.CUDAGraph | None = None
         self._metrics: dict[str, Tensor] = {}
         self._gradients: list[tuple[nn.Parameter, Tensor]] = []
-        self._launched, self._view_px = 0, self.method.views.size_px
+        self._launched, self._view_px = 0, self._method.views.size_px
 
     def __call__(self, canvases: Canvases) -> dict[str, Tensor]:
-        if self._view_px != self.method.views.size_px:
+        if self._view_px != self._method.views.size_px:
             self.forget()
         if self._launched < WARM_UPS:
             self._launched += 1
-            return super().__call__(canvases)
+            return self._launch(canvases)
         if self._graph is None:
             self._graph = self._record(canvases)
-        self._wait_for_room()
+        if len(self._ends) >= STEPS_AHEAD:  # the host would run ahead by any number of batches
+            self._ends.popleft().synchronize()
         for name in ("pixels", "sizes", "keys"):
             getattr(self._canvases, name).copy_(getattr(canvases, name), non_blocking=True)
         self._graph.replay()
@@ -76,7 +101,7 @@ class RecordedGradients(Gradients):
         graph = torch.cuda.CUDAGraph()
         try:
             with torch.cuda.graph(graph):
-                self._metrics = super().__call__(self._canvases)
+                self._metrics = self._launch(self._canvases)
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
@@ -84,20 +109,9 @@ class RecordedGradients(Gradients):
             raise UserError(
                 f"the step cannot be recorded ({reason}): pass --run.record False"
             ) from error
-        parameters = self.method.student.parameters()
+        parameters = self._method.student.parameters()
         self._gradients = [(p, p.grad) for p in parameters if p.grad is not None]
         return graph
-
-    def _wait_for_room(self) -> None:
-        """A launch costs the host nothing, so that it would run ahead by any number of batches."""
-        if len(self._ends) >= STEPS_AHEAD:
-            self._ends.popleft().synchronize()
-
-
-def make_gradients(
-    fabric: Fabric, method: Method, student: _FabricModule, record: bool
-) -> Gradients:
-    return (RecordedGradients if record else Gradients)(fabric, method, student)
 
 
 def records(run: RunConfig, fabric: Fabric, compiled: bool) -> bool:

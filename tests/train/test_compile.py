@@ -10,11 +10,9 @@ import torch
 from croc.config import PretrainConfig, RunConfig
 from croc.errors import UserError
 from croc.io import read_metrics
-from croc.method.build import build_method
-from croc.method.optim import Guard, make_optimizer
-from croc.train.cuda_graph import WARM_UPS, RecordedGradients, records
+from croc.train.compile import WARM_UPS, records
 from croc.train.distributed import make_fabric
-from croc.train.loop import pretrain, settings_at, train_step
+from croc.train.loop import Trainer, pretrain, settings_at
 from tests.kernels.interpreter import waiting_is_an_error
 from tests.method.test_croc import make_canvases
 from tests.tiny import tiny_config, tiny_dino, tiny_mae
@@ -93,20 +91,17 @@ def test_compiled_steps_are_recorded_by_themselves(tmp_path: Path, monkeypatch: 
 @pytest.mark.cuda
 def test_a_recorded_step_never_waits_and_leaves_the_batch_alone():
     config = tiny_config()
-    fabric = make_fabric(RunConfig(accelerator="cuda", devices=1))
-    method = build_method(config, fabric.device, compile=False)
-    optimizer = make_optimizer(method.student, fabric.device)
-    student, optimizer = fabric.setup(method.student, optimizer)
-    student.train()
-    gradients = RecordedGradients(fabric, method, student)
+    run = RunConfig(accelerator="cuda", devices=1, compile=False, record=True)
+    fabric = make_fabric(run)
+    trainer = Trainer(fabric, replace(config, run=run))
     canvases = make_canvases(config).to(fabric.device)
     before = canvases.copied()
     losses = []
     for step in range(WARM_UPS + 5):
-        settings, guard = settings_at(step, config.optim, 3), Guard(optimizer, fabric.device)
+        settings = settings_at(step, config.optim, 3)
         torch.cuda.synchronize()
         with waiting_is_an_error() if step > WARM_UPS else nullcontext():
-            metrics = train_step(gradients, guard, canvases, settings, config.optim)
+            metrics = trainer.step(canvases, settings)
             losses.append(metrics["loss"].clone())
     assert torch.equal(before.pixels, canvases.pixels)
     assert torch.equal(before.keys, canvases.keys)
