@@ -200,7 +200,7 @@ def test_full_size(name: str) -> None:
 def test_a_gpu_gets_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     canvases, config = on_gpu(4, 64), ViewsConfig(size_px=32)
     found = make_views(canvases, config, 8)
-    monkeypatch.setattr("croc.kernels._wanted", False)
+    monkeypatch.setattr("croc.kernels._enabled", False)
     plain = make_views(canvases, config, 8)
     assert not torch.equal(found.pixels, plain.pixels)
     assert torch.equal(found.positions, plain.positions)

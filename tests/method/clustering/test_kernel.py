@@ -147,7 +147,9 @@ FULL = {  # B, grid, d, K_start, and the tokens' type
 
 def full_case(B: int, grid: tuple[int, int], d: int, k: int, dtype: torch.dtype, **options) -> Case:
     config = ClusterConfig(k_start=k, **options)
-    layout = "places" if k <= 12 else "random"  # where 32 clusters differ by more than rounding
+    # Many centroids, or those without positions, differ by more than rounding among random tokens.
+    places = k <= 12 and config.position_weight > 0
+    layout = "places" if places else "random"
     case = make_case(0, config, B=B, H=6, grid=grid, d=d, layout=layout, empty=True)
     case = case.to("cuda").to(torch.float32)
     return case.changed(tokens=case.tokens.to(dtype))
@@ -208,6 +210,7 @@ def test_full_size_with_other_weights(weight: float, sharpness: float) -> None:
     case = full_case(8, (14, 14), 64, 12, torch.bfloat16, **options)
     result = cluster(*case.arguments, case.config, seeds=case.seeds)
     expected, left_out = near_ties(case)
+    assert left_out.float().mean() < 0.5
     assert_agree(result, expected, ~left_out, sharpness)
 
 
