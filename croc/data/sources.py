@@ -10,7 +10,7 @@ import tarfile
 import tempfile
 import weakref
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate, groupby
 from typing import Protocol, runtime_checkable
 
@@ -28,12 +28,6 @@ _PIPE = "pipe:"
 _SUFFIXES = tuple(f".{extension}".encode() for extension in IMAGE_EXTENSIONS)
 # A member is read at once; the largest image that is decoded has about this size uncompressed.
 _MAX_MEMBER_BYTES = 1 << 29
-# tarfile reads long names and the like at once, however large they claim to be.
-_MAX_EXTENSION_BYTES = 1 << 16
-_EXTENSIONS = (
-    *(tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK),
-    *(tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE),
-)
 
 
 @runtime_checkable
@@ -98,22 +92,6 @@ def _subfolders(root: str, names: tuple[str, ...]) -> list[str]:
     return paths
 
 
-class PackedNames:
-    """A list of byte strings in two arrays: a quarter of the memory of separate objects, and
-    forked workers do not copy it by counting references."""
-
-    def __init__(self, names: Iterable[bytes]) -> None:
-        names = list(names)
-        self._bytes = np.frombuffer(b"".join(names), np.uint8)
-        self._ends = np.cumsum([0, *map(len, names)], dtype=np.int64)
-
-    def __len__(self) -> int:
-        return len(self._ends) - 1
-
-    def __getitem__(self, index: int) -> bytes:
-        return self._bytes[self._ends[index] : self._ends[index + 1]].tobytes()
-
-
 def printable(name: bytes) -> str:
     """On one line for logs, the rest escaped; different names stay different."""
     text = name.replace(b"\\", b"\\\\").decode("utf-8", "backslashreplace")
@@ -133,7 +111,8 @@ class FolderSource:
 
     def __init__(self, folders: Sequence[str], canvas_px: int) -> None:
         self.canvas_px = canvas_px
-        self._paths = PackedNames(path for folder in folders for path in _list_images(folder))
+        # An array, which forked workers do not copy, as they would a list by counting references.
+        self._paths = np.array([path for folder in folders for path in _list_images(folder)])
 
     def __len__(self) -> int:
         return len(self._paths)
@@ -203,7 +182,7 @@ class ShardSource:
         members = [(n, *image) for n, images in enumerate(shards_of_images) for image in images]
         if not members:
             raise UserError(f"no images in {', '.join(shards)}: pass another --data.root")
-        self._names = PackedNames(name for _, name, _, _ in members)
+        self._names = np.array([name for _, name, _, _ in members])
         self._places = np.array([(number, at, size) for number, _, at, size in members], np.int64)
 
     def __len__(self) -> int:
@@ -271,7 +250,7 @@ def _index_shard(shard: str, path: str) -> list[tuple[bytes, int, int]]:
     if not os.path.isfile(path):  # opening a named pipe would block forever
         raise UserError(f"no such shard: {shard}")
     try:
-        archive = tarfile.open(path, "r:", tarinfo=_Header)  # noqa: SIM115, closed below
+        archive = tarfile.open(path, "r:")  # noqa: SIM115, closed below
     except Exception as error:  # on forged headers tarfile raises more than its own errors
         raise UserError(
             f"{shard} is not a readable tar archive ({error}); "
@@ -286,7 +265,7 @@ def _index_shard(shard: str, path: str) -> list[tuple[bytes, int, int]]:
                 if not is_image(os.path.basename(name)) or member.isdir():
                     continue
                 is_whole = 0 <= member.size <= length - member.offset_data
-                if is_whole and member.isreg() and not member.issparse():
+                if is_whole and member.isreg():
                     images.append((name, member.offset_data, member.size))
                 else:
                     left_out += 1
@@ -298,17 +277,8 @@ def _index_shard(shard: str, path: str) -> list[tuple[bytes, int, int]]:
     if not is_complete:
         _warn(f"{shard} is truncated or damaged: only images before byte {archive.offset:,} used")
     if left_out:
-        _warn(f"{shard}: {left_out} images left out (links, special, sparse or incomplete files)")
+        _warn(f"{shard}: {left_out} images left out (links, special or incomplete files)")
     return images
-
-
-class _Header(tarfile.TarInfo):
-    @classmethod
-    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> "_Header":
-        header = super().frombuf(buf, encoding, errors)
-        if header.type in _EXTENSIONS and not 0 <= header.size <= _MAX_EXTENSION_BYTES:
-            raise tarfile.HeaderError(f"a header of {header.size} bytes")
-        return header
 
 
 def _warn(line: str) -> None:
