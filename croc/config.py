@@ -12,7 +12,6 @@ import math
 import re
 import typing
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -86,21 +85,16 @@ def _flag(section: str, name: str) -> str:
     return f"--{section}.{name}".replace("_", "-")
 
 
-@cache
-def _limits(section: type) -> dict[str, Limit]:
-    hints = typing.get_type_hints(section, include_extras=True)
-    annotations = {name: getattr(hint, "__metadata__", ()) for name, hint in hints.items()}
-    return {name: x for name, data in annotations.items() for x in data if isinstance(x, Limit)}
-
-
 class Section:
     """A part of a configuration; options are checked against the limits in their annotations."""
 
     section = ""
 
     def __post_init__(self) -> None:
-        for name, limit in _limits(type(self)).items():
-            _require_limit(self, self.section, name, limit)
+        for name, hint in typing.get_type_hints(type(self), include_extras=True).items():
+            for limit in getattr(hint, "__metadata__", ()):
+                if isinstance(limit, Limit):
+                    _require_limit(self, self.section, name, limit)
         require_finite(self.section, self)
 
 
