@@ -1,6 +1,7 @@
 """The command line: bad input is one line and exit code 2, nothing is overwritten."""
 
 import json
+import shlex
 import subprocess
 import sys
 import tarfile
@@ -17,6 +18,7 @@ from croc.config import PAGE, write_config
 from croc.io import read_metrics
 from croc.recipes import RECIPES
 from croc.weights.checkpoint import load_checkpoint
+from tests.data.pictures import write, write_tar
 from tests.tiny import FLAGS
 
 Output = pytest.CaptureFixture[str]
@@ -61,16 +63,31 @@ DEMO = {  # options of `croc pretrain demo`, and a fragment of the message
     "--run.record True": "--run.record True is for one process on a GPU",
     "--run.folder /proc/nowhere/run": "/proc/nowhere",
     "--run.folder thesis": "choose another --run.folder",
-    "--data.root x-{000..00.tar": "no such shard",
 }
-BAD = {f"pretrain demo {options}": fragment for options, fragment in DEMO.items()} | {
+ROOTS = {  # values of --data.root
+    "": "no photographs given: pass --data.root FOLDER",
+    "nowhere": "nowhere does not exist",
+    "x.zip": "x.zip is neither a folder nor a .tar shard",
+    "empty": "no images in empty (searched at any depth for jpg jpeg png",
+    "shards": "to read its shards pass --data.root shards/*.tar",
+    "coco --data.subfolders train2017 unlabeled2017": "coco/unlabeled2017",
+    "x.tar.gz": "if it is compressed, pass 'pipe:gzip -dc x.tar.gz'",
+    "text.tar": "text.tar is not a readable tar archive",
+    "shards/x-000.tar": "no images in shards/x-000.tar",
+    "shards/x-{000..001}.tar": "no such shard: shards/x-001.tar",
+    "shards/x-{000..001.tar": "no such shard: shards/x-{000..001.tar",
+    "'pipe:cat no/such.tar'": "pipe:cat no/such.tar failed with exit code 1",
+    "future": "future is damaged or of another version",
+    "thesis": "1 images do not fill a batch of 24: pass --optim.batch 1",
+}
+BAD = {f"pretrain demo {options}": fragment for options, fragment in DEMO.items()}
+BAD |= {f"pretrain demo --data.root {root}": fragment for root, fragment in ROOTS.items()}
+BAD |= {
     "fly": "there is no command 'fly'",
     "show nothing": "there is no command 'show nothing'",
     "pretrain coco": "there is no recipe 'coco'; there are: coco-vits16",
     "pretrain missing/config.json": "there is no configuration missing",
     "pretrain coco-vits16": "--data.root",
-    "pretrain coco-vits16 --data.root no/such/folder": "no/such/folder",
-    "pretrain coco-vits16 --data.root empty": "jpg",
     "pretrain mae-coco-vits16 --data.root scenes --model.position-window 0.3 0.9": "not for MAE",
     "pretrain mae-coco-vits16 --data.root scenes --decoder.mask 0.999": "--decoder.mask",
     "pretrain binary.json": "not a CrOC run configuration",
@@ -82,6 +99,8 @@ BAD = {f"pretrain demo {options}": fragment for options, fragment in DEMO.items(
     "show clusters --run no/such/run": "holds no run",
     "show clusters broken.jpg --weights coco-20min": "broken.jpg",
     "data pack no/such/folder --to packed": "no/such/folder",
+    "data pack thesis --to binary.json --workers 0": "exists already",
+    "data pack thesis --to binary.json/packed --workers 0": "Not a directory",
 }
 if not torch.cuda.is_available():
     BAD |= {
@@ -101,11 +120,21 @@ INVALID: dict[str, Any] = {
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """With what the table names."""
     folder = tmp_path_factory.mktemp("bad")
-    for name in ("empty", "thesis"):
-        (folder / name).mkdir()
-    Image.new("RGB", (50, 40)).save(folder / "thesis" / "figure.png")
-    (folder / "broken.jpg").write_bytes(b"\xff\xd8\xff")
-    (folder / "binary.json").write_bytes(b"\xff\x00")
+    for name in ("empty", "thesis", "shards", "coco/train2017"):
+        (folder / name).mkdir(parents=True)
+    for name in ("thesis", "coco/train2017"):
+        Image.new("RGB", (50, 40)).save(folder / name / "figure.png")
+    write_tar(folder / "shards" / "x-000.tar", {"a.txt": b"a"})
+    for name, data in {
+        "broken.jpg": b"\xff\xd8\xff",
+        "binary.json": b"\xff\x00",
+        "x.zip": b"",
+        "x.tar.gz": b"\x1f\x8b",
+        "text.tar": b"not a tar" * 500,
+        "future/pack.json": b'{"format": 2, "canvas_px": 4, "count": 0}',
+        "future/index.npy": b"",
+    }.items():
+        write(folder / name, data)
     for path, value in INVALID.items():
         write_config(folder, RECIPES["demo"](), "demo")
         section, field = path.split(".")
@@ -121,7 +150,7 @@ def test_bad_input_is_one_line_and_writes_nothing(
 ):
     monkeypatch.chdir(folder)
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
-    assert fragment in refuse(capsys, *command.split())
+    assert fragment in refuse(capsys, *shlex.split(command))
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
 
 

@@ -7,7 +7,6 @@ import io
 import json
 import os
 import random
-import struct
 import subprocess
 import sys
 import tempfile
@@ -118,21 +117,14 @@ def inflating(gigabytes: int = 2) -> bytes:
     return b"\x78\x9c" + block * (16 * gigabytes)
 
 
-def text_bomb(kind: bytes, before: bytes) -> bytes:
-    return png_header(1, 1, bytes(4), png_chunk(kind, before + inflating()))
+def text_bomb() -> bytes:
+    return png_header(1, 1, bytes(4), png_chunk(b"zTXt", b"Comment\0\0" + inflating()))
 
 
 def pixel_bomb() -> bytes:
     whole = png_header(30_000, 24_000)
     start = whole.index(b"IDAT") - 4
     return whole[:start] + png_chunk(b"IDAT", inflating()) + png_chunk(b"IEND", b"")
-
-
-def claiming(file_format: str, at: int, form: str, mode: str) -> bytes:
-    """With another size in its header."""
-    data = encode(Image.new(mode, (8, 8)), file_format)
-    claim = struct.pack(form, HUGE, HUGE)
-    return data[:at] + claim + data[at + len(claim) :]
 
 
 HUGE = 60_000
@@ -146,14 +138,10 @@ BAD: dict[str, tuple[str, Callable[[], bytes]]] = {
     "eps": ("jpg", lambda: b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 5 5\n"),
     "huge png": ("png", lambda: png_header(HUGE, HUGE)),
     "huge jpeg": ("jpg", lambda: jpeg_claiming(encode(Image.new("L", (8, 8)), "JPEG"), HUGE, HUGE)),
-    "huge gif": ("gif", lambda: claiming("GIF", 6, "<HH", "P")),
-    "huge bmp": ("bmp", lambda: claiming("BMP", 18, "<ii", "RGB")),
     "wide png": ("png", lambda: png_header(2**31 - 1, 1)),
     "no pixels": ("png", lambda: png_header(0, 0)),
     "png of gigabytes": ("png", pixel_bomb),
-    "zTXt of gigabytes": ("png", lambda: text_bomb(b"zTXt", b"Comment\0\0")),
-    "iTXt of gigabytes": ("png", lambda: text_bomb(b"iTXt", b"Comment\0\1\0\0\0")),
-    "iCCP of gigabytes": ("png", lambda: text_bomb(b"iCCP", b"profile\0\0")),
+    "zTXt of gigabytes": ("png", text_bomb),
 }
 # Black pictures of a permitted size that are small files; a small folder has the first two.
 LARGE: list[tuple[str, str, int, dict[str, Any]]] = [

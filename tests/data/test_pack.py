@@ -65,6 +65,12 @@ def test_reduces_while_packing_and_while_reading(tmp_path):
     assert PackedSource(str(tmp_path / "packed"), 600).read(0).shape == (40, 60, 3)
 
 
+def test_nothing_is_written_if_nothing_can_be_decoded(tmp_path):
+    with pytest.raises(UserError, match="none of the 2 images can be decoded"):
+        pack(MemorySource(2, broken=(0, 1)), tmp_path / "packed", 40)
+    assert os.listdir(tmp_path) == []
+
+
 SLOW_PACK = """
 import sys, time
 from croc.data.pack import pack

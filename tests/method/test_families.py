@@ -128,7 +128,8 @@ def test_dinov3s_augmentation_of_coordinates_is_keyed_and_within_its_bounds():
     keys = torch.arange(4000)
     windows = draw_rotary_windows(rope, keys, 2)
     assert windows is not None
-    assert torch.equal(windows.unflatten(0, (2, -1))[:, 7:9].flatten(0, 1), draw_part(rope, keys))
+    part = draw_rotary_windows(rope, keys[7:9], 2)
+    assert torch.equal(windows.unflatten(0, (2, -1))[:, 7:9].flatten(0, 1), part)
     start, factor = windows.unbind(dim=-1)
     shift = (2 * start - 1) / factor + 1  # −1 is moved to (−1 + shift) · factor
     assert [float(shift.min()), float(shift.max())] == pytest.approx([-0.5, 0.5], abs=0.01)
@@ -136,10 +137,6 @@ def test_dinov3s_augmentation_of_coordinates_is_keyed_and_within_its_bounds():
     ratio = factor[:, 0] / factor[:, 1]  # the rescaling is shared by both axes
     assert float(ratio.max()) == pytest.approx(1.44, rel=0.02)
     assert draw_rotary_windows(RotaryEmbeddingDinoV3(16), keys, 2) is None
-
-
-def draw_part(rope: RotaryEmbeddingDinoV3, keys: torch.Tensor) -> torch.Tensor | None:
-    return draw_rotary_windows(rope, keys[7:9], 2)
 
 
 def test_shifted_and_scaled_coordinates_are_those_of_the_formula():

@@ -1,7 +1,6 @@
 """What must hold of the clustering whatever its inputs, and how its seeds are drawn."""
 
 import math
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -48,41 +47,6 @@ def assert_sound(result: Clusters, config: ClusterConfig, atol: float) -> None:
     if config.variant == "paper":
         sums = result.assignments.sum(-1)
         torch.testing.assert_close(sums, torch.ones_like(sums), rtol=0, atol=atol)
-
-
-# --- symmetries -----------------------------------------------------------------------------
-
-
-@both
-@several
-def test_order_of_views_and_tokens_does_not_matter(variant: str, seed: int) -> None:
-    case = make_case(seed, config(variant))
-    N = case.tokens.shape[2] // 2
-    first, second = (torch.randperm(N, generator=torch.manual_seed(seed)) for _ in range(2))
-    order = torch.cat([second + N, first])
-    reordered = case.changed(
-        tokens=case.tokens[:, :, order],
-        positions=case.positions[:, order],
-        saliency=case.saliency[:, :, order],
-        seeds=order.argsort()[case.seeds],
-    )
-    straight = run(case)
-    assignments = straight.assignments[1][..., second, :], straight.assignments[0][..., first, :]
-    assert_same(run(reordered), replace(straight, assignments=torch.stack(assignments)))
-
-
-@both
-@several
-def test_token_lengths_and_the_frame_of_positions_do_not_matter(variant: str, seed: int) -> None:
-    case = make_case(seed, config(variant))
-    lengths = 10 ** torch.linspace(-3, 3, case.tokens.shape[2], dtype=torch.float64)
-    offset, mirror = torch.tensor([[3.0, -0.7], [-1.0, 1.0]], dtype=torch.float64)
-    for changed in (
-        case.changed(tokens=case.tokens * lengths[:, None]),
-        case.changed(positions=case.positions * 224 + offset),
-        case.changed(positions=case.positions * mirror),
-    ):
-        assert_same(run(changed), run(case))
 
 
 @both
