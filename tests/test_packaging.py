@@ -93,16 +93,13 @@ def test_the_sdist_can_be_tested_and_documented(built: Path):
     assert not [name for name in names if "__pycache__" in name or name.startswith(".")]
 
 
-def test_the_installed_command_runs(installed: Path, tmp_path: Path):
-    """And its report has its scripts."""
+def test_the_installed_package_runs_and_finds_its_files(installed: Path, tmp_path: Path):
+    """It, not the checkout, is imported; the report's scripts, the explorer's files and the bundled
+    weights are there."""
     assert call(installed / "croc", "--version", folder=tmp_path) == f"croc {croc.__version__}\n"
     run = make_run(tmp_path / "run")
     call(installed / "croc", "show", "report", run, "--to", "page.html", folder=tmp_path)
     assert "function" in (tmp_path / "page.html").read_text()
-
-
-def test_the_installed_package_finds_its_files(installed: Path, tmp_path: Path):
-    """It, not the checkout, is imported; the explorer's files and the bundled weights are there."""
     program = """
 import croc, sys
 from croc.lab.app import server

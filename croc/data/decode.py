@@ -20,7 +20,6 @@ _FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF", "PPM")
 # A small file can claim any size. A baseline JPEG is decoded row by row; other formats are whole
 # in memory (4 bytes per pixel and worker), and Pillow's WebP keeps three copies.
 _MAX_MEGAPIXELS, _MAX_WHOLE_MEGAPIXELS, _MAX_WEBP_MEGAPIXELS = 200, 128, 48
-_MAX_FAST_JPEG_BYTES = 1 << 25
 # Large images are first reduced by whole factors to no less than GAP times the final size, so
 # that the bicubic filter, not their blocks, makes the final pixels.
 GAP = 2
@@ -145,11 +144,9 @@ def _decode(image: Image.Image, stream: Stream, canvas_px: int) -> UInt8[np.ndar
     if image.size == full:
         # torchvision needs two thirds of Pillow's time for the same pixels.
         stream.seek(0)
-        data = bytearray(stream.read(_MAX_FAST_JPEG_BYTES))
-        planes = None
-        if len(data) < _MAX_FAST_JPEG_BYTES:
-            with contextlib.suppress(RuntimeError):  # broken: Pillow will give the reason
-                planes = decode_jpeg(torch.frombuffer(data, dtype=torch.uint8), ImageReadMode.RGB)
+        data, planes = torch.frombuffer(bytearray(stream.read()), dtype=torch.uint8), None
+        with contextlib.suppress(RuntimeError):  # broken: Pillow will give the reason
+            planes = decode_jpeg(data, ImageReadMode.RGB)
         if isinstance(planes, Tensor) and planes.shape[:0:-1] == full:  # else the header is forged
             pixels = planes.permute(1, 2, 0).numpy()
             return pixels if full == size else resample(pixels, size, full)

@@ -1,6 +1,7 @@
 """Heads, losses and centers against loops."""
 
 import math
+from itertools import permutations
 
 import torch
 
@@ -31,22 +32,13 @@ def test_head_is_torchs_weight_norm_of_unit_features():
 
 
 def naive_cross_entropy(teacher, student, temperature):
-    views, items, prototypes = teacher.shape
     losses = []
-    for item in range(items):
+    for item in range(teacher.shape[1]):
         terms = []
-        for i in range(views):
-            for j in range(views):
-                if i == j:
-                    continue
-                scaled = [student[j, item, p].item() / temperature for p in range(prototypes)]
-                total = sum(math.exp(s) for s in scaled)
-                terms.append(
-                    -sum(
-                        teacher[i, item, p].item() * math.log(math.exp(scaled[p]) / total)
-                        for p in range(prototypes)
-                    )
-                )
+        for i, j in permutations(range(len(teacher)), 2):
+            powers = [math.exp(x / temperature) for x in student[j, item].tolist()]
+            pairs = zip(teacher[i, item].tolist(), powers)
+            terms.append(-sum(p * math.log(power / sum(powers)) for p, power in pairs))
         losses.append(sum(terms) / len(terms))
     return torch.tensor(losses)
 
