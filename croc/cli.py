@@ -1,7 +1,6 @@
 """The command line. Heavy modules are imported only by the command that needs them."""
 
 import os
-import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -18,6 +17,7 @@ from croc.eval.protocols import PROTOCOLS
 from croc.eval.protocols import run_command as evaluate_command
 from croc.recipes import RECIPES, demo
 from croc.signals import exit_process, is_first_process, process_number
+from croc.tables import one_line
 
 HELP = """CrOC: dense visual features from unlabeled images of scenes.
 
@@ -61,36 +61,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         _run(list(sys.argv[1:] if arguments is None else arguments))
         sys.stdout.flush()  # here, where a closed pipe is handled
+        return 0
     except UserError as error:
-        print(f"{_prefix()}: {_one_line(str(error))}", file=sys.stderr)
-        return 2
+        message, code = one_line(str(error)), 2
     except LostPeerError as error:
-        print(f"{_prefix()}: {error}", file=sys.stderr)
-        return 1
+        message, code = str(error), 1
     except Interrupted as error:
         if not is_first_process():  # Lightning takes another's code for a crash
             return 0
-        print(f"croc: {error}", file=sys.stderr)
-        return error.exit_code
+        message, code = str(error), error.exit_code
     except BrokenPipeError:  # `croc … | head` has read enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
         return 1
     except OSError as error:
         where = f" ({error.filename})" if error.filename else ""
-        print(f"{_prefix()}: {error.strerror or error}{where}", file=sys.stderr)
-        return 2
+        message, code = f"{error.strerror or error}{where}", 2
     except RuntimeError as error:
         if "DataLoader worker" not in str(error):
             raise
-        print(f"{_prefix()}: {WORKER_DIED}", file=sys.stderr)
-        return 1
+        message, code = WORKER_DIED, 1
     except KeyboardInterrupt:
         return 130
-    return 0
-
-
-def _prefix() -> str:
-    return "croc" if is_first_process() else f"croc, process {process_number()}"
+    name = "croc" if is_first_process() else f"croc, process {process_number()}"
+    print(f"{name}: {message}", file=sys.stderr)
+    return code
 
 
 def _run(arguments: list[str]) -> None:
@@ -251,10 +245,6 @@ COMMANDS: dict[tuple[str, ...], Callable[[list[str]], bool | None]] = {
     ("app",): app_command,
 }
 """A command that returns False has partly failed: exit code 1."""
-
-
-def _one_line(text: str) -> str:
-    return re.sub(r"\s*\n\s*", " ", text.strip())
 
 
 def run() -> NoReturn:

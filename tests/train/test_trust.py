@@ -52,12 +52,9 @@ SPOILED = {  # files, and the commands that read them
     "run/checkpoints/step-00000002.pt": [
         (*TRAIN, "--run.folder", "run"),
         ("show", "clusters", "--run", "run", "--to", "a.png"),
-        ("show", "features", "--run", "run", "--to", "a.png"),
-        ("app", "run", "--port", "0"),
         ("export", "run", "--to", "a.safetensors"),
         ("show", "weights", "run/checkpoints/step-00000002.pt"),
         ("evaluate", "kmeans", "--weights", "run", "--data", "folder:data", "--to", "r.jsonl"),
-        ("evaluate", "table", "--weights", "run", "--data", "folder:data", "--to", "t"),
     ],
     **{
         name: [
