@@ -3,7 +3,7 @@
 import os
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, make_dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, NoReturn
@@ -50,6 +50,10 @@ HELP = """CrOC: dense visual features from unlabeled images of scenes.
 Every command accepts --help; croc --version prints the version. Recipes: {recipes}.
 """
 
+DRY_RUN = (
+    "Do not train: decode a hundred images, take a few steps in a temporary folder, and print the "
+    "expected time, memory and disk space."
+)
 WORKER_DIED = (
     "a loader process was killed, often because memory ran out: lower --data.workers or "
     "--data.canvas-px; the same command resumes from the last checkpoint"
@@ -130,7 +134,19 @@ def pretrain_command(arguments: list[str]) -> None:
     if _recipes_help("pretrain", arguments):
         return
     default, recipe = _recipe(arguments[0])
-    config = parse(type(default), arguments[1:], f"croc pretrain {arguments[0]}", default)
+    kind = type(default)
+    dry = ("dry_run", Annotated[bool, tyro.conf.arg(help=DRY_RUN)], field(default=False))
+    options = make_dataclass("Pretrain", [dry], bases=(kind,), frozen=True)
+    options.__doc__ = kind.__doc__
+    start = options(**vars(default))
+    values = vars(parse(options, arguments[1:], f"croc pretrain {arguments[0]}", start))
+    is_dry = values.pop("dry_run")
+    config = kind(**values)
+    if is_dry:
+        from croc.lab.dry_run import dry_run
+
+        dry_run(config, recipe)
+        return
     from croc.lab.report.hook import ReportHook
     from croc.train.loop import pretrain
 

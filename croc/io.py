@@ -1,5 +1,6 @@
 """Files: whole or not at all; JSON lines; what a figure was measured on and with."""
 
+import fcntl
 import json
 import os
 import platform
@@ -7,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from croc.errors import UserError
 
@@ -30,6 +31,18 @@ def replacing(path: Path, *, shared: bool = False) -> Iterator[Path]:
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def try_lock(file: IO[Any], byte: int = 0) -> bool:
+    """Lock a byte of an open file until it is closed, or its process ends in whatever way; False if
+    another process has it. File systems without locks always give it."""
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, byte)
+    except (BlockingIOError, PermissionError):  # POSIX allows either for a lock that is taken
+        return False
+    except OSError:
+        pass
+    return True
 
 
 def read_lines(path: Path, pass_over_bad: bool = False) -> list[dict[str, Any]]:

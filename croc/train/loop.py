@@ -36,7 +36,7 @@ from croc.train.distributed import StopRequest, compiles, make_fabric, processes
 from croc.train.gauges import Gauges
 from croc.train.health import Health, diagnose
 from croc.train.log import RunLog
-from croc.train.run_folder import Saver, TrainState, open_run_folder
+from croc.train.run_folder import Saver, TrainState, locked, open_run_folder
 from croc.weights.checkpoint import checkpoints, load_checkpoint
 from croc.weights.open import load_into
 
@@ -67,8 +67,10 @@ def pretrain(config: PretrainConfig, recipe: str, on_save: MakeSaveHook | None =
     # Raises now, not in the first step, if the batch does not fit the images or the processes.
     batch_indices(0, len(source), config.optim.batch, run.seed, 0, fabric.world_size)
     try:
-        fabric.launch()
-        train(fabric, config, recipe, source, folder, on_save)
+        with locked(folder):
+            open_run_folder(folder, config)  # another process may have used it meanwhile
+            fabric.launch()
+            train(fabric, config, recipe, source, folder, on_save)
     except torch.OutOfMemoryError as error:
         raise UserError(f"{OUT_OF_MEMORY} ({str(error).partition('. ')[0]})") from error
     except RuntimeError as error:

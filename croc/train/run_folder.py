@@ -6,8 +6,10 @@ A checkpoint is one file with everything that a resume needs, written beside its
 import dataclasses
 import os
 import shutil
+import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,11 +21,13 @@ from torch import nn
 from croc.config import PAGE, PretrainConfig, RunConfig, method_name, read_config
 from croc.data.loader import FailedFiles
 from croc.errors import UserError
-from croc.io import replacing
+from croc.io import replacing, try_lock
 from croc.method.distributed import any_process, full_state, shard_like, union_over_processes
+from croc.signals import is_first_process
 from croc.weights.checkpoint import FORMAT, checkpoint_path, checkpoints, step_of
+from croc.weights.checksum import seal_zip
 
-PARTIAL = "config.json.partial"
+PARTIAL, LOCK = "config.json.partial", "run.lock"
 FREE = {
     ("data", "root"),  # the data may move; a checkpoint has the number of images
     ("data", "workers"),
@@ -40,7 +44,7 @@ LAST_TRIES, PAUSE_S, LAST_S = 5, 4.0, 16.0
 def open_run_folder(folder: Path, config: PretrainConfig) -> None:
     """Refuse a folder that is neither free nor this run's own."""
     occupied = folder.exists() and (
-        not folder.is_dir() or any(path.name != PARTIAL for path in folder.iterdir())
+        not folder.is_dir() or any(path.name not in (PARTIAL, LOCK) for path in folder.iterdir())
     )
     has_run = (folder / PAGE).exists()  # checked last: another process may be writing it now
     if config.run.resume == "never" and has_run:
@@ -71,6 +75,32 @@ def open_run_folder(folder: Path, config: PretrainConfig) -> None:
             f"{folder} is a run with other settings ({'; '.join(changes[:4])}): "
             "choose another --run.folder, or give the same settings to resume it"
         )
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Keep other processes out of a run's folder; the first process of several does it for all."""
+    if not is_first_process():
+        yield
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / LOCK).open("a+") as file:
+        if not try_lock(file):
+            file.seek(0)
+            raise UserError(
+                f"{folder} is in use by {file.read() or 'another process'}: wait until it ends, or "
+                "choose another --run.folder"
+            )
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {socket.gethostname()}")
+        file.flush()
+        try:
+            yield
+        finally:
+            with suppress(OSError):  # the folder may have vanished
+                if [path.name for path in folder.iterdir()] == [LOCK]:  # nothing was started
+                    (folder / LOCK).unlink()
+                    folder.rmdir()
 
 
 @dataclass
@@ -141,8 +171,8 @@ def save_checkpoint(folder: Path, state: dict[str, Any], keep_every: int | None)
         stale.unlink()
     with replacing(path) as partial, partial.open("wb") as file:
         torch.save(state, file)
-        file.flush()
-        os.fsync(file.fileno())
+        file.close()
+        seal_zip(partial)
     for old in _deletable(folder, keep_every, KEPT):
         old.unlink()
     return path

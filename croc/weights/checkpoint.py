@@ -1,8 +1,10 @@
 """A run's checkpoints: where they are, what is in one, and the backbone in it."""
 
+import contextlib
 import json
 import re
 import warnings
+import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ import torch
 from croc.config import PAGE, MaeConfig, PretrainConfig, read_config
 from croc.errors import UserError
 from croc.method.backbone import Backbone, start_as_mae
+from croc.weights.checksum import verify
 from croc.weights.files import first_line
 
 FORMAT = 2
@@ -31,10 +34,12 @@ def step_of(checkpoint: Path) -> int:
     return int(checkpoint.stem.removeprefix("step-"))
 
 
-def load_checkpoint(
-    path: Path, advice: str = "remove it to resume from the one before"
-) -> dict[str, Any]:
-    """The state in a file, checked to be a checkpoint of ours; no pickle is executed."""
+def load_checkpoint(path: Path) -> dict[str, Any]:
+    """The state in a file, checked to be an undamaged checkpoint of ours; no pickle is executed."""
+    try:
+        verify(path)
+    except UserError as error:
+        raise UserError(f"{error}; {_good_before(path)}") from None
     try:
         with warnings.catch_warnings(action="ignore"):
             state = torch.load(path, map_location="cpu", weights_only=True)
@@ -42,10 +47,10 @@ def load_checkpoint(
         raise
     except Exception as error:  # torch raises almost anything for a broken file
         raise UserError(
-            f"checkpoint {path} cannot be read ({first_line(error)}); {advice}"
+            f"checkpoint {path} cannot be read ({first_line(error)}); {_good_before(path)}"
         ) from None
     if not isinstance(state, dict) or not isinstance(state.get("format"), int):
-        raise UserError(f"{path} is no checkpoint of a CrOC run; {advice}")
+        raise UserError(f"{path} is no checkpoint of a CrOC run")
     if state["format"] != FORMAT:
         raise UserError(
             f"{path} has format {state['format']}, this version reads {FORMAT}: use the version "
@@ -54,10 +59,19 @@ def load_checkpoint(
     kinds = {"step": int, "images": int, "failed": list, "optimizer": dict, "modules": dict}
     wrong = [name for name, kind in kinds.items() if not isinstance(state.get(name), kind)]
     if wrong:
-        raise UserError(f"checkpoint {path} lacks {', '.join(wrong)}; {advice}")
+        raise UserError(f"checkpoint {path} lacks {', '.join(wrong)}")
     if state["step"] < 0:
-        raise UserError(f"checkpoint {path} is of step {state['step']}; {advice}")
+        raise UserError(f"checkpoint {path} is of step {state['step']}")
     return state
+
+
+def _good_before(path: Path) -> str:
+    """What to do about a damaged checkpoint."""
+    for earlier in reversed(checkpoints(path.parent.parent)):
+        with contextlib.suppress(UserError, OSError):
+            if earlier < path and (verify(earlier) or zipfile.is_zipfile(earlier)):
+                return f"{earlier.name} is good: remove the damaged file to resume from there"
+    return "there is no good checkpoint before it"
 
 
 @dataclass(frozen=True)
@@ -101,7 +115,7 @@ def find_checkpoint(path: Path) -> tuple[Path, Path] | None:
 
 def open_run(run: Path, checkpoint: Path) -> RunWeights:
     config, recipe = read_config(run / PAGE)
-    state = load_checkpoint(checkpoint, "name the run's folder or another of its checkpoints")
+    state = load_checkpoint(checkpoint)
     backbone = untrained(config)
     network = "teacher" if "teacher" in state["modules"] else "student"
     try:

@@ -9,12 +9,12 @@ from typing import Annotated, Any, Literal
 
 import torch
 import tyro
-from safetensors.torch import save_file
 
 from croc.errors import UserError
 from croc.io import read_lines, read_metrics, replacing
 from croc.weights.card import WeightsRecord, make_card, make_record, read_record
 from croc.weights.checkpoint import find_checkpoint, open_run
+from croc.weights.checksum import save_sealed, write_sums
 from croc.weights.formats import WRITERS, check_onnx
 from croc.weights.open import (
     VitBackbone,
@@ -86,7 +86,7 @@ def export(request: Export) -> tuple[Path, ...]:
     if not is_folder:
         file.parent.mkdir(parents=True, exist_ok=True)
         with replacing(file) as partial, replacing(file.with_suffix(".md")) as card:
-            save_file(weights, partial, record.metadata())
+            save_sealed(weights, partial, record.metadata())
             card.write_text(make_card(file.stem, record, **facts), encoding="utf-8")
         return targets
     partial = folder.with_name(f"{folder.name}.partial")
@@ -96,6 +96,7 @@ def export(request: Export) -> tuple[Path, ...]:
         WRITERS[request.to](partial, record, weights)
         card = make_card(name, record, **facts, kind=request.to, folder=folder.name)
         (partial / "README.md").write_text(card, encoding="utf-8")
+        write_sums(partial)
         partial.rename(folder)
     finally:
         shutil.rmtree(partial, ignore_errors=True)

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from croc.errors import UserError
 from croc.tables import one_line
+from croc.weights.checksum import verify
 
 ARGUMENTS = ("args", "opt", "hyper_parameters", "cfg", "config", "meta")
 BRIEF = reprlib.Repr()
@@ -129,6 +130,8 @@ def opening(path: Path) -> Iterator[None]:
     """Turn whatever a broken or foreign file raises into one line."""
     try:
         yield
+    except UserError:
+        raise
     except (FileNotFoundError, IsADirectoryError) as error:
         raise UserError(f"{path}: {error.strerror}; name a file of weights") from None
     except HarmfulFile as error:
@@ -148,6 +151,7 @@ def first_line(error: Exception) -> str:
 def read_content(path: Path) -> Any:
     """All of a file, be it `.safetensors`, torch's or a pickle."""
     with opening(path):
+        verify(path)
         if path.suffix == ".safetensors":
             return load_file(path)
         with path.open("rb") as file:

@@ -11,7 +11,6 @@ from typing import Any
 
 import timm
 import torch
-from safetensors.torch import save_file
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 from torch.export import Dim
@@ -19,6 +18,7 @@ from torch.export import Dim
 from croc.errors import UserError
 from croc.method.photometric import IMAGENET_MEAN, IMAGENET_STD
 from croc.weights.card import WeightsRecord, hub_license
+from croc.weights.checksum import save_sealed
 
 Weights = dict[str, Tensor]
 OPSET = 18
@@ -41,7 +41,7 @@ VIT_MODEL_BLOCK = {
 
 def write_timm(folder: Path, record: WeightsRecord, weights: Weights) -> None:
     """As timm's own on model hubs; by its metadata the file is one of croc's as well."""
-    save_file(weights, folder / "model.safetensors", record.metadata())
+    save_sealed(weights, folder / "model.safetensors", record.metadata())
     config = {
         "architecture": record.model,
         "num_classes": 0,
@@ -87,7 +87,7 @@ def write_transformers(folder: Path, record: WeightsRecord, weights: Weights) ->
         for part, chunk in zip(parts, value.chunk(len(parts))):
             new = VIT_MODEL_BLOCK[layer].format(part)
             renamed[f"encoder.layer.{number}.{new}.{kind}"] = chunk.contiguous()
-    save_file(renamed, folder / "model.safetensors", {"format": "pt"})
+    save_sealed(renamed, folder / "model.safetensors", {"format": "pt"})
     config = {
         "architectures": ["ViTModel"],
         "model_type": "vit",

@@ -22,6 +22,7 @@ from croc.method.backbone import Backbone, Vit
 from croc.tables import one_line
 from croc.weights.card import WeightsRecord, read_record
 from croc.weights.checkpoint import find_checkpoint, open_run, untrained
+from croc.weights.checksum import verify
 from croc.weights.files import first_line, read_arguments, read_named_tensors
 from croc.weights.layouts import (
     COUNTERS,
@@ -298,7 +299,7 @@ def describe_file(path: Path) -> list[str]:
     record = read_record(path)
     if record is not None:
         build_exported(path, record)
-        lines = asdict(record)
+        lines = asdict(record) | {"checksum": "matches" if verify(path) else "none in the file"}
     else:
         recognized = recognize(read_named_tensors(path), str(path))
         numbers = sum(value.numel() for value in recognized.weights.values())
@@ -308,6 +309,7 @@ def describe_file(path: Path) -> list[str]:
             "network": f"{recognized.architecture}, {numbers:,} numbers"
             + (f" ({options})" if options else ""),
             "left out": f"{recognized.dropped} tensors",
+            "checksum": "matches" if verify(path) else "none in the file",
             **read_arguments(path),
         }
     return [f"{name}: {one_line(str(value))}" for name, value in lines.items()]

@@ -1,0 +1,110 @@
+"""`croc pretrain --dry-run`: what a run needs, from its first steps in a temporary folder."""
+
+import contextlib
+import io
+import os
+import resource
+import shutil
+import time
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+
+from croc.config import PretrainConfig
+from croc.data.decode import UndecodableImage
+from croc.data.loader import steps_per_epoch
+from croc.data.sources import ImageSource, open_source
+from croc.errors import UserError
+from croc.io import read_metrics
+from croc.lab.report.hook import ReportHook
+from croc.signals import is_first_process
+from croc.train.loop import pretrain
+from croc.train.run_folder import KEPT, open_run_folder
+from croc.weights.checkpoint import checkpoints, step_of
+
+DECODED = 100
+"""Images that are decoded to see whether they can be."""
+ON_CPU, ON_GPU = (15, 5), (60, 20)
+"""Steps, and how many of them, the last ones, are timed: when batches made ahead are used up."""
+
+
+def dry_run(config: PretrainConfig, recipe: str) -> None:
+    """Print what was found, measured and expected; nothing is left behind."""
+    run, batch = config.run, config.optim.batch
+    folder = Path(run.folder or f"runs/{recipe}").absolute()
+    open_run_folder(folder, config)
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise UserError(f"{existing} is not writable: choose another --run.folder")
+    source = open_source(config.data, run.seed)
+    broken = undecodable(source)
+    last_step = config.optim.epochs * steps_per_epoch(len(source), batch)
+    last_step = min(last_step, run.stop_after_steps or last_step)
+    saved = checkpoints(folder)
+    left = last_step - (step_of(saved[-1]) if saved else 0)
+
+    on_gpu = run.accelerator == "cuda" or (run.accelerator == "auto" and torch.cuda.is_available())
+    steps, timed = ON_GPU if on_gpu else ON_CPU
+    with TemporaryDirectory() as temporary:
+        trial = replace(
+            run,
+            folder=f"{temporary}/run",
+            resume="never",
+            stop_after_steps=min(steps, last_step),
+            log_every_steps=timed,
+            checkpoint_every_steps=steps + 1,
+        )
+        started = time.time()
+        with contextlib.redirect_stderr(io.StringIO()):
+            path = pretrain(replace(config, run=trial), recipe, ReportHook)
+        ended = time.time()
+        if not is_first_process():
+            return
+        *_, before, last = read_metrics(path)
+        step_s = (last["seconds"] - before["seconds"]) / (last["step"] - before["step"])
+        checkpoint = checkpoints(path)[-1].stat().st_size
+        # What follows the last line of the metrics: a checkpoint, its gauges, the report.
+        save_s = ended - (path / "metrics.jsonl").stat().st_mtime
+    start_s = ended - started - save_s - step_s * last["step"]
+    saves = -(-left // run.checkpoint_every_steps)
+    kept = min(saves, KEPT) + (left // run.keep_every_steps if run.keep_every_steps else 0)
+    free = shutil.disk_usage(existing).free
+
+    def say(name: str, text: str) -> None:
+        print(f"{name:12}{text}")
+
+    names = "".join(f"\n{'':12}{name}" for name in broken[:5])
+    say("images", f"{len(source):,}, {source.name(0)} the first")
+    say("undecodable", f"{len(broken)} of the first {min(DECODED, len(source))}{names}")
+    resuming = f", resuming at {last_step - left:,}" if saved else ""
+    say("steps", f"{left:,} of batch {batch}{resuming}")
+    say("speed", f"{batch / step_s:,.0f} images/s, {1e3 * step_s:,.0f} ms per step")
+    memory = f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20:.1f} GiB RAM"
+    if on_gpu:
+        memory = f"{torch.cuda.max_memory_reserved() / 2**30:.1f} GiB of GPU memory, {memory}"
+    say("memory", f"{memory} (peak of one process, without loader workers)")
+    say("time", f"{duration(start_s + step_s * left + save_s * saves)}")
+    say("", f"{start_s:.0f} s to start, {save_s:.1f} s for each of {saves:,} checkpoints")
+    needed = f"{kept * checkpoint / 2**30:.1f} GiB for {kept} checkpoints"
+    say("disk", f"{needed}, {free / 2**30:.0f} GiB free")
+    say("folder", str(folder))
+
+
+def undecodable(source: ImageSource) -> list[str]:
+    """The names of those among the first images that cannot be decoded."""
+    names = []
+    for index in range(min(DECODED, len(source))):
+        try:
+            source.read(index)
+        except UndecodableImage:
+            names.append(source.name(index))
+    return names
+
+
+def duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 120 else f"{minutes / 60:.1f} h"

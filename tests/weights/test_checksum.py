@@ -1,0 +1,124 @@
+"""A flipped bit in a checkpoint or an exported file is noticed wherever the file is opened."""
+
+import random
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from croc.cli import main
+from croc.errors import UserError
+from croc.train.loop import pretrain
+from croc.weights.checkpoint import checkpoints, load_checkpoint
+from croc.weights.checksum import save_sealed, seal_zip, verify
+from croc.weights.files import read_named_tensors
+from tests.tiny import tiny_config
+
+FLIPS = 200
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("run") / "run"
+    pretrain(tiny_config(folder, stop_after_steps=6, report=False), "tiny")
+    return folder
+
+
+def flipped(content: bytes, bit: int) -> bytes:
+    changed = bytearray(content)
+    changed[bit // 8] ^= 1 << bit % 8
+    return bytes(changed)
+
+
+def is_noticed(path: Path) -> bool:
+    """By its checksum, or where that is not even found, by the library that reads the file."""
+    try:
+        if verify(path):
+            return False
+        read_named_tensors(path)
+    except UserError:
+        return True
+    return False
+
+
+def small_files(folder: Path) -> list[Path]:
+    """A sealed checkpoint and a sealed safetensors file, a few kilobytes each."""
+    torch.save({"weights": {"w": torch.randn(4)}}, folder / "a.pt")
+    seal_zip(folder / "a.pt")
+    save_sealed({"w": torch.randn(4)}, folder / "a.safetensors", {"croc": '{"model": "x"}'})
+    return [folder / "a.pt", folder / "a.safetensors"]
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_any_bit_of_a_small_file(number: int, tmp_path: Path):
+    path = small_files(tmp_path)[number]
+    assert verify(path)
+    assert read_named_tensors(path)
+    content = path.read_bytes()
+    for bit in range(8 * len(content)):
+        path.write_bytes(flipped(content, bit))
+        assert is_noticed(path), bit
+
+
+@pytest.mark.parametrize("kind", ["checkpoint", "file", "timm", "transformers"])
+def test_random_bits_of_real_files(kind: str, run: Path, tmp_path: Path):
+    path = checkpoints(run)[-1]
+    if kind != "checkpoint":
+        to = str(tmp_path / "x.safetensors") if kind == "file" else kind
+        where = () if kind == "file" else ("--folder", str(tmp_path / "x"))
+        assert main(["export", str(run), "--to", to, *where]) == 0
+        path = tmp_path / ("x.safetensors" if kind == "file" else "x/model.safetensors")
+    content, draw = path.read_bytes(), random.Random(0)
+    assert verify(path)
+    damaged = tmp_path / f"damaged{path.suffix}"
+    for bit in draw.sample(range(8 * len(content)), FLIPS):
+        damaged.write_bytes(flipped(content, bit))
+        assert is_noticed(damaged), bit
+
+
+def test_commands_refuse_a_damaged_checkpoint_and_name_a_good_one(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    folder = tmp_path / "run"
+    shutil.copytree(run, folder)
+    good, last = checkpoints(folder)
+    content = last.read_bytes()
+    last.write_bytes(flipped(content, 4 * len(content)))
+    for command in (
+        ["evaluate", "kmeans", "--weights", str(folder), "--data", "scenes", "--to", "results"],
+        ["export", str(folder), "--to", str(tmp_path / "x.safetensors")],
+        ["pretrain", str(folder / "config.json")],
+    ):
+        assert main(command) == 2
+        line = capsys.readouterr().err
+        assert f"{last} is damaged: its checksum does not match; {good.name} is good" in line
+    assert main(["show", "weights", str(last)]) == 2
+    capsys.readouterr()
+    assert main(["show", "weights", str(good)]) == 0
+    assert "checksum: matches" in capsys.readouterr().out
+    good.write_bytes(b"PK")
+    with pytest.raises(UserError, match="no good checkpoint before it"):
+        load_checkpoint(last)
+
+
+def test_sums_of_an_exported_folder(run: Path, tmp_path: Path):
+    folder = tmp_path / "x"
+    assert main(["export", str(run), "--to", "torchhub", "--folder", str(folder)]) == 0
+    check = ["sha256sum", "--check", "SHA256SUMS"]
+    assert subprocess.run(check, cwd=folder, capture_output=True).returncode == 0
+    content = (folder / "hubconf.py").read_bytes()
+    (folder / "hubconf.py").write_bytes(flipped(content, 99))
+    assert subprocess.run(check, cwd=folder, capture_output=True).returncode == 1
+
+
+def test_files_without_a_checksum_load(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    torch.save({"w": torch.ones(3)}, tmp_path / "a.pt")
+    save_file({"w": torch.ones(3)}, tmp_path / "a.safetensors", {"format": "pt"})
+    for name in ("a.pt", "a.safetensors"):
+        assert not verify(tmp_path / name)
+        assert read_named_tensors(tmp_path / name).keys() == {"w"}
+    assert main(["show", "weights", "coco-20min"]) == 0
+    assert "checksum: none in the file" in capsys.readouterr().out
