@@ -5,6 +5,7 @@ What a project's file holds beside it (the other network, heads) is there as zer
 """
 
 import pickle
+import re
 from argparse import Namespace
 from collections import OrderedDict
 from collections.abc import Callable
@@ -90,12 +91,76 @@ def mae_full(w: State) -> dict[str, Any]:
     return {"model": w | more, "optimizer": OPTIMIZER, "args": Namespace(model="mae_vit_small")}
 
 
-def dinov2(w: State) -> dict[str, Any]:
-    """facebookresearch/dinov2, teacher_checkpoint.pth: blocks in chunks."""
-    renamed = {k.replace("reg_token", "register_tokens"): v for k, v in w.items()}
-    chunked = {k.replace("blocks.", "blocks.0."): v for k, v in renamed.items()}
-    heads = zeros("backbone.mask_token", "dino_head.last_layer.weight_v")
+def cribo(w: State) -> dict[str, Any]:
+    """tileb1/CrIBo, main_cribo.py: like DINO's, with queues."""
+    names = ("centroids_queue_cpu", "cls_queue_cpu", "cpv_queue_cpu")
+    return self_distilled("dino_loss", "backbone.")(w) | {name: torch.zeros(8, 4) for name in names}
+
+
+def renamed(w: State, *renames: tuple[str, str]) -> State:
+    for old, new in renames:
+        w = {re.sub(old, new, name): value for name, value in w.items()}
+    return w
+
+
+def dinov2(w: State) -> State:
+    """facebookresearch/dinov2, dinov2_vit*_pretrain.pth, and vpariza/NeCo. With registers, the
+    class token still has a position. The layers of ViT-g, and all of Franca's, are gated."""
+    w = w | {"mask_token": torch.zeros(1, w["cls_token"].shape[-1])}
+    if "reg_token" in w:
+        position = torch.randn(w["cls_token"].shape, generator=torch.Generator().manual_seed(2))
+        w |= {"cls_token": w["cls_token"] - position}
+        w |= {"pos_embed": torch.cat([position, w["pos_embed"]], dim=1)}
+    is_gated = w["blocks.0.mlp.fc1.weight"].shape[0] == 2 * w["blocks.0.mlp.fc2.weight"].shape[1]
+    gates = (("mlp.fc1", "mlp.w12"), ("mlp.fc2", "mlp.w3")) if is_gated else ()
+    return renamed(w, ("reg_token", "register_tokens"), *gates)
+
+
+def dinov2_teacher(w: State) -> dict[str, Any]:
+    """DINOv2's teacher_checkpoint.pth, and valeoai/Franca: blocks in chunks, numbered through."""
+    chunked = renamed(dinov2(w), (r"^blocks\.(\d+)", r"blocks.\1.\1"))
+    heads = zeros("dino_head.last_layer.weight_v", "ibot_head.mlp.0.weight")
     return {"teacher": prefixed("backbone.", chunked) | heads}
+
+
+def dinov3(w: State) -> State:
+    """facebookresearch/dinov3, dinov3_vit*_pretrain_*.pth: the biases of keys are masked, and those
+    of queries and values may be zero. The 7B has a norm for small crops."""
+    width, is_gated = w["cls_token"].shape[-1], "blocks.0.mlp.fc1_g.weight" in w
+    gates = (("fc1_g", "w1"), ("fc1_x", "w2"), ("fc2", "w3")) if is_gated else ()
+    w = renamed(w, ("reg_token", "storage_tokens"), (r"gamma_(\d)", r"ls\1.gamma"), *gates)
+    for name in [name for name in w if name.endswith("qkv.weight")]:
+        start, zero, one = name.removesuffix("qkv.weight"), torch.zeros(width), torch.ones(width)
+        queries, values = (w.pop(f"{start}{part}_bias", zero) for part in "qv")
+        w[f"{start}qkv.bias"] = torch.cat([queries, one, values])
+        w[f"{start}qkv.bias_mask"] = torch.cat([one, zero, one])
+    return w | {
+        "mask_token": torch.zeros(1, width),
+        "rope_embed.periods": 100 ** (torch.arange(16) / 16),
+        "local_cls_norm.weight": torch.ones(width),
+    }
+
+
+def eva02(w: State) -> State:
+    """baaivision/EVA, EVA-02/asuka: the tiny and small ViT have xFormers' SwiGLU, the others their
+    own, with a norm."""
+    freqs = ("rope.freqs_cos", "rope.freqs_sin", "blocks.0.attn.rope.freqs_cos")
+    w = w | {name: torch.zeros(256, 64) for name in freqs}
+    if "blocks.0.mlp.fc1.weight" in w:
+        return renamed(w, ("mlp.fc1", "mlp.w12"), ("mlp.fc2", "mlp.w3"))
+    w = renamed(w, ("mlp.norm", "mlp.ffn_ln"), (r"([qv])_proj.bias", r"\1_bias"))
+    return renamed(w, ("mlp.fc1_g", "mlp.w1"), ("mlp.fc1_x", "mlp.w2"), ("mlp.fc2", "mlp.w3"))
+
+
+def eva02_pretrained(w: State) -> dict[str, Any]:
+    """eva02_*_pt_*.pt, as DeepSpeed saves."""
+    return {"module": eva02(w) | zeros("mask_token", "lm_head.weight", "lm_head.bias")}
+
+
+def eva02_finetuned(w: State) -> dict[str, Any]:
+    """eva02_*_ft_*.pt: the final norm is of pooled tokens."""
+    model = renamed(eva02(w), (r"^norm\.", "fc_norm."))
+    return {"model": model | zeros("head.weight"), "optimizer": OPTIMIZER, "epoch": 3}
 
 
 def croc_run(w: State) -> dict[str, Any]:
@@ -107,6 +172,7 @@ def croc_run(w: State) -> dict[str, Any]:
 CP2 = ("module.encoder_q.decode_head.conv_seg.weight", "module.queue")
 LEOPART = ("projection_head.0.weight", "prototypes.weight")
 VITS: dict[str, tuple[Content, str]] = {
+    "cribo": (cribo, "CrIBo full checkpoint, from teacher.backbone"),
     "croc_authors": (croc_authors, "the authors' CrOC full checkpoint, from teacher.backbone"),
     "dino_full": (
         self_distilled("dino_loss", "module.backbone."),
@@ -132,6 +198,37 @@ VITS: dict[str, tuple[Content, str]] = {
     "croc_run": (croc_run, "CrOC checkpoint, from modules.teacher.backbone.vit"),
 }
 """What a project saves, and the layout that is recognized."""
+
+
+FOUNDATIONS: dict[str, tuple[str, Content, str]] = {
+    "dinov2": ("vit_small_patch14_dinov2", dinov2, "DINOv2"),
+    "dinov2_registers": ("vit_small_patch14_reg4_dinov2", dinov2, "DINOv2"),
+    "dinov2_teacher": (
+        "vit_small_patch14_reg4_dinov2",
+        dinov2_teacher,
+        "DINOv2, from teacher.backbone",
+    ),
+    "franca": ("vit_giant_patch14_dinov2", dinov2_teacher, "DINOv2, from teacher.backbone"),
+    # vpariza/NeCo, Lightning's checkpoints while it trains
+    "neco": (
+        "vit_small_patch14_dinov2",
+        lambda w: {"state_dict": two("model.", dinov2(w), "teacher.", "projection_head.0.weight")},
+        "DINOv2, from state_dict.model",
+    ),
+    "dinov3": ("vit_small_patch16_dinov3", dinov3, "DINOv3"),
+    "dinov3_biases": ("vit_small_patch16_dinov3_qkvb", dinov3, "DINOv3"),
+    "dinov3_gated": ("vit_small_plus_patch16_dinov3", dinov3, "DINOv3"),
+    "dinov3_timm": ("vit_small_plus_patch16_dinov3_qkvb", OrderedDict, "ViT in timm's keys"),
+    "eva02_small": ("eva02_small_patch14_224", eva02_pretrained, "EVA-02, from module"),
+    "eva02_base": ("eva02_base_patch14_224", eva02_pretrained, "EVA-02, from module"),
+    "eva02_finetuned": ("eva02_base_patch14_224", eva02_finetuned, "EVA-02, from model"),
+    "eva02_timm": (
+        "eva02_tiny_patch14_224",
+        lambda w: renamed(w, (r"^norm\.", "fc_norm.")) | zeros("head.weight", "head.bias"),
+        "ViT in timm's keys",
+    ),
+}
+"""timm's network, what its authors save, and the layout that is recognized."""
 
 
 def moco(w: State, *heads: str) -> dict[str, Any]:

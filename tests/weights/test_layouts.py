@@ -1,5 +1,8 @@
 """Every project's layout, written as that project does: recognized, and the features are equal."""
 
+import re
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -7,19 +10,24 @@ import pytest
 import timm
 import torch
 import torchvision
+import transformers
 from torch import Tensor, nn
 
 from croc.config import ModelConfig
 from croc.errors import UserError
 from croc.method.backbone import Backbone
+from croc.weights.files import read_named_tensors
 from croc.weights.layouts import recognize
-from croc.weights.open import ConvBackbone, VitBackbone, load_into, open_backbone
+from croc.weights.open import ConvBackbone, VitBackbone, fingerprint, load_into, open_backbone
 from tests.weights.projects import (
+    FOUNDATIONS,
     RESNETS,
     SAVED,
     VITS,
     State,
     dinov2,
+    dinov3,
+    eva02,
     moco,
     other,
     prefixed,
@@ -30,6 +38,9 @@ from tests.weights.projects import (
 SMALL: dict[str, Any] = {"depth": 2, "img_size": 64, "num_classes": 0, "dynamic_img_size": True}
 IMAGES = torch.randn(1, 3, 64, 64, generator=torch.Generator().manual_seed(0))
 CLOSE: dict[str, Any] = {"atol": 1e-5, "rtol": 1e-5}
+
+
+Made = Callable[[str], Any]
 
 
 def randomized(network: nn.Module) -> nn.Module:
@@ -109,21 +120,129 @@ def test_resnets(project: str, resnet: Any, resnet_weights: State, tmp_path: Pat
         torch.testing.assert_close(backbone.features(IMAGES), stages(IMAGES)["layer4"], **CLOSE)
 
 
-def test_dinov2_with_registers(tmp_path: Path):
-    """DINOv2 gives the class token a position, timm does not: compare with timm's own reading."""
-    name, size = "vit_small_patch14_reg4_dinov2", SMALL | {"img_size": 56}
-    vit: Any = randomized(timm.create_model(name, **size))
-    class_position = torch.randn(1, 1, 384)
-    theirs = dict(vit.state_dict())
-    theirs["cls_token"] = theirs["cls_token"] - class_position
-    theirs["pos_embed"] = torch.cat([class_position, theirs["pos_embed"]], dim=1)
-    torch.save(dinov2(theirs), tmp_path / "a.b")
-    backbone = open_backbone(str(tmp_path / "a.b"), image_px=56)
-    images = torch.randn(1, 3, 56, 56)
+@pytest.fixture(scope="module")
+def made() -> Made:
+    """timm's network of a name, with one or two blocks and final norm instead of fc_norm."""
+
+    @cache
+    def make(name: str) -> Any:
+        options = SMALL | {"img_size": 64 if "patch16" in name else 56, "global_pool": "token"}
+        return randomized(timm.create_model(name, **options | {"depth": 1 + ("giant" not in name)}))
+
+    return make
+
+
+@pytest.mark.parametrize("project", FOUNDATIONS)
+def test_foundation_models(project: str, made: Made, tmp_path: Path):
+    """Features equal those of timm's own network; so does the file of it; a run starts from it."""
+    name, content, layout = FOUNDATIONS[project]
+    vit = made(name)
+    torch.save(content(vit.state_dict()), tmp_path / "a.b")
+    px = vit.patch_embed.img_size[0]
+    backbone = open_backbone(str(tmp_path / "a.b"), image_px=px)
+    images = torch.randn(1, 3, px, px)
     torch.testing.assert_close(backbone.features(images), vit_features(vit, images), **CLOSE)
-    started = Backbone(ModelConfig(name, depth=2), 56)
-    assert "DINOv2, from teacher.backbone" in load_into(started, str(tmp_path / "a.b"))
-    torch.testing.assert_close(started.vit.cls_token, vit.cls_token, atol=1e-6, rtol=0)
+    assert backbone.origin == f"a.b ({layout})"
+
+    torch.save(backbone.vit.state_dict(), tmp_path / "again.b")
+    again = open_backbone(str(tmp_path / "again.b"), image_px=px)
+    assert fingerprint(again) == fingerprint(backbone)
+    started = Backbone(ModelConfig(name, depth=len(vit.blocks)), px)
+    load_into(started, str(tmp_path / "a.b"))
+    torch.testing.assert_close(started.vit.state_dict(), vit.state_dict(), atol=1e-6, rtol=0)
+
+
+NOT_USED = r"mask_token|mask$|head|rope|local_cls_norm|state_dict.teacher|register_tokens"
+
+
+@pytest.mark.parametrize("project", [name for name in FOUNDATIONS if name != "franca"])
+def test_foundation_models_that_lack_a_tensor(project: str, made: Made, tmp_path: Path):
+    name, content, _ = FOUNDATIONS[project]
+    torch.save(content(made(name).state_dict()), tmp_path / "w")
+    tensors = read_named_tensors(tmp_path / "w")
+    not_used = NOT_USED if name.endswith(("qkvb", "dinov2")) else rf"{NOT_USED}|qkv.bias"
+    needed = [name for name in tensors if not re.search(not_used, name)]
+    assert len(needed) > 20
+    for name in needed:
+        with pytest.raises(UserError) as refused:
+            recognize(without(tensors, name), "w")
+        assert "\n" not in str(refused.value)
+
+
+TINY: dict[str, Any] = {
+    "hidden_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "image_size": 64,
+    "patch_size": 16,
+}
+VIT, DINOV2 = transformers.ViTModel, transformers.Dinov2Model
+REGISTERS, DINOV3 = transformers.Dinov2WithRegistersModel, transformers.DINOv3ViTModel
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "layout"),
+    [
+        (VIT, {"intermediate_size": 512}, "ViT in transformers' keys"),
+        (DINOV2, {}, "DINOv2 in transformers' keys"),
+        (DINOV2, {"use_swiglu_ffn": True}, "DINOv2 in transformers' keys"),
+        (REGISTERS, {"num_register_tokens": 4}, "DINOv2 in transformers' keys"),
+        (DINOV3, {"num_register_tokens": 4}, "DINOv3 in transformers' keys"),
+        (
+            DINOV3,
+            {"num_register_tokens": 4, "use_gated_mlp": True, "query_bias": False}
+            | {"value_bias": False, "intermediate_size": 392, "hidden_act": "silu"},
+            "DINOv3 in transformers' keys",
+        ),
+    ],
+    ids=lambda value: value.__name__ if isinstance(value, type) else str(value),
+)
+def test_files_of_transformers(model: Any, options: dict[str, Any], layout: str, tmp_path: Path):
+    """As published, and under the names of transformers 5; features equal the library's own."""
+    network = randomized(model(model.config_class(**TINY, **options)))
+    network.save_pretrained(tmp_path)
+    with torch.no_grad():
+        tokens = network(IMAGES).last_hidden_state[:, -16:]
+    states = {"published": tmp_path / "model.safetensors", "5": tmp_path / "w.pth"}
+    torch.save({"model": prefixed("vit.", network.state_dict())}, states["5"])
+    for path in states.values():
+        backbone = open_backbone(str(path), image_px=64)
+        features = backbone.features(IMAGES)
+        torch.testing.assert_close(features, tokens.mT.unflatten(2, (4, 4)), **CLOSE)
+        assert layout in backbone.origin
+    tensors = read_named_tensors(states["published"])
+    not_used = NOT_USED if options.get("query_bias", True) else rf"{NOT_USED}|[qv]_proj.bias"
+    for name in [name for name in tensors if not re.search(rf"{not_used}|pooler", name)]:
+        with pytest.raises(UserError):
+            recognize(without(tensors, name), "w")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(f"vit_{size}_patch14_{kind}" for size in ("small", "base", "large", "giant")
+          for kind in ("dinov2", "reg4_dinov2")),
+        *(f"vit_{size}_patch16_dinov3" for size in ("small", "small_plus", "base", "large")),
+        *("vit_huge_plus_patch16_dinov3", "vit_7b_patch16_dinov3"),
+        *(f"eva02_{size}_patch14_224" for size in ("tiny", "small", "base", "large")),
+    ],
+)  # fmt: skip
+def test_all_sizes_of_foundation_models(name: str):
+    """The network is timm's own of that name; without its numbers, of which one block is enough."""
+    content = dinov2 if "dinov2" in name else dinov3 if "dinov3" in name else eva02
+    options: dict[str, Any] = {"depth": 1, "num_classes": 0, "global_pool": "token"}
+    with torch.device("meta"):
+        vit: Any = timm.create_model(name, **options)
+    weights = {name: torch.zeros(value.shape) for name, value in vit.state_dict().items()}
+    recognized = recognize(content(weights))
+    with torch.device("meta"):
+        ours: Any = timm.create_model(recognized.architecture, num_classes=0, **recognized.options)
+    assert str(ours) == str(vit)
+    for part in ("num_heads", "rotate_half", "num_prefix_tokens", "scale"):
+        attentions = [each.blocks[0].attn for each in (vit, ours)]
+        assert len({getattr(attention, part, None) for attention in attentions}) == 1
+    if "dinov3" in name:
+        assert recognized.architecture == name
 
 
 def test_a_file_equals_its_model_by_name(tmp_path: Path):
@@ -211,11 +330,14 @@ def test_tensors_of_other_shapes_are_refused(vit: Any, resnet_weights: State, tm
     tall = {"patch_embed.proj.weight": torch.zeros(384, 3, 16, 8)}
     far = {"blocks.30000000.norm1.weight": torch.zeros(1)}
     for content, message in (
-        (moco({k: v.contiguous() for k, v in wide.items()}), "layer2.0.conv2.weight"),
-        (moco(without(resnet_weights, "bn1.running_mean")), "bn1.running_mean"),
-        (vit.state_dict() | far, "blocks.30000000"),
-        (vit.state_dict() | tall, r"\[384, 3, 16, 8\].*\[384, 3, 16, 16\]"),
+        (
+            moco({k: v.contiguous() for k, v in wide.items()}),
+            "does not fit: .*layer2.0.conv2.weight",
+        ),
+        (moco(without(resnet_weights, "bn1.running_mean")), "does not fit: .*bn1.running_mean"),
+        (vit.state_dict() | far, "not plain: it has blocks.30000000"),
+        (vit.state_dict() | tall, "no ViT and no ResNet of a known layout"),
     ):
         torch.save(content, tmp_path / "w")
-        with pytest.raises(UserError, match=f"does not fit: .*{message}"):
+        with pytest.raises(UserError, match=message):
             open_backbone(str(tmp_path / "w"), image_px=64)
