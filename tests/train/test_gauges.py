@@ -13,7 +13,7 @@ from torch import Tensor
 from croc.config import PretrainConfig
 from croc.data import open_source
 from croc.io import read_gauges
-from croc.lab.report.page import read_run
+from croc.lab.report.page import read_run, report
 from croc.method.types import Clusters
 from croc.train.distributed import make_fabric
 from croc.train.gauges import (
@@ -156,6 +156,7 @@ def test_drift_is_measured_from_the_start_after_a_resume_too(
     drift = [line["drift"] for line in read_gauges(whole)]
     assert drift[0] == 0
     assert 0 < drift[1] < drift[-1] < 1
+    assert f"<dt>drift</dt><dd>{drift[-1]:.3f}" in report([whole])
     pretrain(started("parts", stop_after_steps=4), "tiny")
     parts = pretrain(started("parts"), "tiny")
     assert read_gauges(parts) == read_gauges(whole)
@@ -199,9 +200,9 @@ def test_gauges_reach_tensorboard_and_the_report_and_are_measured_again_on_resum
     run = pretrain(tiny_config(tmp_path / "run", stop_after_steps=2), "tiny")
     events = EventAccumulator(str(run / "tensorboard")).Reload()
     assert [event.step for event in events.Scalars("gauges/agreement")] == [0, 2]
-    report = read_run(run)
-    assert [step for step, _ in report.metrics["rank"]] == [0, 2]
-    assert report.notes == []
+    shown = read_run(run)
+    assert [step for step, _ in shown.metrics["rank"]] == [0, 2]
+    assert shown.notes == []
     lines = read_gauges(run)
     (run / "gauges.jsonl").unlink()  # as after a signal, which leaves no time for them
     pretrain(tiny_config(run, stop_after_steps=2), "tiny")

@@ -274,7 +274,7 @@ def _facts(run: Run) -> Iterator[tuple[str, str, bool | None]]:
     if "valid_share" in final:
         yield "valid share", f"{final['valid_share']:.0%}", final["valid_share"] > 0.5
     if "drift" in values:
-        yield "drift", short(values["drift"][-1]), values["drift"][-1] <= LARGE_DRIFT
+        yield "drift", f"{values['drift'][-1]:.3f}", values["drift"][-1] <= LARGE_DRIFT
     if "images_per_s" in values:
         yield "images per second", short(median(values["images_per_s"])), None
     if "seconds" in values:
