@@ -178,7 +178,8 @@ class ModelConfig(Section):
 
     section = "model"
     name: str = "vit_small_patch16_224"
-    """Name of a timm architecture; no weights are downloaded."""
+    """Name of a timm architecture; no weights are downloaded. With --init, the network follows from
+    the weights, unless its name, patch size or depth is passed."""
     patch_px: Annotated[int | None, at_least(1)] = None
     """Patch size, if different from the named model's."""
     depth: Annotated[int | None, at_least(1)] = None

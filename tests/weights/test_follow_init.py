@@ -34,12 +34,14 @@ def save_timm(name: str) -> None:
 
 
 def save_dino() -> None:
-    vit = timm.create_model("vit_small_patch16_224", patch_size=8, **SMALL)
+    options: dict[str, Any] = {**SMALL, "patch_size": 8}
+    vit = timm.create_model("vit_small_patch16_224", **options)
     torch.save(VITS["dino_full"][0](dict(vit.state_dict())), "w.pth")
 
 
 def save_without_norm() -> None:
-    weights = timm.create_model("vit_base_patch16_224", **SMALL | {"img_size": 64}).state_dict()
+    options: dict[str, Any] = {**SMALL, "img_size": 64}
+    weights = timm.create_model("vit_base_patch16_224", **options).state_dict()
     own = {key: value for key, value in weights.items() if not key.startswith("norm.")}
     content = {"state_dict": prefixed("module.encoder_q.backbone.", own)}
     torch.save(content | zeros("queue"), "w.pth")
