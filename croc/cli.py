@@ -11,7 +11,14 @@ from typing import Annotated, NoReturn
 import tyro
 
 from croc import __version__
-from croc.config import CrocConfig, DataConfig, PretrainConfig, parse, read_config
+from croc.config import (
+    CrocConfig,
+    DataConfig,
+    PretrainConfig,
+    option_names,
+    parse,
+    read_config,
+)
 from croc.errors import Interrupted, LostPeerError, UserError
 from croc.eval.protocols import PROTOCOLS
 from croc.eval.protocols import run_command as evaluate_command
@@ -149,7 +156,10 @@ def pretrain_command(arguments: list[str]) -> None:
         return
     from croc.lab.report.hook import ReportHook
     from croc.train.loop import pretrain
+    from croc.weights.open import follow_init
 
+    if config.model.init != default.model.init:
+        config = follow_init(config, recipe, option_names(arguments))
     folder = pretrain(config, recipe, ReportHook)
     if is_first_process():
         report = "report.html, " if config.run.report else ""

@@ -11,6 +11,7 @@ import json
 import math
 import re
 import typing
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
@@ -171,7 +172,8 @@ class ModelConfig(Section):
 
     section = "model"
     name: str = "vit_small_patch16_224"
-    """Name of a timm architecture; no weights are downloaded."""
+    """Name of a timm architecture; no weights are downloaded. With --init, the network follows from
+    the weights, unless its name, patch size or depth is passed."""
     patch_px: Annotated[int | None, at_least(1)] = None
     """Patch size, if different from the named model's."""
     depth: Annotated[int | None, at_least(1)] = None
@@ -457,10 +459,6 @@ class DinoConfig(PretrainConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         require(
-            self.anchor.weight == 0 or self.model.init is not None,
-            "--anchor.weight needs --init: the weights to stay close to",
-        )
-        require(
             self.loss.centering == "mean" or self.run.micro_batch is None,
             "--loss.centering sinkhorn needs --run.micro-batch None, since it balances the batch",
         )
@@ -592,6 +590,12 @@ def parse(kind: type, arguments: list[str], program: str, default: Any = None) -
         if not end.code:
             raise
         raise UserError(f"{_first_sentence(complaint.getvalue())}; see {program} --help") from None
+
+
+def option_names(arguments: Sequence[str]) -> set[str]:
+    """Of the options that were passed, such as "model.name"."""
+    flags = [word[2:].partition("=")[0] for word in arguments if word.startswith("--")]
+    return {flag.replace("_", "-") for flag in flags}
 
 
 def _first_sentence(box: str) -> str:

@@ -41,7 +41,7 @@ from croc.method.photometric import normalize
 from croc.method.types import Clusters
 from croc.recipes import RECIPES
 from croc.weights import open as weights_open
-from croc.weights.open import ConvBackbone, VitBackbone, check_fit
+from croc.weights.open import ConvBackbone, VitBackbone, check_fit, follow_init
 
 Weights = str | os.PathLike[str]
 Photograph = str | os.PathLike[str] | Image.Image | Tensor
@@ -411,6 +411,9 @@ def pretrain(
     for section, values in sections.items():
         changed = _change(getattr(config, section), values, f"{section}.")
         config = dataclasses.replace(config, **{section: changed})
+    if isinstance(recipe, str) and config.model.init is not None:
+        passed = {f"{section}.{option}" for section, own in sections.items() for option in own}
+        config = follow_init(config, name, {each.replace("_", "-") for each in passed})
     from lightning_fabric.utilities import imports
 
     if config.run.devices == "auto" and imports._IS_INTERACTIVE:  # Lightning refuses more there

@@ -27,7 +27,7 @@ import torch
 from matplotlib.figure import Figure
 from rich.box import SIMPLE_HEAD
 
-from croc.config import PretrainConfig, parse, require, write_config
+from croc.config import PretrainConfig, option_names, parse, require, write_config
 from croc.data.loader import steps_per_epoch
 from croc.data.sources import open_source
 from croc.errors import Interrupted, UserError
@@ -59,7 +59,7 @@ from croc.tables import (
 from croc.train.loop import make_method, pretrain
 from croc.train.run_folder import FREE
 from croc.weights.checkpoint import checkpoints, step_of
-from croc.weights.open import open_backbone
+from croc.weights.open import follow_init, open_backbone
 
 FILE, TABLE, PICTURE, LOCK = "sweep.json", "sweep.md", "sweep.png", "sweep.lock"
 RESULTS, UNTRAINED, FIRST_RUN = 0, 1, 2
@@ -197,7 +197,10 @@ def plan_runs(
                 raise UserError(f"it would share a folder with {settings[slug].setting!r}")
             default, recipe_name = open_recipe(used)
             # A setting's options come last and so override the recipe's.
-            config = parse(type(default), [*words, *own], f"croc pretrain {used}", default)
+            arguments = [*words, *own]
+            config = parse(type(default), arguments, f"croc pretrain {used}", default)
+            if config.model.init != default.model.init:
+                config = follow_init(config, recipe_name, option_names(arguments))
         except (UserError, ValueError) as error:
             raise UserError(f"setting {name!r}: {error}") from None
         settings[slug] = Run(name, recipe_name, tuple(own), config)

@@ -111,9 +111,15 @@ def gram_distance(
     """How much the similarities between the patches of a view differ, one value per image.
 
     mean over views and pairs of patches i, j: (cos(ours[i], ours[j]) − cos(theirs[i], theirs[j]))²
+
+    In float32: differences of bfloat16 cosines are mostly rounding. Of the N × N matrices one is in
+    memory at a time, and is kept for the backward pass.
     """
-    grams = [x @ x.mT for x in (F.normalize(each.float(), dim=-1) for each in (ours, theirs))]
-    return (grams[0] - grams[1]).square().mean(dim=(0, 2, 3))
+    with torch.autocast(ours.device.type, enabled=False):
+        a, b = (F.normalize(x.float().flatten(0, 1), dim=-1) for x in (ours, theirs))
+        difference = (a @ a.mT).baddbmm_(b, b.mT, alpha=-1)
+        squares = torch.linalg.vector_norm(difference, dim=(1, 2)).square() / ours.shape[2] ** 2
+        return squares.unflatten(0, ours.shape[:2]).mean(dim=0)
 
 
 def entropy(probabilities: Float[Tensor, "*batch P"]) -> Float[Tensor, "*batch"]:

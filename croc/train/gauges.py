@@ -5,6 +5,8 @@ image      share of it that the image explains
 neighbors  correlation of adjacent patch tokens
 rank       effective rank of the patch tokens
 agreement  share of the clusters of one view whose nearest cluster in the other view is their own
+drift      change of the similarities between the patches of an image since the start, in runs that
+           started from other weights; 0 is none, a network with random weights has about 0.5
 
 Tokens that collapse onto their position raise `place`, tokens that only encode their image raise
 `image`, tokens that alternate from patch to patch lower `neighbors`, tokens that are all alike
@@ -12,21 +14,24 @@ lower `rank`, and `agreement` falls to `agreement_chance` where the clusters of 
 matched across views.
 """
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from einops import rearrange
-from jaxtyping import Float
+from jaxtyping import Float, Float16
 from lightning_fabric import Fabric
 from torch import Tensor
 
 from croc.config import ClusterConfig, CrocConfig, PretrainConfig
 from croc.data import ImageSource, UndecodableImage, epoch_order, place_on_canvas
 from croc.data.decode import reduce_image
+from croc.io import replacing
 from croc.method.backbone import Backbone
 from croc.method.croc import cluster_tokens
 from croc.method.photometric import normalize
@@ -37,6 +42,10 @@ from croc.method.views import VIEWS, Crops, crop, make_views
 IMAGES, MAX_TRIED = 64, 256
 """Images that are measured, and how many are tried at most until so many were decoded."""
 BATCH = 16
+START = "start-similarities.npy"
+"""In the run's folder."""
+MAX_PATCHES = 256
+"""Of an image, whose similarities are compared with those at the start."""
 EPSILON = 1e-7
 """As in RankMe."""
 
@@ -113,15 +122,40 @@ def count_matches(patches: Float[Tensor, "2 B N D"], clusters: Clusters) -> tupl
     return counts[0], counts[1], counts[2]
 
 
+def patch_similarities(tokens: Float[Tensor, "B C h w"]) -> Float[Tensor, "B n n"]:
+    """Cosines of an image's patches, of at most MAX_PATCHES of them, evenly spaced."""
+    stride = math.ceil(math.sqrt(tokens[0, 0].numel() / MAX_PATCHES))
+    unit = F.normalize(tokens.float()[:, :, ::stride, ::stride].flatten(2), dim=1)
+    return unit.mT @ unit
+
+
+def measure_drift(now: Float[Tensor, "B n n"], start: Float[Tensor, "B n n"]) -> float:
+    """1 − CKA of the similarities between an image's patches, the mean over images: 0 if they are
+    the same up to scale and offset, 1 if they are unrelated.
+
+    CKA, since the mean squared difference is mostly about what all patches have in common: a vector
+    added to every token, which changes no comparison of patches, outweighs a collapse.
+    """
+    flat: list[Tensor] = []
+    for x in (now.double(), start.double()):
+        rows = x - x.mean(dim=1, keepdim=True)
+        flat.append((rows - rows.mean(dim=2, keepdim=True)).flatten(1))
+    return max(0.0, 1 - F.cosine_similarity(*flat).mean().item())
+
+
 class Gauges:
     """Measures weights on a fixed set of training images, chosen by the run's seed.
 
     It uses a copy of the backbone that is not compiled, on the run's device and in its precision,
-    made at the first measurement. The run's own networks and random state are not touched.
+    made at the first measurement. The run's own networks and random state are not touched. In a run
+    with --init, `folder` keeps the similarities that its start had.
     """
 
-    def __init__(self, fabric: Fabric, config: PretrainConfig, source: ImageSource) -> None:
+    def __init__(
+        self, fabric: Fabric, config: PretrainConfig, source: ImageSource, folder: Path
+    ) -> None:
         self._fabric, self._views, self._config, self._source = fabric, config.views, config, source
+        self._start = folder / START
 
     @cached_property
     def _backbone(self) -> Backbone:
@@ -155,14 +189,15 @@ class Gauges:
         return Canvases(torch.from_numpy(np.stack(pixels)), torch.tensor(sizes), torch.tensor(keys))
 
     @torch.no_grad()
-    def measure(self, weights: dict[str, Tensor]) -> dict[str, float]:
-        """The gauges of a backbone's weights."""
+    def measure(self, weights: dict[str, Tensor], step: int) -> dict[str, float]:
+        """The gauges of a backbone's weights; those of step 0 are what `drift` is measured from."""
         self._backbone.load_state_dict(weights)
         device = self._fabric.device
         try:
             self._backbone.to(device)
             batches = [each.to(device) for each in self._canvases.split(BATCH)]
-            statistics, _ = token_statistics(self._tokens(batch) for batch in batches)
+            similarities: list[Tensor] = []
+            statistics, _ = token_statistics(self._measured(batches, similarities))
             counts = zip(*(self._matches(batch) for batch in batches))
             matches, clusters, pairs = (sum(each) for each in counts)
         finally:
@@ -171,7 +206,27 @@ class Gauges:
             **asdict(statistics),
             "agreement": matches / (2 * clusters) if clusters else float("nan"),
             "agreement_chance": pairs / clusters if clusters else float("nan"),
+            **(self._drift(torch.cat(similarities), step) if self._config.model.init else {}),
         }
+
+    def _measured(
+        self, batches: list[Canvases], similarities: list[Tensor]
+    ) -> Iterator[Float[Tensor, "B C h w"]]:
+        """The tokens, batch by batch; appends their similarities."""
+        for batch in batches:
+            tokens = self._tokens(batch)
+            similarities.append(patch_similarities(tokens).half().cpu())
+            yield tokens
+
+    def _drift(self, now: Float16[Tensor, "B n n"], step: int) -> dict[str, float]:
+        """Empty if the run had no gauges at its start."""
+        if step == 0:
+            with replacing(self._start) as partial, partial.open("wb") as file:
+                np.save(file, now.numpy())
+        if not self._start.exists():
+            return {}
+        start = torch.from_numpy(np.load(self._start))
+        return {"drift": measure_drift(now.float(), start.float())}
 
     def _tokens(self, canvases: Canvases) -> Float[Tensor, "B C h w"]:
         """Of whole images, resized to a view's square."""

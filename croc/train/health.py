@@ -3,7 +3,7 @@
 Collapse never stops a run. Its signs are those of self-distillation, a teacher that gives every
 image the same answer, either one prototype (entropy 0) or all of them alike (entropy log P); and
 of the clustering: one K for all images, views that share no cluster, tokens spread over most of
-the clusters.
+the clusters. A run that started from other weights may also drift far from them.
 """
 
 import contextlib
@@ -34,6 +34,8 @@ LINES = 20
 """Logged lines in a row that must show a sign of collapse."""
 ONE, ALIKE = 0.005, 0.999
 """Fractions of log P below and above which an entropy carries nothing of the image."""
+LARGE_DRIFT = 0.25
+"""Half of what a network with random weights has."""
 DIAGNOSIS = "diagnosis.json"
 MAX_NAMES, MAX_STEPS = 50, 20
 
@@ -43,11 +45,23 @@ Sign = tuple[str, str, Callable[[Metrics], bool]]
 
 
 class Health:
-    """Finds signs of collapse in the logged metrics; each is reported once per occurrence."""
+    """Finds signs of collapse in the logged metrics, each reported once per occurrence, and drift
+    in the gauges."""
 
     def __init__(self, config: PretrainConfig) -> None:
         self._signs = list(_signs(config))
-        self._seen = [0] * len(self._signs)
+        self._seen, self._drifted = [0] * len(self._signs), False
+
+    def gauge_warning(self, gauges: Metrics) -> str | None:
+        """What to report after a checkpoint, the first time that the drift is large."""
+        if self._drifted or not gauges.get("drift", 0.0) > LARGE_DRIFT:
+            return None
+        self._drifted = True
+        return (
+            "the patch similarities have drifted far from the start: try a higher --anchor.weight, "
+            f"or a lower --optim.lr (drift {gauges['drift']:.2g}; 0 is unchanged, a network with "
+            "random weights has about 0.5)"
+        )
 
     def warnings(self, values: Metrics) -> list[str]:
         """What to report after this line."""

@@ -11,7 +11,7 @@ from lightning_fabric import Fabric
 from lightning_fabric.strategies.model_parallel import ModelParallelStrategy
 from torch import Tensor
 
-from croc.config import DinoConfig, MaeConfig, OptimConfig, PretrainConfig, write_config
+from croc.config import DinoConfig, MaeConfig, OptimConfig, PretrainConfig, require, write_config
 from croc.data.loader import batch_indices, make_loader, steps_per_epoch, worker_count
 from croc.data.sources import ImageSource, open_source
 from croc.errors import Interrupted, LostPeerError, UserError
@@ -60,6 +60,11 @@ def pretrain(config: PretrainConfig, recipe: str, on_save: MakeSaveHook | None =
     `on_save` makes is called at the start and after each checkpoint; if it fails, the run does not.
     """
     run = config.run
+    anchored = isinstance(config, DinoConfig) and config.anchor.weight > 0
+    require(
+        config.model.init is not None or not anchored,
+        "--anchor.weight needs --init: the weights to stay close to",
+    )
     folder = Path(run.folder or f"runs/{recipe}")
     source = open_source(config.data, run.seed)
     open_run_folder(folder, config)
@@ -137,7 +142,7 @@ def train(
             log.say(f"starts from {trainer.origin}; heads are fresh")
 
         health, saver = Health(config), Saver(fabric, folder, run, log.say)
-        review = Review(trainer, source, folder, log, state.step, on_save)
+        review = Review(trainer, source, folder, log, health, state.step, on_save)
         review(state.step, last=False)
         stop_requested = StopRequest(fabric, signals, state.step)
         undecoded: list[str] = []
@@ -224,7 +229,10 @@ class Trainer:
         if compiled:
             compile_parts(self.method)
         if init is not None:
-            self.origin = [load_into(each, init) for each in self.method.backbones][-1]
+            first, *others = self.method.backbones
+            self.origin = load_into(first, init)
+            for each in others:
+                each.load_state_dict(first.state_dict())
         self.student = fabric.setup_module(self.method.student)
         self.student.train()
         if isinstance(fabric.strategy, ModelParallelStrategy) and "teacher" in self.method.modules:
@@ -274,12 +282,14 @@ class Review:
         source: ImageSource,
         folder: Path,
         log: RunLog,
+        health: Health,
         first_step: int,
         on_save: MakeSaveHook | None,
     ) -> None:
         config = trainer.config
         self._method, self._folder, self._log = trainer.method, folder, log
-        self._gauges, self._hook = Gauges(trainer.fabric, config, source), None
+        self._health, self._hook = health, None
+        self._gauges = Gauges(trainer.fabric, config, source, folder)
         self._enabled = config.run.report
         if on_save and config.run.report and log.writes:
             with log.never_fatal("the report cannot be drawn"):
@@ -295,7 +305,10 @@ class Review:
             return
         with self._log.never_fatal("the gauges cannot be measured"):
             if all(line["step"] != step for line in read_gauges(self._folder)):
-                self._log.write_gauges(step, self._gauges.measure(weights))
+                gauges = self._gauges.measure(weights, step)
+                self._log.write_gauges(step, gauges)
+                if warning := self._health.gauge_warning(gauges):
+                    self._log.say(warning)
         if self._hook:
             with self._log.never_fatal("the report cannot be drawn"):
                 self._hook(weights, step, last)

@@ -1,5 +1,6 @@
 """Opening a backbone by a name or path: bundled weights, a run, a file from anywhere, timm's."""
 
+import contextlib
 import difflib
 import hashlib
 import logging
@@ -7,16 +8,17 @@ import os
 import re
 import site
 import sys
-from dataclasses import asdict
+from collections.abc import Collection
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import timm
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from croc.config import PAGE, ModelConfig, read_config
+from croc.config import PAGE, ModelConfig, PretrainConfig, read_config
 from croc.errors import UserError
 from croc.method.backbone import Backbone, Vit
 from croc.tables import one_line
@@ -36,6 +38,11 @@ WEIGHTS, INIT = "--weights", "--init"
 SHIPPED = "CROC_WEIGHTS"
 """The environment variable with a folder of weights."""
 WRAPPERS = ("state_dict.", "model.", "teacher.")
+NETWORK = {"model.name", "model.patch-px", "model.depth"}
+"""Options that describe the network."""
+VARIANTS = ["vit_*_patch14_224", "vit_*_dinov2", "deit3_*_224"]
+"""timm's models that a file of a known layout may contain."""
+Config = TypeVar("Config", bound=PretrainConfig)
 VIT_SIZES = {(192, 12): "Ti", (384, 12): "S", (768, 12): "B", (1024, 24): "L", (1280, 32): "H"}
 """Width and number of blocks, as the ViT papers name them."""
 
@@ -261,11 +268,7 @@ def load_into(backbone: Backbone, spec: str) -> str:
     Returns where the weights came from, for the log. Heads stay fresh; positions are resampled to
     the backbone's grid.
     """
-    if spec.startswith("random:"):
-        raise UserError(f"--init {spec}: that has no weights to start from; leave --init out")
-    opened = open_backbone(spec, backbone.vit.patch_embed.img_size[0], flag=INIT)
-    if not isinstance(opened, VitBackbone):
-        raise UserError(f"--init {spec}: {opened.name} is a ConvNet, the backbone is a ViT")
+    opened = _open_init(spec, backbone.vit.patch_embed.img_size[0])
     theirs, ours = map(_shape, (opened.vit, backbone.vit))
     different = [f"{name} {theirs[name]}, not {x}" for name, x in ours.items() if theirs[name] != x]
     if different:
@@ -277,6 +280,67 @@ def load_into(backbone: Backbone, spec: str) -> str:
         origin += ", which has no final norm: that starts fresh"
     fill(backbone.vit, weights, f"--init {spec}")
     return origin
+
+
+def _open_init(spec: str, image_px: int = 448) -> VitBackbone:
+    if spec.startswith("random:"):
+        raise UserError(f"--init {spec}: that has no weights to start from; leave --init out")
+    opened = open_backbone(spec, image_px, flag=INIT)
+    if not isinstance(opened, VitBackbone):
+        raise UserError(f"--init {spec}: {opened.name} is a ConvNet, the backbone is a ViT")
+    return opened
+
+
+def follow_init(config: Config, recipe: str, passed: Collection[str]) -> Config:
+    """The configuration with the network of --init, and views of whole patches, unless the user
+    `passed` options of the network ("model.name", "model.patch-px" …) or of the views' size.
+
+    A run that is resumed keeps the network that it has, even if --init is gone.
+    """
+    model, views = config.model, config.views
+    if model.init is None or not NETWORK.isdisjoint(passed):
+        return config
+    page = Path(config.run.folder or f"runs/{recipe}") / PAGE
+    saved = read_config(page)[0] if page.is_file() else None
+    if saved is not None and saved.model.init == model.init:
+        model = replace(
+            model, name=saved.model.name, patch_px=saved.model.patch_px, depth=saved.model.depth
+        )
+        sizes = {"size_px": saved.views.size_px, "early_px": saved.views.early_px}
+    else:
+        vit = _open_init(model.init).vit
+        model, patch_px = _describe_network(vit, model), vit.patch_embed.patch_size[0]
+        sizes = {
+            name: px and max(1, round(px / patch_px)) * patch_px
+            for name, px in (("size_px", views.size_px), ("early_px", views.early_px))
+        }
+    own = {
+        name: px for name, px in sizes.items() if f"views.{name.replace('_', '-')}" not in passed
+    }
+    return replace(config, model=model, views=replace(views, **own))
+
+
+def _describe_network(vit: Any, model: ModelConfig) -> ModelConfig:
+    """`model` with the name, patch size and depth of a network, if timm has a name for it: first
+    the one that it was built by, then those that DINOv2, DeiT III and others gave their variants.
+    """
+    patch_px, depth = vit.patch_embed.patch_size[0], len(vit.blocks)
+    names = [vit.pretrained_cfg["architecture"], *timm.list_models(VARIANTS)]
+    options = [replace(model, name=name, patch_px=patch_px, depth=depth) for name in names]
+    for option in (model, *options):
+        with contextlib.suppress(UserError), torch.device("meta"):
+            if _tensors(Backbone(option, 16 * patch_px).vit) == _tensors(vit):
+                return option
+    return model
+
+
+def _tensors(vit: Any) -> dict[str, object]:
+    """What two networks of the same architecture share; those without a final norm get one, and
+    positions are resampled."""
+    shapes = {name: value.shape for name, value in vit.state_dict().items()}
+    differing = ("pos_embed", "norm.", "fc_norm.")
+    kept = {name: shape for name, shape in shapes.items() if not name.startswith(differing)}
+    return {**kept, **_shape(vit)}
 
 
 def _shape(vit: Any) -> dict[str, object]:

@@ -101,10 +101,40 @@ def test_frozen_blocks_stay_and_recomputed_activations_change_nothing(start: Pat
             assert torch.equal(value, before["teacher"][name]) != trained, name
 
 
+@pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "eva02_tiny_patch14_224"])
+def test_recomputed_activations_give_the_same_losses_and_gradients(name: str):
+    """With stochastic depth and, for Eva, the keyed jitter of rotary positions."""
+    config = ModelConfig(name, patch_px=8, depth=3, drop_path=0.4)
+    pixels, keys = torch.randn(2, 4, 3, 32, 32), torch.arange(4)
+    seen = []
+    for model in (config, replace(config, grad_checkpointing=True)):
+        torch.manual_seed(0)
+        backbone = Backbone(model, 32, drop_path=0.4).train()
+        cls, patches = backbone(pixels, keys)
+        (cls.square().sum() + patches.sin().sum()).backward()
+        gradients = {key: p.grad for key, p in backbone.named_parameters() if p.grad is not None}
+        seen.append({"cls": cls, "patches": patches, **gradients})
+    assert len(seen[0]) > 30
+    assert seen[0].keys() == seen[1].keys()
+    for key, value in seen[0].items():
+        assert torch.equal(value, seen[1][key]), key
+
+
+def test_the_anchor_is_exact_under_autocast():
+    """In bfloat16, rounding would be as large as a small drift."""
+    theirs = torch.randn(2, 3, 16, 24)
+    ours = (theirs + 0.02 * torch.randn_like(theirs)).requires_grad_()
+    exact = gram_distance(ours, theirs)
+    with torch.autocast("cpu", torch.bfloat16):
+        torch.testing.assert_close(gram_distance(ours, theirs), exact)
+    (gradient,) = torch.autograd.grad(gram_distance(theirs.requires_grad_(), theirs).sum(), theirs)
+    assert gradient.abs().max() == 0  # and not NaN
+
+
 def test_what_cannot_be_is_refused():
     config = tiny_config()
     with pytest.raises(UserError, match=r"--anchor\.weight needs --init"):
-        replace(config, anchor=AnchorConfig(weight=1.0))
+        pretrain(replace(config, anchor=AnchorConfig(weight=1.0)), "tiny")
     with pytest.raises(UserError, match=r"--optim\.layer-decay needs"):
         replace(config, optim=replace(config.optim, layer_decay=0.5, matrices="muon"))
     with pytest.raises(UserError, match=r"--model\.train-blocks 3: the network has 2 blocks"):

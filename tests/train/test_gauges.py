@@ -13,10 +13,17 @@ from torch import Tensor
 from croc.config import PretrainConfig
 from croc.data import open_source
 from croc.io import read_gauges
-from croc.lab.report.page import read_run
+from croc.lab.report.page import read_run, report
 from croc.method.types import Clusters
 from croc.train.distributed import make_fabric
-from croc.train.gauges import Gauges, count_matches, token_statistics
+from croc.train.gauges import (
+    START,
+    Gauges,
+    count_matches,
+    measure_drift,
+    patch_similarities,
+    token_statistics,
+)
 from croc.train.log import RunLog
 from croc.train.loop import make_method, pretrain
 from tests.tiny import tiny_config, tiny_dino, tiny_mae
@@ -111,6 +118,54 @@ def test_invalid_clusters_are_neither_counted_nor_matched():
     assert count_matches(patches, hard_clusters(labels, 4, valid)) == (2 * 7, 7, 2)
 
 
+def test_drift_is_0_for_the_same_similarities_and_1_for_unrelated_ones():
+    tokens = torch.randn(20, 64, 12, 12, generator=torch.Generator().manual_seed(0))
+    tokens[:, :8] *= 4
+    start = patch_similarities(tokens)
+    turned = torch.linalg.qr(torch.randn(64, 64)).Q
+    same = torch.einsum("bchw,cd->bdhw", 3 * tokens, turned)
+    assert measure_drift(patch_similarities(same), start) < 1e-6
+    for share in (0.1, 0.5):  # a share of the similarities is replaced
+        other = patch_similarities(tokens.roll(1, dims=0))
+        mixed = measure_drift((1 - share) * start + share * other, start)
+        unrelated = measure_drift(other, start)
+        assert 0 < mixed < unrelated
+    unit = torch.eye(144).expand(20, -1, -1) / 144
+    assert measure_drift(unit + torch.ones_like(unit), unit) < 1e-6  # what all patches share
+    signs = torch.ones(144).mul(1 - 2 * (torch.arange(144) % 2))
+    across, along = (torch.outer(x, x)[None] for x in (signs, signs.sort().values))
+    assert measure_drift(across, along) == pytest.approx(1)
+
+
+def test_many_patches_are_thinned():
+    assert patch_similarities(torch.randn(1, 4, 16, 16)).shape == (1, 256, 256)
+    assert patch_similarities(torch.randn(1, 4, 32, 28)).shape == (1, 224, 224)
+
+
+@pytest.mark.parametrize("tiny", [tiny_config, tiny_mae])
+def test_drift_is_measured_from_the_start_after_a_resume_too(
+    tmp_path: Path, tiny: Callable[..., PretrainConfig]
+):
+    init = str(pretrain(tiny_config(tmp_path / "init", report=False), "tiny"))
+
+    def started(name: str, **run: object) -> PretrainConfig:
+        config = tiny(tmp_path / name, **run)
+        return replace(config, model=replace(config.model, init=init))
+
+    whole = pretrain(started("whole"), "tiny")
+    drift = [line["drift"] for line in read_gauges(whole)]
+    assert drift[0] == 0
+    assert 0 < drift[1] < drift[-1] < 1
+    assert f"<dt>drift</dt><dd>{drift[-1]:.3f}" in report([whole])
+    pretrain(started("parts", stop_after_steps=4), "tiny")
+    parts = pretrain(started("parts"), "tiny")
+    assert read_gauges(parts) == read_gauges(whole)
+    (parts / START).unlink()  # of a run that had no gauges at its start
+    (parts / "gauges.jsonl").unlink()
+    pretrain(started("parts"), "tiny")
+    assert read_gauges(parts)[-1].keys() == NAMES
+
+
 @pytest.mark.parametrize("tiny", [tiny_config, tiny_dino, tiny_mae])
 def test_every_checkpoint_has_gauges_and_a_resumed_run_the_same(
     tmp_path: Path, tiny: Callable[..., PretrainConfig], monkeypatch: pytest.MonkeyPatch
@@ -145,9 +200,9 @@ def test_gauges_reach_tensorboard_and_the_report_and_are_measured_again_on_resum
     run = pretrain(tiny_config(tmp_path / "run", stop_after_steps=2), "tiny")
     events = EventAccumulator(str(run / "tensorboard")).Reload()
     assert [event.step for event in events.Scalars("gauges/agreement")] == [0, 2]
-    report = read_run(run)
-    assert [step for step, _ in report.metrics["rank"]] == [0, 2]
-    assert report.notes == []
+    shown = read_run(run)
+    assert [step for step, _ in shown.metrics["rank"]] == [0, 2]
+    assert shown.notes == []
     lines = read_gauges(run)
     (run / "gauges.jsonl").unlink()  # as after a signal, which leaves no time for them
     pretrain(tiny_config(run, stop_after_steps=2), "tiny")
@@ -178,8 +233,8 @@ def test_measuring_leaves_networks_and_random_numbers_alone(tmp_path: Path):
     weights = backbone.state_dict()
     copies = {name: value.clone() for name, value in weights.items()}
     before = torch.get_rng_state()
-    gauges = Gauges(make_fabric(config.run), config, open_source(config.data, 0))
-    first, second = gauges.measure(weights), gauges.measure(weights)
+    gauges = Gauges(make_fabric(config.run), config, open_source(config.data, 0), tmp_path)
+    first, second = gauges.measure(weights, 0), gauges.measure(weights, 0)
     assert first == second
     assert torch.equal(torch.get_rng_state(), before)
     assert all(module.training for module in backbone.modules())

@@ -24,7 +24,7 @@ from PIL import Image
 from croc.config import PAGE, parse
 from croc.errors import UserError
 from croc.io import read_lines, replacing
-from croc.train.health import too_soft
+from croc.train.health import LARGE_DRIFT, too_soft
 
 FILE = "report.html"
 WEB = Path(__file__).parent.parent / "web"
@@ -273,6 +273,8 @@ def _facts(run: Run) -> Iterator[tuple[str, str, bool | None]]:
         yield "clusters per token", clusters, not too_soft(final)
     if "valid_share" in final:
         yield "valid share", f"{final['valid_share']:.0%}", final["valid_share"] > 0.5
+    if "drift" in values:
+        yield "drift", f"{values['drift'][-1]:.3f}", values["drift"][-1] <= LARGE_DRIFT
     if "images_per_s" in values:
         yield "images per second", short(median(values["images_per_s"])), None
     if "seconds" in values:

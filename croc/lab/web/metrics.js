@@ -5,6 +5,7 @@ const METRICS = [
     ["loss", "Loss", "what is minimized"],
     ["loss_image", "Image loss", "cross-entropy with the teacher"],
     ["loss_cluster", "Cluster loss", "the same for shared centroids"],
+    ["loss_anchor", "Anchor loss", "change of patch similarities"],
   ]],
   ["Teacher", [
     ["entropy_image", "Teacher entropy, images", "0: one prototype; log P: uniform"],
@@ -24,6 +25,7 @@ const METRICS = [
     ["neighbors", "Correlation of neighbors", "of adjacent patch tokens"],
     ["rank", "Effective rank", "of the patch tokens; 1: all alike"],
     ["agreement", "Agreement", "clusters matched across views"],
+    ["drift", "Drift", "of patch similarities from the start; 0: unchanged"],
   ]],
   ["Optimizer", [
     ["gradient_norm", "Gradient norm", "before clipping"],
