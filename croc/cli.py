@@ -41,6 +41,8 @@ HELP = """CrOC: dense visual features from unlabeled images of scenes.
                                      export a run's backbone and a model card to a folder
   croc export RUN --to NAME.safetensors
                                      the same as a single file, for --weights and --init
+  croc export RUN --to ... --push USER/NAME
+                                     and upload it to the Hugging Face hub, for hf:USER/NAME
   croc data pack SOURCE ... --to FOLDER
                                      decode images once, for faster data loading
   croc bench RECIPE [OPTIONS]        time the training step of a recipe on this machine
@@ -174,7 +176,7 @@ class ShowWeights:
     """Print a weights file's layout, its network and its authors' training arguments."""
 
     file: Annotated[str, tyro.conf.Positional]
-    """A CrOC, timm or published checkpoint; no code in it is executed."""
+    """A CrOC, timm or published checkpoint, or hf:USER/NAME; no code in it is executed."""
 
 
 def show_command(kind: str, arguments: list[str]) -> None:

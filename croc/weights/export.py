@@ -35,8 +35,8 @@ class Export:
     """Export a run's backbone, without heads, so that it loads without CrOC installed."""
 
     run: Annotated[str, tyro.conf.Positional]
-    """A run folder (its last checkpoint is used), a checkpoint, a file written by croc export, or
-    the name of bundled weights."""
+    """A run folder (its last checkpoint is used), a checkpoint, a file written by croc export,
+    hf:USER/NAME, or the name of bundled weights."""
     to: str
     """timm, transformers, torchhub, onnx or safetensors: write a folder in that format. Or
     NAME.safetensors: write a single file, with NAME.md next to it. Nothing is overwritten."""
