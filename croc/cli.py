@@ -48,6 +48,8 @@ HELP = """CrOC: dense visual features from unlabeled images of scenes.
                                      export a run's backbone and a model card to a folder
   croc export RUN --to NAME.safetensors
                                      the same as a single file, for --weights and --init
+  croc export RUN --to ... --push USER/NAME
+                                     and upload it to the Hugging Face hub, for hf:USER/NAME
   croc data pack SOURCE ... --to FOLDER
                                      decode images once, for faster data loading
   croc bench RECIPE [OPTIONS]        time the training step of a recipe on this machine
@@ -149,6 +151,10 @@ def pretrain_command(arguments: list[str]) -> None:
     values = vars(parse(options, arguments[1:], f"croc pretrain {arguments[0]}", start))
     is_dry = values.pop("dry_run")
     config = kind(**values)
+    if config.model.init != default.model.init:
+        from croc.weights.open import follow_init
+
+        config = follow_init(config, recipe, option_names(arguments))
     if is_dry:
         from croc.lab.dry_run import dry_run
 
@@ -156,10 +162,7 @@ def pretrain_command(arguments: list[str]) -> None:
         return
     from croc.lab.report.hook import ReportHook
     from croc.train.loop import pretrain
-    from croc.weights.open import follow_init
 
-    if config.model.init != default.model.init:
-        config = follow_init(config, recipe, option_names(arguments))
     folder = pretrain(config, recipe, ReportHook)
     if is_first_process():
         report = "report.html, " if config.run.report else ""
@@ -194,7 +197,7 @@ class ShowWeights:
     """Print a weights file's layout, its network and its authors' training arguments."""
 
     file: Annotated[str, tyro.conf.Positional]
-    """A CrOC, timm or published checkpoint; no code in it is executed."""
+    """A CrOC, timm or published checkpoint, or hf:USER/NAME; no code in it is executed."""
 
 
 def show_command(kind: str, arguments: list[str]) -> None:

@@ -185,7 +185,8 @@ class ModelConfig(Section):
     that tokens cannot tell where in the view they are. Minimum and maximum side of the window as a
     fraction of the grid's; 1 1 is the whole grid, as in the paper."""
     init: Annotated[str | None, tyro.conf.arg(prefix_name=False)] = None
-    """Weights to initialize the backbone from: a run, timm:NAME or a file; random by default."""
+    """Weights to initialize the backbone from: a run, timm:NAME, hf:USER/NAME or a file; random by
+    default."""
     train_blocks: Annotated[int | None, at_least(1)] = None
     """Train only the last so many blocks and the final norm, and freeze what is below them; by
     default everything is trained."""

@@ -247,7 +247,7 @@ class EvaluateOptions:
     """What to evaluate, and how."""
 
     weights: str
-    """Name of bundled weights, a run folder or checkpoint, a weights file, timm:NAME,
+    """Name of bundled weights, a run folder or checkpoint, a weights file, hf:USER/NAME, timm:NAME,
     timm:NAME@FILE, random:NAME, or random:RUN for a run's untrained network."""
     data: str
     """KIND:PATH, a folder or a .tar: voc12, coco-things, coco-stuff, coco-stuff-panoptic, ade20k,

@@ -125,7 +125,9 @@ def without_paths(config: PretrainConfig) -> PretrainConfig:
 
 
 def bare(text: str) -> str:
-    """The last part of a path; of timm:NAME@FILE that of the file."""
+    """The last part of a path; of timm:NAME@FILE that of the file; hf:USER/NAME as it is."""
+    if text.startswith("hf:"):
+        return text
     name, at, file = text.partition("@") if text.startswith("timm:") else ("", "", text)
     return name + at + (Path(file).name or file)
 
@@ -141,11 +143,14 @@ def make_card(
     record: WeightsRecord,
     scores: Sequence[dict[str, Any]] = (),
     kind: str | None = None,
-    **facts: str | int,
+    push: str | None = None,
+    **facts: str | int | None,
 ) -> str:
-    """Markdown, with text from outside escaped; `facts` are architecture, dtype, numbers, folder.
+    """Markdown, with text from outside escaped; `facts` are architecture, dtype, numbers, prefix
+    (tokens before the patches), and of a folder its name and transformers' class.
 
-    The card of a folder has code that loads this kind, and starts with the YAML for model hubs.
+    The card of a folder has code that loads this kind; that of what is pushed to USER/NAME loads it
+    from there. Both start with the YAML for model hubs.
     """
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
@@ -161,7 +166,8 @@ def make_card(
         record=record,
         scores=list(map(_score_row, scores)),
         kind=kind,
-        library=kind and (kind if kind in ("transformers", "onnx") else "timm"),
+        push=push,
+        library=_library(kind) if kind or push else None,
         hub_license=hub_license(record.license),
         init=(record.config.get("model") or {}).get("init"),
         method=METHODS.get(record.method, record.method),
@@ -170,6 +176,10 @@ def make_card(
         config=json.dumps(record.config, indent=2),
         **facts,
     )
+
+
+def _library(kind: str | None) -> str:
+    return kind if kind in ("transformers", "onnx") else "timm" if kind else "croc"
 
 
 def _score_row(line: dict[str, Any]) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ import tyro
 
 from croc.errors import UserError
 from croc.io import read_lines, read_metrics, replacing
+from croc.weights import hub
 from croc.weights.card import WeightsRecord, make_card, make_record, read_record
 from croc.weights.checkpoint import find_checkpoint, open_run
 from croc.weights.checksum import save_sealed, write_sums
@@ -34,8 +35,8 @@ class Export:
     """Export a run's backbone, without heads, so that it loads without CrOC installed."""
 
     run: Annotated[str, tyro.conf.Positional]
-    """A run folder (its last checkpoint is used), a checkpoint, a file written by croc export, or
-    the name of bundled weights."""
+    """A run folder (its last checkpoint is used), a checkpoint, a file written by croc export,
+    hf:USER/NAME, or the name of bundled weights."""
     to: str
     """timm, transformers, torchhub, onnx or safetensors: write a folder in that format. Or
     NAME.safetensors: write a single file, with NAME.md next to it. Nothing is overwritten."""
@@ -49,11 +50,16 @@ class Export:
     """A results.jsonl of croc evaluate; its scores of these weights go into the model card."""
     license: str | None = None
     """A license note for the weights; by default that of the file, or none."""
+    push: str | None = None
+    """USER/NAME: upload the export and its card to that repository of the Hugging Face hub, where
+    --weights hf:USER/NAME then finds it. A new repository is private."""
+    public: bool = False
+    """With --push: make a new repository public."""
 
 
-def export(request: Export) -> tuple[Path, ...]:
+def export(request: Export) -> tuple[Path | str, ...]:
     """Write a folder in the layout of another library; or a file, whose metadata hold all that is
-    needed to build the network, and its card. Everything is checked first."""
+    needed to build the network, and its card. Returns what is new, the page on the hub included."""
     is_folder, file = request.to in WRITERS, Path(request.to)
     if not is_folder and file.suffix != ".safetensors":
         raise UserError(
@@ -63,6 +69,8 @@ def export(request: Export) -> tuple[Path, ...]:
         raise UserError("--folder and --name are for folders, as --to timm; --to names the file")
     if request.to == "onnx":
         check_onnx(request.dtype)
+    if request.push is not None:
+        hub.check_push(request.push)
     record, backbone = _open_source(request)
     name = backbone.name if request.name is None else request.name
     if not name or Path(name).name != name or not name.isprintable():
@@ -82,25 +90,34 @@ def export(request: Export) -> tuple[Path, ...]:
         "dtype": dtype,
         "numbers": sum(value.numel() for value in weights.values()),
         "scores": _read_scores(request.scores, fingerprint(backbone), exact),
+        "prefix": vit.num_prefix_tokens,
+        "push": request.push,
     }
     if not is_folder:
         file.parent.mkdir(parents=True, exist_ok=True)
         with replacing(file) as partial, replacing(file.with_suffix(".md")) as card:
             save_sealed(weights, partial, record.metadata())
             card.write_text(make_card(file.stem, record, **facts), encoding="utf-8")
-        return targets
+            pages = _push(request, {"model.safetensors": partial, "README.md": card})
+        return *targets, *pages
     partial = folder.with_name(f"{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)  # of an export that was killed
     partial.mkdir(parents=True)
     try:
-        WRITERS[request.to](partial, record, weights)
+        facts["model_class"] = WRITERS[request.to](partial, record, weights)
         card = make_card(name, record, **facts, kind=request.to, folder=folder.name)
         (partial / "README.md").write_text(card, encoding="utf-8")
         write_sums(partial)
+        pages = _push(request, {path.name: path for path in sorted(partial.iterdir())})
         partial.rename(folder)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-    return targets
+    return *targets, *pages
+
+
+def _push(request: Export, files: dict[str, Path]) -> list[str]:
+    """Before anything is in place here, so that the same command may be repeated."""
+    return [hub.push(request.push, files, request.public)] if request.push else []
 
 
 def _open_source(request: Export) -> tuple[WeightsRecord, VitBackbone]:
@@ -118,7 +135,8 @@ def _open_source(request: Export) -> tuple[WeightsRecord, VitBackbone]:
             f"{request.run} is no run: pass a folder of croc pretrain, a checkpoint in it, a file "
             f"of croc export, or a name ({shipped_hint()})"
         )
-    backbone = VitBackbone(build_exported(path, record).vit, path.stem)
+    name = hub.name_of(request.run) or path.stem
+    backbone = VitBackbone(build_exported(path, record).vit, name)
     return replace(record, license=request.license or record.license), backbone
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import timm
 import torch
-from timm.models.vision_transformer import VisionTransformer
+from timm.layers.pos_embed_sincos import RotaryEmbeddingDinoV3
 from torch import Tensor, nn
 from torch.export import Dim
 
@@ -19,24 +19,11 @@ from croc.errors import UserError
 from croc.method.photometric import IMAGENET_MEAN, IMAGENET_STD
 from croc.weights.card import WeightsRecord, hub_license
 from croc.weights.checksum import save_sealed
+from croc.weights.transformers import convert
 
 Weights = dict[str, Tensor]
 OPSET = 18
 """The first whose Resize has antialiasing: the lower, the more runtimes know it."""
-VIT_MODEL = {
-    "cls_token": "embeddings.cls_token",
-    "pos_embed": "embeddings.position_embeddings",
-    "patch_embed.proj": "embeddings.patch_embeddings.projection",
-    "norm": "layernorm",
-}
-VIT_MODEL_BLOCK = {
-    "norm1": "layernorm_before",
-    "attn.qkv": "attention.attention.{}",
-    "attn.proj": "attention.output.dense",
-    "norm2": "layernorm_after",
-    "mlp.fc1": "intermediate.dense",
-    "mlp.fc2": "output.dense",
-}
 
 
 def write_timm(folder: Path, record: WeightsRecord, weights: Weights) -> None:
@@ -71,40 +58,10 @@ def write_torchhub(folder: Path, record: WeightsRecord, weights: Weights) -> Non
     shutil.copyfile(Path(__file__).with_name("hubconf.py"), folder / "hubconf.py")
 
 
-def write_transformers(folder: Path, record: WeightsRecord, weights: Weights) -> None:
-    """As the library transformers saves its `ViTModel`, in names that every version reads."""
-    vit = _plain_vit(record, weights)
-    check_is_vit_model(vit, record.model)
-    block: Any = vit.blocks[0]
-    renamed = {}
-    for name, value in weights.items():
-        layer, dot, kind = name.rpartition(".") if "." in name else (name, "", "")
-        if not layer.startswith("blocks."):
-            renamed[VIT_MODEL[layer] + dot + kind] = value
-            continue
-        _, number, layer = layer.split(".", 2)
-        parts = ("query", "key", "value") if layer == "attn.qkv" else ("",)
-        for part, chunk in zip(parts, value.chunk(len(parts))):
-            new = VIT_MODEL_BLOCK[layer].format(part)
-            renamed[f"encoder.layer.{number}.{new}.{kind}"] = chunk.contiguous()
+def write_transformers(folder: Path, record: WeightsRecord, weights: Weights) -> str:
+    """As the library transformers saves its own; returns its class."""
+    renamed, config = convert(_plain_vit(record, weights), record.model)
     save_sealed(renamed, folder / "model.safetensors", {"format": "pt"})
-    config = {
-        "architectures": ["ViTModel"],
-        "model_type": "vit",
-        "dtype": str(weights["cls_token"].dtype).removeprefix("torch."),
-        "hidden_size": vit.embed_dim,
-        "num_hidden_layers": record.depth,
-        "num_attention_heads": block.attn.num_heads,
-        "intermediate_size": block.mlp.fc1.out_features,
-        "hidden_act": "gelu",
-        "hidden_dropout_prob": 0.0,
-        "attention_probs_dropout_prob": 0.0,
-        "layer_norm_eps": block.norm1.eps,
-        "image_size": record.image_px,
-        "patch_size": record.patch_px,
-        "num_channels": 3,
-        "qkv_bias": block.attn.qkv.bias is not None,
-    }
     _write_json(folder / "config.json", config)
     processor = {
         "image_processor_type": "ViTImageProcessor",
@@ -119,44 +76,28 @@ def write_transformers(folder: Path, record: WeightsRecord, weights: Weights) ->
         "image_std": list(IMAGENET_STD),
     }
     _write_json(folder / "preprocessor_config.json", processor)
-
-
-def check_is_vit_model(vit: nn.Module, model: str) -> None:
-    """`ViTModel` is timm's VisionTransformer without options: same layers, same tensors."""
-    refusal = UserError(
-        f"{model} is not the plain ViT that transformers' ViTModel is: pass --to timm, torchhub, "
-        "onnx or safetensors"
-    )
-    if not isinstance(vit, VisionTransformer):
-        raise refusal
-    block: Any = vit.blocks[0]
-    with torch.device("meta"):
-        plain = VisionTransformer(
-            img_size=vit.patch_embed.img_size,
-            patch_size=vit.patch_embed.patch_size[0],
-            embed_dim=vit.embed_dim,
-            depth=len(vit.blocks),
-            num_heads=block.attn.num_heads,
-            mlp_ratio=block.mlp.fc1.out_features / vit.embed_dim,
-            qkv_bias=block.attn.qkv.bias is not None,
-            norm_layer=partial(nn.LayerNorm, eps=block.norm1.eps),
-            num_classes=0,
-        )
-    shapes = [{k: x.shape for k, x in each.state_dict().items()} for each in (vit, plain)]
-    if str(vit) != str(plain) or shapes[0] != shapes[1]:
-        raise refusal
+    return config["architectures"][0]
 
 
 class _ClsAndPatches(nn.Module):
     """Both after the final norm; registers are left out."""
 
-    def __init__(self, vit: VisionTransformer) -> None:
+    def __init__(self, vit: Any) -> None:
         super().__init__()
         self.vit = vit
+        if isinstance(rope := getattr(vit, "rope", None), RotaryEmbeddingDinoV3):
+            rope.get_embed = partial(_rotations, rope)
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
         tokens = self.vit.forward_features(images)
         return tokens[:, 0], tokens[:, self.vit.num_prefix_tokens :]
+
+
+def _rotations(rope: Any, shape: Any) -> Tensor:
+    """DINOv3's, as timm's, which divides by float(rows): in a graph, that is constant."""
+    places = [(torch.arange(n) + 0.5 + rope.grid_offset) / n for n in shape]
+    grid = torch.stack(torch.meshgrid(*places, indexing="ij"), dim=-1).flatten(0, 1)
+    return torch.cat(rope._get_pos_embed_from_coords(2 * grid - 1), dim=-1)
 
 
 def check_onnx(dtype: str | None) -> None:
@@ -229,7 +170,7 @@ def _timm_arguments(record: WeightsRecord) -> dict[str, Any]:
     }
 
 
-def _plain_vit(record: WeightsRecord, weights: Weights) -> VisionTransformer:
+def _plain_vit(record: WeightsRecord, weights: Weights) -> Any:
     """Of timm's own layers, instead of ours."""
     with torch.random.fork_rng(devices=[]):  # timm's initial values are overwritten
         vit: Any = timm.create_model(record.model, **_timm_arguments(record))

@@ -22,6 +22,7 @@ from croc.config import PAGE, ModelConfig, PretrainConfig, read_config
 from croc.errors import UserError
 from croc.method.backbone import Backbone, Vit
 from croc.tables import one_line
+from croc.weights import hub
 from croc.weights.card import WeightsRecord, read_record
 from croc.weights.checkpoint import find_checkpoint, open_run, untrained
 from croc.weights.checksum import verify
@@ -122,6 +123,7 @@ def open_backbone(
     """Bundled weights, a run's folder or checkpoint (its teacher), a file of a known layout, or a
     timm model.
 
+    hf:USER/NAME, hf:USER/NAME@REVISION and hf:USER/NAME/FILE are files on the Hugging Face hub.
     timm:NAME has timm's own weights, timm:NAME@FILE those of a file in timm's layout, random:NAME
     none yet; random:RUN is a run's network before its first step. Messages name `flag`.
     """
@@ -135,20 +137,21 @@ def open_backbone(
     if not spec.strip() or not path.exists():
         raise UserError(
             f"{flag} {spec}: no such run or file; pass a run's folder, a file of weights, "
-            f"timm:NAME, timm:NAME@FILE or random:NAME ({shipped_hint()})"
+            f"hf:USER/NAME, timm:NAME, timm:NAME@FILE or random:NAME ({shipped_hint()})"
         )
     checkpoint = find_checkpoint(path)
     if checkpoint is not None:
         run = open_run(*checkpoint)
         return VitBackbone(run.backbone.vit, run.name, f"{run.name}, the {run.network}")
+    name = hub.name_of(spec) or path.stem
     record = read_record(path)
     if record is not None:
-        origin = f"{path.stem}, {record.recipe}, {record.images_seen:,} images seen"
-        return VitBackbone(build_exported(path, record).vit, path.stem, one_line(origin))
+        origin = f"{name}, {record.recipe}, {record.images_seen:,} images seen"
+        return VitBackbone(build_exported(path, record).vit, name, one_line(origin))
     recognized = recognize(read_named_tensors(path), str(path))
     network: Any = build_network(recognized, image_px, str(path))
     wrap = VitBackbone if recognized.is_vit else ConvBackbone
-    return wrap(network, path.stem, f"{path.name} ({recognized.layout})")
+    return wrap(network, name, f"{spec if name != path.stem else path.name} ({recognized.layout})")
 
 
 def load_backbone(weights: str) -> VitBackbone | ConvBackbone:
@@ -179,7 +182,10 @@ def shipped() -> dict[str, Path]:
 
 
 def find_weights(spec: str) -> Path:
-    """A path as it is; if nothing is there, bundled weights of that name."""
+    """A path as it is; if nothing is there, bundled weights of that name; hf:USER/NAME is
+    downloaded."""
+    if spec.startswith(hub.PREFIX):
+        return hub.download(spec)
     path = Path(spec)
     return path if path.exists() else shipped().get(spec, path)
 

@@ -10,6 +10,8 @@ import pytest
 import timm
 import torch
 from safetensors.torch import load_file, save_file
+from timm.layers.mlp import GluMlp, SwiGLUPacked
+from timm.models.eva import Eva
 from timm.models.vision_transformer import VisionTransformer
 
 from croc.cli import main
@@ -19,6 +21,7 @@ from croc.method.backbone import Backbone
 from croc.weights import formats
 from croc.weights.files import read_metadata
 from croc.weights.open import describe_file, load_into
+from croc.weights.transformers import convert
 from tests.weights.conftest import make_file
 
 TINY = ModelConfig("vit_tiny_patch16_224", patch_px=8, depth=2)
@@ -75,20 +78,57 @@ def test_export_without_onnx(
     check_refusal(capsys, ["export", str(run), "--to", "onnx"], "pip install 'croc[onnx]'")
 
 
-def test_networks_that_transformers_lacks(here: Path, capsys: pytest.CaptureFixture[str]):
-    file = make_file(here / "a.safetensors", "flexivit_small")
-    message = "flexivit_small is not the plain ViT that transformers' ViTModel is"
+@pytest.mark.parametrize(
+    "model", ["flexivit_small", "eva02_tiny_patch14_224", "vit_small_patch16_rope_mixed_224"]
+)
+def test_networks_that_transformers_lacks(
+    model: str, here: Path, capsys: pytest.CaptureFixture[str]
+):
+    file = make_file(here / "a.safetensors", model)
+    message = f"{model} is none of transformers' ViTModel, Dinov2Model, "
     check_refusal(capsys, ["export", str(file), "--to", "transformers"], message)
-    plain: dict[str, Any] = {"embed_dim": 8, "depth": 1, "num_heads": 2, "num_classes": 0}
-    formats.check_is_vit_model(VisionTransformer(**plain), "plain")
-    changes: list[dict[str, Any]] = [
-        *({"qk_norm": True}, {"init_values": 0.1}, {"pre_norm": True}, {"proj_bias": False}),
-        *({"reg_tokens": 4}, {"act_layer": "gelu_tanh"}, {"final_norm": False}),
-        *({"pos_embed": "none"}, {"mlp_layer": timm.layers.mlp.GluMlp}),
-    ]
-    for options in changes:
-        with pytest.raises(UserError, match="mine is not the plain ViT"):
-            formats.check_is_vit_model(VisionTransformer(**plain, **options), "mine")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *({"qk_norm": True}, {"pre_norm": True}, {"proj_bias": False}, {"reg_tokens": 4}),
+        *({"act_layer": "gelu_tanh"}, {"final_norm": False}, {"pos_embed": "none"}),
+        *({"mlp_layer": SwiGLUPacked}, {"init_values": 1.0, "mlp_ratio": 2.5}),
+        {"init_values": 1.0, "mlp_layer": SwiGLUPacked, "mlp_ratio": 3},
+        {"init_values": 1.0, "mlp_layer": GluMlp},
+    ],
+    ids=str,
+)
+def test_vits_that_transformers_lacks(change: dict[str, Any]):
+    plain: dict[str, Any] = {"embed_dim": 24, "depth": 1, "num_heads": 2, "num_classes": 0}
+    plain |= {"dynamic_img_size": True}
+    convert(VisionTransformer(**plain), "mine")
+    with pytest.raises(UserError, match="mine is none of transformers'"):
+        convert(VisionTransformer(**plain, **change), "mine")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *({"qk_norm": True}, {"init_values": None}, {"rope_type": "cat"}, {"rope_type": "mixed"}),
+        *({"rope_rotate_half": False}, {"rope_grid_offset": 0.5}, {"qkv_fused": False}),
+        *(
+            {"use_abs_pos_emb": True},
+            {"swiglu_mlp": True, "scale_mlp": True},
+        ),
+        *({"use_post_norm": True}, {"attn_only_layer_scale": True}),
+    ],
+    ids=str,
+)
+def test_rotary_vits_that_transformers_lacks(change: dict[str, Any]):
+    plain: dict[str, Any] = {"embed_dim": 24, "depth": 1, "num_heads": 2, "num_classes": 0}
+    plain |= {"dynamic_img_size": True, "global_pool": "token", "init_values": 1.0}
+    plain |= {"use_abs_pos_emb": False, "use_rot_pos_emb": True, "rope_type": "dinov3"}
+    plain |= {"rope_rotate_half": True, "num_reg_tokens": 4}
+    convert(Eva(**plain), "mine")
+    with pytest.raises(UserError, match="mine is none of transformers'"):
+        convert(Eva(**(plain | change)), "mine")
 
 
 def test_files_with_impossible_content(shipped: Path):

@@ -1,5 +1,6 @@
 """`croc export`: files and folders give the same weights by themselves; the card describes them."""
 
+import itertools
 import json
 import os
 from dataclasses import replace
@@ -88,7 +89,8 @@ def test_no_path_leaves_the_machine(run: Path, tmp_path: Path):
     assert cleaned.data.root == ("coco", "a-{00..09}.tar", "scenes")
     assert cleaned.model.init == "timm:vit_tiny_patch16_224@w.pth"
     assert cleaned.run.folder is None
-    assert bare("timm:vit_small_patch16_224.dino") == "timm:vit_small_patch16_224.dino"
+    for name in ("timm:vit_small_patch16_224.dino", "hf:me/mine@v1/model.safetensors"):
+        assert bare(name) == name
     for path in export(Export(str(run), str(tmp_path / "a.safetensors"))):
         assert str(run.parent).encode() not in path.read_bytes()
 
@@ -154,9 +156,10 @@ def test_front_matter_and_licenses(run: Path, tmp_path: Path):
 
 
 def test_names_are_quoted_in_code():
-    facts: dict[str, Any] = {"architecture": "ViT", "dtype": "float32", "numbers": 1}
-    for kind in WRITERS:
-        card = make_card("a", RECORD, kind=kind, folder='a"b\\c\nü', **facts)
+    facts: dict[str, Any] = {"architecture": "ViT", "dtype": "float32", "numbers": 1, "prefix": 1}
+    for kind, push in itertools.product((*WRITERS, None), (None, "me/mine")):
+        facts |= {"kind": kind, "push": push, "model_class": "ViTModel", "folder": 'a"b\\c\nü'}
+        card = make_card("a", RECORD, **facts)
         compile(card.partition("```python\n")[2].partition("```")[0], "card", "exec")
 
 

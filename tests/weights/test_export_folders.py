@@ -11,11 +11,16 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 import pytest
 import torch
+import transformers
+from safetensors.torch import save_file
+from timm.layers.mlp import SwiGLUPacked
+from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
 
 import croc
@@ -23,6 +28,7 @@ from croc.cli import main
 from croc.method.photometric import IMAGENET_MEAN, IMAGENET_STD
 from croc.weights.formats import WRITERS
 from croc.weights.open import VitBackbone
+from croc.weights.transformers import convert
 from tests.weights.conftest import make_file
 
 ROOT = Path(__file__).parents[2]
@@ -61,16 +67,49 @@ IMAGES = {
         "other of 14 px": (1, 3, 42, 84),
     }.items()
 }
-SIZES, SIZES_14 = list(IMAGES)[:4], list(IMAGES)[4:]
+SIZES = list(IMAGES)[:4]
+NETWORK_SIZES = {"registers": list(IMAGES)[4:], "biasless": SIZES[:1]}
 FOLDERS = {
     **{f"tiny-{kind}": ("RUN", SIZES) for kind in WRITERS},
     "rounded-timm": ("rounded-timm/model.safetensors", SIZES),
-    "registers-timm": ("registers.safetensors", SIZES_14),
-    "registers-onnx": ("registers.safetensors", SIZES_14),
-    "biasless-transformers": ("biasless.safetensors", SIZES[:1]),
+    **{
+        f"{name}-{kind}": (f"{name}.safetensors", NETWORK_SIZES.get(name, SIZES))
+        for kind, names in {
+            "timm": ("registers", "dinov3", "eva02"),
+            "transformers": ("biasless", "dinov2", "registers", "dinov3", "plus"),
+            "onnx": ("registers", "dinov3", "eva02"),
+            "checkpoint": ("registers", "dinov3", "eva02"),
+        }.items()
+        for name in names
+    },
     "repository": ("repository/weights/small.safetensors", SIZES),
 }
 """What each must agree with, and the images that it is compared on."""
+NETWORKS = {
+    "biasless": ("vit_base_patch16_224_miil", 16, 32),
+    "dinov2": ("vit_small_patch14_dinov2", 8, 32),
+    "registers": ("vit_small_patch14_reg4_dinov2", 14, 56),
+    "dinov3": ("vit_small_patch16_dinov3", 8, 32),
+    "plus": ("vit_small_plus_patch16_dinov3_qkvb", 8, 32),
+    "eva02": ("eva02_tiny_patch14_224", 8, 32),
+}
+"""timm's name, patches and images of the random networks."""
+OTHER_SIZES = {"tiny": 1.0, "dinov2": 1.0}
+"""Of transformers, which resizes learned positions by another filter, except for registers."""
+CHECKPOINT = """
+import timm
+import torch
+vit = timm.create_model(
+    NAME, checkpoint_path=FOLDER + "/model.safetensors", patch_size=PATCH, img_size=SIDE, depth=1,
+    num_classes=0, global_pool="token", dynamic_img_size=True,
+)
+overlay = timm.create_model(
+    NAME, pretrained=True, pretrained_cfg_overlay={"file": FOLDER + "/model.safetensors"},
+    patch_size=PATCH, img_size=SIDE, depth=1, num_classes=0, global_pool="token",
+)
+for name, value in vit.state_dict().items():
+    assert torch.equal(value, overlay.state_dict()[name]), name
+"""
 TOKENS = """
 def describe(images):
     with torch.inference_mode():
@@ -84,10 +123,11 @@ def describe(images):
 """,
     "transformers": """
 def describe(images):
-    native = images.shape[2] == images.shape[3] == vit.config.image_size
+    other = images.shape[2] != vit.config.image_size or images.shape[3] != vit.config.image_size
+    options = {"interpolate_pos_encoding": True} if other and vit.config.model_type == "vit" else {}
     with torch.inference_mode():
-        tokens = vit(torch.from_numpy(images), interpolate_pos_encoding=not native)
-    return tokens.last_hidden_state[:, 0], tokens.last_hidden_state[:, 1:]
+        tokens = vit(torch.from_numpy(images), **options).last_hidden_state
+    return tokens[:, 0], tokens[:, 1 + getattr(vit.config, "num_register_tokens", 0):]
 """,
 }
 HUB = """
@@ -132,8 +172,8 @@ def place(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     command = [sys.executable, "-m", "croc", "export", str(run), "--to", "onnx"]
     done = subprocess.run(command, cwd=place, capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout, done.stderr) == (0, "tiny-onnx\n", "")
-    make_file(place / "registers.safetensors", "vit_small_patch14_reg4_dinov2", 14, 56)
-    make_file(place / "biasless.safetensors", "vit_base_patch16_224_miil")
+    for name, network in NETWORKS.items():
+        make_file(place / f"{name}.safetensors", *network)
     (place / "repository").mkdir()
     shutil.copy(ROOT / "hubconf.py", place / "repository")
     with pytest.MonkeyPatch.context() as patch:
@@ -142,9 +182,11 @@ def place(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
             *(f"{run} --to {kind}" for kind in WRITERS if kind != "onnx"),
             f"{run} --to timm --dtype bfloat16 --name rounded",
             f"{run} --to repository/weights/small.safetensors",
-            "registers.safetensors --to timm",
-            "registers.safetensors --to onnx",
-            "biasless.safetensors --to transformers",
+            *(
+                f"{name}.safetensors --to {kind}"
+                for name, _, kind in (folder.partition("-") for folder in FOLDERS)
+                if name in NETWORKS and kind in WRITERS
+            ),
         ):
             assert main(["export", *arguments.split()]) == 0
     return place
@@ -155,8 +197,13 @@ def results(place: Path) -> Results:
     """By job, as a process without croc computes them."""
     jobs: dict[str, tuple[str, list[str]]] = {"preparation": (PREPARATION, [])}
     for folder, (_, sizes) in FOLDERS.items():
-        code = HUB if folder == "repository" else card_code(place / folder)
-        jobs[folder] = code + DESCRIBE.get(folder.rpartition("-")[2], TOKENS), sizes
+        name, _, kind = folder.partition("-")
+        code = HUB if folder == "repository" else ""
+        if kind == "checkpoint":
+            model, patch_px, side_px = NETWORKS[name]
+            values = {"NAME": model, "FOLDER": f"{name}-timm", "PATCH": patch_px, "SIDE": side_px}
+            code = "".join(f"{key} = {value!r}\n" for key, value in values.items()) + CHECKPOINT
+        jobs[folder] = (code or card_code(place / folder)) + DESCRIBE.get(kind, TOKENS), sizes
     for number, code in enumerate(DOCS):
         code = code.replace("mine-", "tiny-")
         before = "import torch\nimages = torch.linspace(-2, 2, 3072).view(1, 3, 32, 32)\n"
@@ -199,16 +246,46 @@ def test_tokens_are_the_same(folder: str, run: Path, place: Path, results: Resul
     weights, sizes = FOLDERS[folder]
     weights = str(run) if weights == "RUN" else str(place / weights)
     for size in sizes:
-        # transformers resizes the positions by another filter.
-        is_exact = "transformers" not in folder or size == "native"
-        for name, expected in zip(("cls", "patches"), describe_here(weights, IMAGES[size])):
-            value = results[folder][f"{size} {name}"]
+        name, _, kind = folder.partition("-")
+        is_exact = kind != "transformers" or size == "native" or name not in OTHER_SIZES
+        for part, expected in zip(("cls", "patches"), describe_here(weights, IMAGES[size])):
+            value = results[folder][f"{size} {part}"]
             assert value.shape == expected.shape
-            assert (value - expected).abs().max() < (1e-4 if is_exact else 1), (size, name)
+            bound = 1e-4 if is_exact else OTHER_SIZES[name]
+            assert (value - expected).abs().max() < bound, (size, part)
     if "images" in results[folder]:  # those in the card's code
         expected = describe_here(weights, normalize(results[folder]["images"]))
         for name, value in zip(("cls", "patches"), expected):
             assert torch.allclose(results[folder][name], value, atol=1e-4)
+
+
+@pytest.mark.parametrize("registers", [0, 4])
+def test_gated_networks_of_transformers(registers: int, tmp_path: Path):
+    """timm's only one, ViT-g, is too large for a test."""
+    vit = VisionTransformer(
+        img_size=32,
+        patch_size=8,
+        embed_dim=48,
+        depth=2,
+        num_heads=3,
+        mlp_ratio=2 * 128 / 48,
+        mlp_layer=SwiGLUPacked,
+        act_layer=torch.nn.SiLU,
+        init_values=1.0,
+        reg_tokens=registers,
+        no_embed_class=registers > 0,
+        dynamic_img_size=True,
+        num_classes=0,
+    ).eval()
+    weights, config = convert(vit, "mine")
+    save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    model: Any = transformers.AutoModel.from_pretrained(tmp_path).eval()
+    assert config["use_swiglu_ffn"]
+    assert config["architectures"] == [type(model).__name__]
+    with torch.no_grad():
+        theirs = model(IMAGES["native"]).last_hidden_state
+        assert torch.allclose(theirs, vit.forward_features(IMAGES["native"]), atol=1e-5)
 
 
 def test_the_code_in_the_docs(run: Path, results: Results):
