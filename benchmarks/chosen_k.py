@@ -1,11 +1,11 @@
 """Which K the clustering chooses, and what it depends on: the image, the head, or the seeds.
 
-    python -m benchmarks.chosen_k --run runs/a runs/b --to k.png
+    python -m benchmarks.chosen_k --run runs/a runs/b
 
 Each image keeps its two views; only the tokens that start the centroids are drawn again, so
 `seeds` is the share of K's variance that is chance. The rest is split between the means of the
 images, the means of the heads, and their interaction (`both`). The estimates are unbiased, so a
-share of zero may come out slightly negative. The figures are written to k.json beside the picture.
+share of zero may come out slightly negative.
 """
 
 import argparse
@@ -17,16 +17,13 @@ from typing import Any
 
 import torch
 from jaxtyping import Int64
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
-from benchmarks.common import run, this_device, write_json
+from benchmarks.common import run, this_device
 from croc.data import open_source
 from croc.lab.show.look import Look, keys_of, look_at_run, readable, to_canvases
 from croc.method.croc import cluster_tokens
 from croc.method.views import make_views
-from croc.plotting import PALETTE
 
 BATCH = 32
 
@@ -71,39 +68,15 @@ def analyze(run: str, k: Int64[Tensor, "S B H"]) -> dict[str, Any]:
     }
 
 
-def draw(runs: Sequence[dict[str, Any]], to: Path) -> None:
-    figure = Figure(figsize=(7, 3.2), dpi=130, layout="constrained")
-    axes = figure.subplots()
-    width = 0.8 / len(runs)
-    for place, each in enumerate(runs):
-        x = [k + (place - (len(runs) - 1) / 2) * width for k in each["histogram"]]
-        label = "{run}: mean {mean:.1f}, {seeds:.0%} of the variance by chance".format(**each)
-        color = PALETTE[place % len(PALETTE)].tolist()
-        axes.bar(x, list(each["histogram"].values()), width, color=color, label=label)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set_xlabel("K", fontsize=9)
-    axes.set_ylabel("share of images and heads", fontsize=9)
-    axes.spines[["top", "right"]].set_visible(False)
-    figure.legend(loc="outside upper left", frameon=False, fontsize=8)
-    figure.savefig(to)
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--run", nargs="+", required=True, help="folders of runs")
     parser.add_argument("--images", type=int, default=256, help="the first of the runs' data")
     parser.add_argument("--seeds", type=int, default=8, help="clusterings of each image, 2 or more")
-    parser.add_argument("--to", required=True, help="file of the picture")
     options = parser.parse_args(arguments)
-    device = this_device()
-    runs = [
-        analyze(folder.name, choose(look_at_run(folder), options.images, options.seeds, device))
-        for folder in map(Path, options.run)
-    ]
-    draw(runs, Path(options.to))
-    write_json(Path(options.to).with_suffix(".json"), device, **vars(options), runs=runs)
-    for each in runs:
-        print(json.dumps(each))
+    for folder in map(Path, options.run):
+        k = choose(look_at_run(folder), options.images, options.seeds, this_device())
+        print(json.dumps(analyze(folder.name, k)))
 
 
 if __name__ == "__main__":

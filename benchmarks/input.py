@@ -20,28 +20,21 @@ import numpy as np
 import torch
 from PIL import Image
 
-from benchmarks.common import (
-    RESULTS,
-    Figure,
-    figure,
-    noise,
-    picture,
-    run,
-    show,
-    this_device,
-    wait,
-    write_json,
-)
+from benchmarks.common import run, this_device, write_json
 from croc.config import DataConfig
 from croc.data import FolderSource, ImageSource, PackedSource, ShardSource, make_loader
 from croc.data.loader import worker_count
 from croc.data.pack import pack
+from croc.io import hardware
 from croc.method.types import Canvases
 
 WARM_UPS = 8
 """Steps after which batches made ahead are used up, where the loader is slower."""
 LOG_EVERY = 10
 """Steps after which training reads its loss, and so waits for the device."""
+OCTAVES = ((3, 70), (12, 35), (60, 20), (250, 8))
+"""Cells along the width of a made-up photograph, and their contrast: coarse ones are strong and
+fine ones faint, and its JPEG is as large as a photograph's."""
 
 Batches = Generator[Canvases, None, None]
 Step = Callable[[Canvases], object]
@@ -49,7 +42,7 @@ Step = Callable[[Canvases], object]
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--to", help="JSON file, in benchmarks/results unless absolute")
+    parser.add_argument("--to", type=Path, help="JSON file")
     parser.add_argument("--device", type=torch.device, default=this_device())
     parser.add_argument("--photographs", help="folder of photographs; else they are made up")
     parser.add_argument("--images", type=int, default=1024, help="files to make")
@@ -73,28 +66,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
             "tar shard": ShardSource([str(shard)], options.canvas_px),
             "JPEG files": files,
         }
-        keys = ("batch", "canvas_px", "workers", "images", "size_px", "steps")
-        file_kb = np.mean([path.stat().st_size for path in photographs.iterdir()]) / 1000
-        setting = {key: getattr(options, key) for key in keys} | {"file_kb": round(file_kb, 1)}
-        figures: list[Figure] = []
-        for step_ms in options.step_ms:
-            figures += measure(sources, options, step_ms, setting | {"step_ms": step_ms})
+        print("{gpu}, {cpu}, {cores} cores".format(**hardware(options.device)))
+        rates = [measure(sources, options, step_ms) for step_ms in options.step_ms]
     if options.to:
-        write_json(RESULTS / options.to, options.device, figures=figures)
-    show(figures, options.device, lambda setting: f"step of {setting['step_ms']:g} ms")
+        write_json(options.to, options.device, setting=vars(options), images_per_s=rates)
 
 
 def measure(
-    sources: dict[str, ImageSource],
-    options: argparse.Namespace,
-    step_ms: float,
-    setting: dict[str, Any],
-) -> list[Figure]:
-    """The sources also as a share of ready tensors, which are measured before and after them,
-    because the device slows down as it warms up."""
+    sources: dict[str, ImageSource], options: argparse.Namespace, step_ms: float
+) -> dict[str, Any]:
+    """Images per second of each source. Ready tensors are measured before and after them, because
+    the device slows down as it warms up."""
     step = make_step(step_ms, options.device)
-    before, _ = measure_rate(ready_batches(options), step, options)
-    loaded: dict[str, tuple[float, float]] = {}
+    before = measure_rate(ready_batches(options), step, options)
+    rates: dict[str, float] = {}
     for name, source in sources.items():
         loader = make_loader(
             source,
@@ -106,26 +91,17 @@ def measure(
             workers=options.workers,
             device=options.device,
         )
-        loaded[name] = measure_rate(loader, step, options)
-    after, _ = measure_rate(ready_batches(options), step, options)
-    ready = (before + after) / 2
-    figures = [figure("ready tensors", ready, "images/s", setting)] if step_ms else []
-    for name, (rate, first_s) in loaded.items():
-        figures.append(figure(name, rate, "images/s", setting))
-        figures.append(figure(f"{name}: first batch", first_s, "s", setting))
-        if step_ms:
-            figures.append(figure(f"{name}: of ready tensors", 100 * rate / ready, "%", setting))
-    return figures
+        rates[name] = measure_rate(loader, step, options)
+    rates["ready tensors"] = (before + measure_rate(ready_batches(options), step, options)) / 2
+    for name, rate in rates.items():
+        share = f"{rate / rates['ready tensors']:.2%} of ready tensors" if step_ms else ""
+        print(f"step of {step_ms:g} ms, {name:14}{rate:12.4g} images/s  {share}")
+    return {"step_ms": step_ms, **rates}
 
 
-def measure_rate(batches: Batches, step: Step, options: argparse.Namespace) -> tuple[float, float]:
-    """Images per second, and the seconds until the first batch."""
-    begun = time.perf_counter()
+def measure_rate(batches: Batches, step: Step, options: argparse.Namespace) -> float:
     with closing(batches):
-        step(next(batches))
-        wait(options.device)
-        first_s = time.perf_counter() - begun
-        for _ in range(WARM_UPS - 1):
+        for _ in range(WARM_UPS):
             step(next(batches))
         wait(options.device)
         start = time.perf_counter()
@@ -133,7 +109,12 @@ def measure_rate(batches: Batches, step: Step, options: argparse.Namespace) -> t
             step(next(batches))
             if number % LOG_EVERY == 0 or number == options.steps:
                 wait(options.device)
-        return options.steps * options.batch / (time.perf_counter() - start), first_s
+        return options.steps * options.batch / (time.perf_counter() - start)
+
+
+def wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def ready_batches(options: argparse.Namespace) -> Batches:
@@ -187,11 +168,21 @@ def _write_photograph(
     folder: Path, size_px: tuple[int, int], given: FolderSource | None, number: int
 ) -> None:
     if given is None:
-        image = picture(noise(np.random.default_rng(number), *size_px))
+        image = noise(np.random.default_rng(number), *size_px)
     else:
         pixels = given.read(number % len(given))
         image = Image.fromarray(pixels).resize(size_px, Image.Resampling.BICUBIC)
     image.save(folder / f"{number:06d}.jpg", quality=92)
+
+
+def noise(rng: np.random.Generator, width: int, height: int) -> Image.Image:
+    total = np.full((height, width, 3), 128, np.float32)
+    for cells, contrast in OCTAVES:
+        shape = (max(2, cells * height // width), cells)
+        for channel in range(3):
+            coarse = Image.fromarray(rng.normal(0, contrast, shape).astype(np.float32))
+            total[..., channel] += coarse.resize((width, height), Image.Resampling.BICUBIC)
+    return Image.fromarray(total.clip(0, 255).astype(np.uint8))
 
 
 if __name__ == "__main__":

@@ -1,9 +1,7 @@
 """How fast the views are made on a GPU: python -m benchmarks.views --definition
 
 The kernels beside the definition, eager, compiled and compiled with TF32, the drawing of random
-parameters, and how far the pixels are from the definition's, in 255ths. `--cropping` and
-`--blurring` try other sizes of the kernels:
-rows:columns:deep rows:deep columns:warps:registers per thread.
+parameters, and how far the pixels are from the definition's, in 255ths.
 """
 
 import argparse
@@ -31,7 +29,6 @@ from croc.method.types import Canvases, Views
 from croc.method.views import VIEWS, Crops, draw_crops, make_views
 
 PATCH_PX = 16
-SIZES = ("ROWS", "COLUMNS", "DEEP_ROWS", "DEEP_COLUMNS", "num_warps", "maxnreg")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -40,18 +37,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--canvas", type=int, default=384, help="side, in pixels")
     parser.add_argument("--view", type=int, default=224, help="side, in pixels")
     parser.add_argument("--definition", action="store_true", help="time the definition, too")
-    parser.add_argument("--cropping", nargs="*", default=(), metavar="SIZES")
-    parser.add_argument("--blurring", nargs="*", default=(), metavar="SIZES")
     options = parser.parse_args(arguments)
     if not torch.cuda.is_available():
         parser.error("this times kernels, and there is no GPU here")
     canvases = synthetic_canvases(options.images, options.canvas)
     print(hardware(canvases.pixels.device)["gpu"], f"{options.images} images")
-    for what, step in steps(canvases, ViewsConfig(size_px=options.view), options):
-        try:
-            print(f"{do_bench(step, warmup=10, rep=60, return_mode='median'):8.3f} ms  {what}")
-        except Exception as error:  # sizes that do not fit must not hide the others
-            print(f"     none     {what}: {type(error).__name__} {str(error)[:80]}")
+    for what, step in steps(canvases, ViewsConfig(size_px=options.view), options.definition):
+        print(f"{do_bench(step, warmup=10, rep=60, return_mode='median'):8.3f} ms  {what}")
 
 
 def synthetic_canvases(images: int, side: int) -> Canvases:
@@ -71,7 +63,7 @@ def synthetic_canvases(images: int, side: int) -> Canvases:
 
 @torch.no_grad()
 def steps(
-    canvases: Canvases, config: ViewsConfig, options: argparse.Namespace
+    canvases: Canvases, config: ViewsConfig, definition: bool
 ) -> Iterator[tuple[str, Callable[[], object]]]:
     def make(dtype: torch.dtype = torch.bfloat16) -> Views:
         return make_views(canvases, config, PATCH_PX, dtype)
@@ -84,21 +76,12 @@ def steps(
     tensors = canvases.pixels, crops.boxes, crops.flips, [getattr(colors, x) for x in PARAMETERS]
     last = config.size_px, blur_radius_px(config), torch.bfloat16
     yield "kernels", lambda: on_chip.launch(*tensors, *last)
-    for kernel in ("cropping", "blurring"):
-        for sizes in getattr(options, kernel):
-            changed = dict(zip(SIZES, map(int, sizes.split(":"))))
-            changed = {kernel: getattr(on_chip, kernel.upper()) | changed}
-            yield (
-                f"kernels, {kernel} {sizes}",
-                lambda changed=changed: on_chip.launch(*tensors, *last, **changed),
-            )
-
     compiled_draw = torch.compile(draw)
     yield "draws, compiled", lambda: compiled_draw(canvases, config)
     compiled = torch.compile(make_views, fullgraph=True)
     yield "views, compiled", lambda: compiled(canvases, config, PATCH_PX, torch.bfloat16)
     yield "views, eager", make
-    if options.definition:
+    if definition:
         yield "definition, eager", without_kernels(make)
         plain = without_kernels(lambda: compiled(canvases, config, PATCH_PX, torch.bfloat16))
         yield "definition, compiled", plain
