@@ -51,11 +51,8 @@ class Model:
     """A network; methods without clusters get the paper's clustering."""
 
     def __init__(self, look: Look) -> None:
-        self.name, self.backbone, self.view_px = (
-            look.title,
-            look.backbone,
-            look.config.views.size_px,
-        )
+        self.name, self.backbone = look.title, look.backbone
+        self.view_px = look.config.views.size_px
         own = look.config.cluster if isinstance(look.config, CrocConfig) else ClusterConfig()
         self.cluster, self.grid = own, self.view_px // look.backbone.patch_px
         # Settings within the range of the page's controls; JSON has no infinite number.
@@ -95,51 +92,36 @@ class Query:
 
 
 def read_query(body: bytes, models: Sequence[Model], pictures: dict[str, Picture]) -> Query:
-    """A KeyError for a picture that is not there; a ValueError, TypeError or RecursionError for
-    what the page would not send."""
+    """A KeyError for a picture that is not there, another exception for what is not a query."""
     fields = json.loads(body)
-
-    def number(name: str, low: float | int, high: float | int, *kinds: type) -> Any:
-        value = fields.get(name, 0)
-        if type(value) not in (int, *kinds) or not low <= value <= high:  # nan is refused too
-            raise ValueError(f"{name} must be a number in {low:g} … {high:g}")
-        return value
-
-    model = models[number("model", 0, len(models) - 1)]
-    fields = model.defaults | fields
-    if fields["tokens"] not in LIMITS["tokens"]:
-        raise ValueError("tokens must be one of those offered")
-    k_start, weight = number("k_start", *LIMITS["k_start"]), math.inf
-    if fields["position_weight"] != "inf":
-        weight = number("position_weight", *LIMITS["position_weight"], float)
-    elif model.cluster.variant != "paper":
+    model, picture = models[fields.get("model")], pictures[str(fields.get("picture"))]
+    fields = {"seed": 0, "head": 0, "view": 0, "patch": 0} | model.defaults | fields
+    values = {name: float(fields[name]) for name in ("position_weight", "k_start", "sharpness")}
+    alone = math.isinf(values["position_weight"])  # clustering by position alone
+    if alone and model.cluster.variant != "paper":
         raise ValueError(f"the {model.cluster.variant} variant has no infinite λ_pos")
-    config = replace(
-        model.cluster,
-        tokens=fields["tokens"],
-        k_start=k_start,
-        k_max=None if model.cluster.k_max is None else min(model.cluster.k_max, k_start),
-        position_weight=float(weight),
-        sharpness=float(number("sharpness", *LIMITS["sharpness"], float)),
-    )
-    first, second = fields.get("boxes")
-    picture = pictures[str(fields.get("picture"))]
-    for x, y, width, height in (first, second):
-        across, down = picture.about["width"] - width, picture.about["height"] - height
-        if {*map(type, (x, y, width, height))} != {int} or min(width, height) < LIMITS["box_px"]:
-            raise ValueError(f"a box must be of integers, {LIMITS['box_px']} px or wider")
-        if not (0 <= x <= across and 0 <= y <= down):
-            raise ValueError("a box must be within the photograph")
-    last: Any = model.backbone.vit.blocks[-1]
+    for name, value in values.items():
+        low, high = LIMITS[name]
+        if not low <= value <= high and not (alone and name == "position_weight" and value > 0):
+            raise ValueError(f"{name} must be a number in {low:g} … {high:g}")
+    width, height = picture.about["width"], picture.about["height"]
+    for x, y, wide, high in fields.get("boxes"):
+        within = 0 <= x <= width - wide and 0 <= y <= height - high
+        if not within or min(wide, high) < LIMITS["box_px"]:
+            raise ValueError(f"a box must be within the photograph, {LIMITS['box_px']} px or wider")
+    first, second = fields["boxes"]
+    k_start = int(values.pop("k_start"))
+    k_max = None if model.cluster.k_max is None else min(model.cluster.k_max, k_start)
+    config = replace(model.cluster, tokens=fields["tokens"], k_start=k_start, k_max=k_max, **values)
     return Query(
         model=model,
         picture=picture,
-        boxes=(tuple(first), tuple(second)),
-        seed=number("seed", 0, 2**31 - 1),
+        boxes=(tuple(map(int, first)), tuple(map(int, second))),
+        seed=fields["seed"],
         config=config,
-        head=number("head", 0, 0 if config.tokens == "last" else last.attn.num_heads - 1),
-        view=number("view", 0, 1),
-        patch=number("patch", 0, model.grid**2 - 1),
+        head=fields["head"],
+        view=fields["view"],
+        patch=fields["patch"],
     )
 
 

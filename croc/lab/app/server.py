@@ -7,9 +7,7 @@ rebinding): its Host is refused. Nothing allows CORS.
 
 import asyncio
 import io
-import os
 import secrets
-import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -31,6 +29,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from croc.data import decode_image
 from croc.data.scenes import make_scene
 from croc.errors import UserError
+from croc.io import cores
 from croc.lab.app import explorer
 from croc.lab.app.explorer import LIMITS, Model, Picture, read_query
 from croc.lab.show.look import Look
@@ -73,8 +72,7 @@ class Server:
         self.files = {path.name: path.read_bytes() for path in [*paths, *map(WEB.joinpath, SHARED)]}
         # One thread answers in order. One core is left to browser and server: each of torch's
         # operations waits for all of its threads, so competing for cores would be slow.
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-        threads = max(1, min(8, (cores or 1) - 1))
+        threads = max(1, min(8, cores() - 1))
         self.pool = ThreadPoolExecutor(1, "croc explorer", torch.set_num_threads, (threads,))
 
     def close(self) -> None:
@@ -97,7 +95,8 @@ class Server:
                 for name, find in answers.items()
             ),
         ]
-        handlers: dict[Any, Any] = dict.fromkeys((HTTPException, UserError, Exception), _failed)
+        kinds = (HTTPException, UserError, ClientDisconnect, Exception)
+        handlers: dict[Any, Any] = dict.fromkeys(kinds, _failed)
         app = Starlette(routes=routes, exception_handlers=handlers)
         config = uvicorn.Config(
             partial(_guard, app, port),  # as a whole, so that every answer has the headers
@@ -149,7 +148,7 @@ class Server:
         except KeyError:
             message = "That photograph is no longer available: upload it again."
             raise HTTPException(404, message) from None
-        except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        except Exception as error:
             raise HTTPException(400, f"Not a query: {str(error)[:80]}") from None
         return JSONResponse(await self._run(partial(find, query)))
 
@@ -169,10 +168,7 @@ def read_upload(data: bytes, name: str) -> Picture:
     before any pixel is decoded. The name is only shown, without letters that hide text."""
     too_large = HTTPException(413, f"That picture has more than {MAX_MEGAPIXELS} megapixels.")
     try:
-        with (
-            warnings.catch_warnings(action="ignore"),
-            Image.open(io.BytesIO(data), formats=FORMATS) as image,
-        ):
+        with Image.open(io.BytesIO(data), formats=FORMATS) as image:
             if image.width * image.height > MAX_MEGAPIXELS * 1_000_000:
                 raise too_large
         pixels = decode_image(data, LONGER_PX)
@@ -187,19 +183,12 @@ def read_upload(data: bytes, name: str) -> Picture:
 
 
 async def _read_body(request: Request, limit: int) -> bytes:
-    """The whole body; refused as soon as it is known to be too long, whatever its headers claim."""
-    too_large = HTTPException(413, f"That is too large: {limit / (1 << 20):.3g} MB at most.")
-    claimed = request.headers.get("content-length", "0")
-    if not claimed.isdecimal() or int(claimed[:20]) > limit:
-        raise too_large
+    """The whole body; refused as soon as it is too long."""
     body = bytearray()
-    try:
-        async for chunk in request.stream():
-            body += chunk
-            if len(body) > limit:
-                raise too_large
-    except ClientDisconnect:
-        raise HTTPException(400, "The request was cut off.") from None
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > limit:
+            raise HTTPException(413, f"That is too large: {limit / (1 << 20):.3g} MB at most.")
     return bytes(body)
 
 
@@ -214,13 +203,11 @@ async def _guard(app: ASGIApp, port: int, scope: Scope, receive: Receive, send: 
     if scope["type"] == "lifespan":
         await app(scope, receive, send)
         return
-    headers, own = Headers(scope=scope), [f"127.0.0.1:{port}", f"localhost:{port}"]
-    if port == 80:  # which browsers leave out
-        own += ["127.0.0.1", "localhost"]
-    host, origin = headers.get("host", "").lower(), headers.getlist("origin")
-    if host not in own or len(headers.getlist("host")) != 1:
+    headers = Headers(scope=scope)
+    host, origin = headers.get("host", "").lower(), headers.get("origin")
+    if host not in (f"127.0.0.1:{port}", f"localhost:{port}"):
         app = JSONResponse({"error": "This server answers to localhost only."}, 421)
-    elif scope["method"] not in ("GET", "HEAD") and origin != [f"http://{host}"]:
+    elif scope["method"] not in ("GET", "HEAD") and origin != f"http://{host}":
         app = JSONResponse({"error": "Only this server's own page may request that."}, 403)
     await app(scope, receive, send_with_headers)
 

@@ -14,23 +14,13 @@ from croc.lab.app.server import MAX_UPLOADS
 from tests.lab.app.serving import BOXES, NO_ORIGIN, Answer, Served, encoded
 
 BAD: list[dict[str, Any]] = [
-    *({"model": value} for value in (2, -1, True, 0.0, None, "0")),
-    *({"seed": value} for value in (-1, 2**31, 1e300)),
-    *({"k_start": value} for value in (1, 25, 5.5, "12", [12], 10**400, float("nan"))),
-    *({"sharpness": value} for value in (0.5, 200.5, "sharp", False, float("nan"), float("inf"))),
-    *({"position_weight": value} for value in (-0.1, 8.1, "-inf", {}, float("inf"))),
-    *({"tokens": value} for value in ("value", None, ["values"])),
+    *({"model": value} for value in (2, None, "0")),
+    *({"k_start": value} for value in (1, 25, [12], 10**400, float("nan"))),
+    *({"sharpness": value} for value in (0.5, 200.5, "sharp", float("inf"))),
+    *({"position_weight": value} for value in (-0.1, 8.1, "-inf", {})),
     *({"boxes": value} for value in (None, [], BOXES[:1], [*BOXES, BOXES[0]], {"0": BOXES[0]})),
-    {"boxes": [BOXES[0], [0, 0, 100]]},
-    {"boxes": [BOXES[0], [0, 0, 15, 100]]},
+    *({"boxes": [BOXES[0], value]} for value in ([0, 0, 100], [0, 0, 15, 100], [300, 0, 100, 100])),
     {"boxes": [BOXES[0], [-1, 0, 100, 100]]},
-    {"boxes": [BOXES[0], [300, 0, 100, 100]]},
-    {"boxes": [BOXES[0], [0, 0, 100.0, 100]]},
-    {"boxes": [BOXES[0], [0, 0, 2**70, 2**70]]},
-    *({"head": value} for value in (3, -1)),
-    {"tokens": "last", "head": 1},
-    {"view": 2},
-    *({"patch": value} for value in (16, -1, 1.5)),
 ]
 
 
@@ -147,7 +137,7 @@ def test_bad_files_are_refused(served: Served) -> None:
 
 
 def test_large_uploads_are_refused(served: Served) -> None:
-    """A bomb before it is decoded; a file by the length that it claims, else once it is seen."""
+    """A bomb before it is decoded, a long file once it is seen."""
     bomb = png(12_000, 6_000, chunk(b"IDAT", zlib.compress(bytes(12_001 * 6_000), 9)))
     tracemalloc.start()
     try:
@@ -155,11 +145,6 @@ def test_large_uploads_are_refused(served: Served) -> None:
         assert tracemalloc.get_traced_memory()[1] < 20_000_000
     finally:
         tracemalloc.stop()
-    headers = {"Content-Length": str(40 << 20)}
-    refused(served.request("POST", "/api/pictures", b"--", headers), 413)
-    for claimed in ("9" * 30, "-1", "x"):
-        answer = served.request("POST", "/api/pictures", b"", {"Content-Length": claimed})
-        assert answer.status in (400, 413)
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the rest was not read
         refused(served.request("POST", "/api/pictures", iter([bytes(1 << 20)] * 40)), 413)
     assert served.is_alive()
