@@ -41,11 +41,11 @@ SCRIPTS = (
 SCORES = ("evaluations/results.jsonl", "evaluation/results.jsonl")
 """Within a run's folder; the second is the demo's."""
 COLORS = 8
-# These keep a page under 10 MB: runs, points of all curves and of one, pictures of clusters and of
-# predictions, bars of classes, the width of a picture and the length of an option.
-MAX_RUNS, MAX_POINTS, MAX_CURVE_POINTS = 16, 80_000, 1500
+# For a page of 16 runs under 10 MB: points of all curves and of one, pictures of clusters and of
+# predictions, bars of classes, and the width of a picture.
+MAX_POINTS, MAX_CURVE_POINTS = 80_000, 1500
 MAX_PICTURES, MAX_PREDICTIONS, MAX_BARS = 24, 16, 600
-WIDTH_PX, MAX_LETTERS = 900, 400
+WIDTH_PX = 900
 KEPT = 12
 """Pictures of clusters that a run keeps."""
 
@@ -83,8 +83,6 @@ def write_report(folders: Sequence[Path], to: Path, scores: Sequence[Path] = ())
 
 
 def report(folders: Sequence[Path], score_files: Sequence[Path] = ()) -> str:
-    if len(folders) > MAX_RUNS:
-        raise UserError(f"{len(folders)} runs are too many for one page: give at most {MAX_RUNS}")
     runs = [read_run(folder) for folder in folders]
     names, notes, data = [run.name for run in runs], [], []
     curves = sum(len(run.metrics) for run in runs)
@@ -104,7 +102,7 @@ def report(folders: Sequence[Path], score_files: Sequence[Path] = ()) -> str:
                 "pictures": pictures,
             }
         )
-    cards = score_cards(find_scores(runs, score_files), notes)
+    cards = score_cards(find_scores(runs, score_files))
     speeds = [(index, *speed) for index, run in enumerate(runs) for speed in _speeds(run)]
     sections = {
         "curves": any(run.metrics for run in runs),
@@ -303,15 +301,10 @@ def thin_steps(steps: list[int], count: int) -> list[int]:
 def cluster_pictures(run: Run, count: int) -> list[dict[str, Any]]:
     shown = []
     for step in thin_steps(picture_steps(run.folder), min(KEPT, count)):
-        path = picture_path(run.folder, step)
-        try:
-            with Image.open(path, formats=("JPEG",)) as picture:
-                about = json.loads(picture.info.get("comment") or "null")
-                picture_url, size = to_data_url(picture), picture.size
-        except OSError:
-            run.notes.append(f"{path.name} cannot be read and is left out")
-        else:
-            shown.append({"step": step, "src": picture_url, "size": size, "about": about})
+        with Image.open(picture_path(run.folder, step)) as picture:
+            about = json.loads(picture.info.get("comment") or "null")
+            url = to_data_url(picture)
+            shown.append({"step": step, "src": url, "size": picture.size, "about": about})
     return shown
 
 
@@ -338,34 +331,27 @@ def find_scores(runs: Sequence[Run], files: Sequence[Path]) -> list[dict[str, An
             identity = json.dumps([line.get(name) for name in fields], sort_keys=True)
             weights, held_out = line.get("weights", ""), line.get("hold_out")
             picture = path.parent / line["picture"] if line.get("picture") else None
-            if picture and not picture.resolve().is_relative_to(path.parent.resolve()):
-                picture = None  # a file from elsewhere must not name others of this machine
             main = next(iter(line["scores"].values()))
             scores[identity] = line | {
-                "run": _find_run(weights, line.get("backbone", ""), runs, owner),
+                "run": _find_run(weights, runs, owner),
                 "data": line["data"] + (f" (held out {100 * held_out:g}%)" if held_out else ""),
                 "label": line.get("backbone") or weights,
                 "untrained": weights.startswith("random:"),
                 "main": main if is_number(main) else 0.0,
                 "classes": line.get("classes") or {},
-                "picture": picture,
+                "picture": picture if picture and picture.is_file() else None,
             }
     return list(scores.values())
 
 
-def _find_run(weights: str, backbone: str, runs: Sequence[Run], owner: int | None) -> int | None:
-    """By the path that was evaluated, else by the folder of results.jsonl, else by name."""
-    spec = weights.removeprefix("random:")
-    path = Path(spec.partition("=")[2] or spec)
-    if spec and (path.is_absolute() or (":" not in spec and ("/" in spec or path.exists()))):
-        for index, run in enumerate(runs):
-            if path.resolve().is_relative_to(run.folder.resolve()):
-                return index
-    same_name = [i for i, run in enumerate(runs) if run.name == backbone.rpartition("@")[0]]
-    return owner if owner is not None else same_name[0] if len(same_name) == 1 else None
+def _find_run(weights: str, runs: Sequence[Run], owner: int | None) -> int | None:
+    """By the path that was evaluated, else by the folder of results.jsonl."""
+    path = Path(weights.removeprefix("random:")).resolve()
+    inside = (n for n, run in enumerate(runs) if path.is_relative_to(run.folder.resolve()))
+    return next(inside, owner)
 
 
-def score_cards(scores: Sequence[dict[str, Any]], notes: list[str]) -> list[dict[str, Any]]:
+def score_cards(scores: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """One card per protocol and data set, best score first."""
     cards: dict[tuple[str, str], dict[str, Any]] = {}
     pictures = 0
@@ -373,15 +359,11 @@ def score_cards(scores: Sequence[dict[str, Any]], notes: list[str]) -> list[dict
         names = {name: score[name] for name in ("protocol", "data")}
         card = cards.setdefault(tuple(names.values()), names | {"scores": [], "classes": []})
         card["scores"].append(score)
-        path, score["source"] = score["picture"], None
-        if path is None or pictures == MAX_PREDICTIONS:
-            continue
-        try:
-            with Image.open(path, formats=("PNG", "JPEG")) as picture:
+        score["source"] = None
+        if score["picture"] is not None and pictures < MAX_PREDICTIONS:
+            with Image.open(score["picture"]) as picture:
                 score["source"] = to_data_url(picture)
             pictures += 1
-        except OSError:
-            notes.append(f"the picture {path.name} cannot be read and is left out")
     for card in cards.values():
         classes = dict.fromkeys(name for score in card["scores"] for name in score["classes"])
         if len(classes) * len(card["scores"]) <= MAX_BARS:
@@ -392,9 +374,9 @@ def score_cards(scores: Sequence[dict[str, Any]], notes: list[str]) -> list[dict
 def _speeds(run: Run) -> Iterator[tuple[str, str, dict[str, float]]]:
     """Label, summary and milliseconds by stage of each setting in the folder's bench.json."""
     path = run.folder / "bench.json"
-    bench: dict[str, Any] = {"settings": []}
-    if path.exists():
-        bench = json.loads(path.read_text(encoding="utf-8"))
+    if not path.exists():
+        return
+    bench = json.loads(path.read_text(encoding="utf-8"))
     for setting in bench["settings"]:
         if figures := setting["figures"]:  # none for a setting that did not fit
             device, peak = bench["hardware"], figures["peak_gib"]
@@ -411,7 +393,6 @@ def _options(runs: Sequence[Run]) -> dict[str, Any]:
         values = [run.options.get(name, "") for run in runs]
         dumped = [json.dumps(value, ensure_ascii=False) for value in values]
         texts = [v if isinstance(v, str) else text for v, text in zip(values, dumped)]
-        texts = [text if len(text) <= MAX_LETTERS else f"{text[:MAX_LETTERS]} …" for text in texts]
         if len(set(dumped)) > 1:
             differing[name] = texts
         else:
@@ -428,15 +409,13 @@ def _color(run: int | None) -> str:
     return f"run-{run % COLORS}" + (" dashed" if run >= COLORS else "")
 
 
-def brief(value: Any) -> str:
-    """A score, however it is nested, in few digits."""
-    if isinstance(value, list):
-        return " ".join(map(brief, value[:12]))
-    if isinstance(value, dict):
-        return " ".join(f"{name}: {brief(each)}" for name, each in list(value.items())[:12])
-    if isinstance(value, float):
-        return f"{value:.1f}" if is_number(value) else "–"
-    return "–" if value is None else str(value)[:80]
+def brief(score: Any) -> str:
+    """A score of a protocol: a number, or a text, or numbers by learning rate."""
+    if isinstance(score, dict):
+        return " ".join(f"{name}: {brief(each)}" for name, each in score.items())
+    if isinstance(score, float):
+        return f"{score:.1f}" if is_number(score) else "–"
+    return "–" if score is None else str(score)
 
 
 def short(value: float) -> str:
