@@ -167,9 +167,7 @@ def features(
         for shape in {pixels.shape for pixels in resized}:
             alike = [number for number, pixels in enumerate(resized) if pixels.shape == shape]
             tokens |= zip(alike, _tokens(backbone, torch.stack([resized[n] for n in alike])))
-        for number, size in enumerate(sizes):
-            patches, cls = tokens[number]
-            described.append(Features(patches, cls, size))
+        described += [Features(*tokens[number], size) for number, size in enumerate(sizes)]
     return described
 
 
@@ -180,10 +178,7 @@ def _read_image(image: object) -> Tensor:
     if isinstance(image, Image.Image):  # upright, transparency on white
         if image.mode.startswith(("I", "F")):
             raise UserError(f"a PIL image of mode {image.mode} has no 8-bit colors: convert it")
-        try:
-            upright = ImageOps.exif_transpose(image).convert("RGBA")
-        except (OSError, SyntaxError, ValueError) as error:  # PIL decodes only now
-            raise UserError(f"a PIL image cannot be decoded: {error}") from None
+        upright = ImageOps.exif_transpose(image).convert("RGBA")
         white = Image.new("RGBA", upright.size, "white")
         image = np.array(Image.alpha_composite(white, upright).convert("RGB"))
         return torch.from_numpy(image).permute(2, 0, 1)

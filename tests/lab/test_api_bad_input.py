@@ -29,21 +29,17 @@ BAD: list[tuple[Any, tuple[Any, ...], dict[str, Any], str]] = [
         for changes, fragment in (
             ({"views": 3}, "32 tokens cannot come from 3 views"),
             ({"tokens": TOKENS[0]}, "tokens must be"),
-            ({"tokens": np.zeros((2, 3, 32, 4))}, "tokens must be"),
             ({"tokens": TOKENS / 0}, "tokens must be finite"),
             ({"positions": POSITIONS[:, :31]}, "positions must be"),
             ({"saliency": SALIENCY * 1.002}, "divide it by its sum"),
             ({"saliency": SALIENCY.index_fill(2, torch.tensor([31]), -1 / 32)}, "not be negative"),
             ({"seeds": SEEDS[:, :, :11]}, "seeds must be"),
-            ({"keys": torch.arange(3)}, "keys must be"),
             ({"config": croc.ClusterConfig(k_start=33)}, "more than the 32 tokens"),
         )
     ),
     (croc.features, ("nowhere.jpg", RANDOM), {}, "nowhere.jpg cannot be read as a photograph: No"),
     (croc.features, (IMAGE[:1], RANDOM), {}, "3 × height × width, not (1, 32, 32)"),
     (croc.features, (IMAGE + 1.5, RANDOM), {}, "before they are normalized"),
-    (croc.features, (IMAGE + torch.nan, RANDOM), {}, "floats in 0 … 1"),
-    (croc.features, (IMAGE.long(), RANDOM), {}, "bytes (torch.uint8)"),
     (croc.features, (Image.new("I;16", (40, 40)), RANDOM), {}, "mode I;16"),
     (croc.features, ([3], RANDOM), {}, "not of type int"),
     (croc.features, (IMAGE, RANDOM), {"size_px": (16, 20)}, "20 px do not consist"),
@@ -61,10 +57,8 @@ BAD: list[tuple[Any, tuple[Any, ...], dict[str, Any], str]] = [
     (croc.pretrain, ("coco-vits16",), {}, "--data.root"),
     (croc.evaluate, ("liner", RANDOM, "scenes"), {}, "perhaps you meant linear"),
     (croc.evaluate, ("linear", RANDOM, "scenes"), {"step": 3}, "perhaps you meant steps"),
-    (croc.evaluate, ("linear", RANDOM, "scenes"), {"steps": "3"}, "steps cannot be '3'"),
     (croc.evaluate, ("linear", RANDOM, "scenes"), {"steps": 3, "epochs": 3}, "give one of them"),
     (croc.evaluate, ("linear", RANDOM, "scenes"), {"device": "gpu"}, "device cannot be 'gpu'"),
-    (croc.evaluate, ("linear", TOKENS, "scenes"), {}, "not of type Tensor"),
     (croc.evaluate, ("video", RANDOM, "voc12:x"), {}, "video cannot be scored on voc12:x"),
     (croc.evaluate, ("all", RANDOM, "scenes"), {"steps": 3}, "to change steps, name one protocol"),
     *((croc.add_data, (kind, print), {}, "are taken") for kind in ("voc12", "", "a:b")),
@@ -88,8 +82,6 @@ def test_features_of_a_broken_file(tmp_path: Path):
     broken.write_bytes(broken.read_bytes()[:400])
     with pytest.raises(croc.UserError, match=r"broken\.png cannot be read"):
         croc.features(broken, RANDOM)
-    with Image.open(broken) as image, pytest.raises(croc.UserError, match="cannot be decoded"):
-        croc.features(image, RANDOM)
 
 
 class Unchecked(croc.Labeled):

@@ -101,34 +101,6 @@ def test_default_values_of_a_variation():
         assert [getattr(getattr(s.config, section), name) for s in settings] == expected
 
 
-BAD = [
-    ("--bench.steps 0", "--bench.steps must be at least 1"),
-    ("--bench.values 3", "--bench.values needs --bench.vary"),
-    ("--bench.vary batch --bench.values many", "positive integers"),
-    ("--bench.vary batch --bench.values 4096", "--optim.batch 1024"),
-    ("--bench.vary heads --bench.values 5", "1 (the last tokens) and 3"),
-    ("--bench.vary k-start --bench.values 73", "more than the 72 tokens"),
-    ("--bench.vary model --bench.values vit_smal_patch16_224", "did you mean"),
-    ("--bench.to /proc/nowhere/bench", "/proc/nowhere"),
-    ("--run.devices 2", "one device"),
-    ("--bench.to there", "choose another --bench.to"),
-]
-
-
-def test_bad_input_is_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "there").mkdir()
-    (tmp_path / "there" / "bench.json").write_text("months of work")
-    for flags, expected in BAD:
-        assert main(["bench", "demo", *flags.split()]) == 2
-        printed = capsys.readouterr()
-        assert expected in printed.err
-        assert (printed.out, printed.err.count("\n")) == ("", 1)
-    assert [path.name for path in tmp_path.rglob("*")] == ["there", "bench.json"]
-
-
 def test_a_setting_leaves_no_network_in_memory():
     config = tiny_config()
     trainer = BenchTrainer(make_fabric(config.run), config)

@@ -295,39 +295,6 @@ def test_processes_share_a_sweep_and_take_over_from_a_killed_one(tmp_path: Path)
     assert not list(tmp_path.rglob("*.partial"))
 
 
-BAD = [
-    ((), "pass either --sweep.vary"),
-    (("--sweep.vary", "cluster.tokens"), "pass either --sweep.vary"),
-    (("--sweep.vary", "cluster.tokns", "--sweep.values", "keys"), "meant --cluster.tokens"),
-    ((*LAMBDA, "4", "--sweep.seeds", "-1"), "--run.seed must be in"),
-    (("--sweep.vary", "cluster.k-start", "--sweep.values", "4", "33"), "more than the 32 tokens"),
-    (("--sweep.vary", "run.seed", "--sweep.values", "1"), "leave out --run.seed: --sweep.seeds"),
-    ((*LAMBDA, "1", "--run.devices", "2"), "once per GPU"),
-    ((*LAMBDA, "1", "--optim.batch", "4096"), "--optim.batch 24"),
-    ((*LAMBDA, "1", "--init", "no/such/run"), "--init no/such/run"),
-    (("--sweep.settings", "a"), "'NAME=OPTIONS'"),
-    (("--sweep.settings", "a='"), "No closing quotation"),
-    (("--sweep.settings", "a=", "a=--loss.alpha 2"), "two settings are called 'a'"),
-    (("--sweep.settings", "K 6=", "K-6=--loss.alpha 2"), "would share a folder"),
-    (("--sweep.settings", "a=@dino"), "there is no recipe 'dino'"),
-    ((*LAMBDA, "1", "--sweep.data", "folder:no/such"), "no/such"),
-    ((*LAMBDA, "1", "--sweep.hold-out", "2"), "--sweep.hold-out must be a share"),
-    ((*LAMBDA, "1", "--linear.image-px", "33"), "32 or 40 px would"),
-]
-
-
-def test_bad_input_is_refused_before_the_first_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
-    monkeypatch.chdir(tmp_path)
-    for more, message in BAD:
-        assert croc_sweep(Path("sweep"), *more) == 2
-        output = capsys.readouterr()
-        assert message in output.err
-        assert (output.out, output.err.count("\n")) == ("", 1)
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_settings_and_seeds_are_planned_in_order():
     def planned(*words: str, **options: Any) -> list[Any]:
         config = SweepConfig(to="x", data=("scenes",), **options)

@@ -118,28 +118,11 @@ def test_pictures_are_thinned_evenly():
     assert max(gaps) <= 4 * min(gaps[:-1])
 
 
-BAD = [
-    ([], "name a run's folder"),
-    (["nothing"], "nothing is not a run"),
-    (["foreign"], "foreign/config.json is not the configuration of a CrOC run"),
-    (["run", "--to", "page.txt"], "must end in .html"),
-    (["run", "--to", "no/page.html"], "no/page.html"),
-    (["run", "--scores", "run/metrics.jsonl"], "is not a results.jsonl of croc evaluate"),
-]
-
-
-def test_command_writes_the_page_or_one_line(
+def test_command_writes_the_page(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.chdir(tmp_path)
     make_run(tmp_path / "run", 3)
-    (tmp_path / "foreign").mkdir()
-    (tmp_path / "foreign" / "config.json").write_text('{"architectures": ["ViTModel"]}')
-    for arguments, expected in BAD:
-        assert main(["show", "report", *arguments]) == 2
-        error = capsys.readouterr().err
-        assert expected in error
-        assert error.count("\n") == 1
     assert main(["show", "report", "run"]) == 0
     assert capsys.readouterr().out == "run/report.html\n"
     assert main(["show", "report", "run", "run", "--to", "both.html"]) == 0

@@ -226,47 +226,6 @@ def test_picture_of_features(look: Look, photograph: str, tall: str):
     assert len(texts) == 2 * 4
 
 
-def test_other_methods_have_features_but_no_clusters(
-    photograph: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
+def test_other_methods_have_features(photograph: str, tmp_path: Path):
     mae = pretrain(tiny_mae(tmp_path / "mae", stop_after_steps=1, report=False), "tiny-mae")
     assert main(["show", "features", photograph, "--run", str(mae)]) == 0
-    for kind in ("clusters", "merging"):
-        assert main(["show", kind, photograph, "--run", str(mae)]) == 2
-        assert "was not trained by CrOC" in capsys.readouterr().err
-
-
-BAD = [
-    ("clusters PHOTO --run RUN --heads 3", "--heads 3: the network has heads 0 to 2"),
-    ("clusters PHOTO --run RUN --image-px 64", "--image-px is for --whole"),
-    ("clusters PHOTO --run RUN --whole --image-px 8", "more than the 1 tokens"),
-    ("clusters no.jpg --run RUN", "no.jpg cannot be read as a photograph: No such file"),
-    ("clusters TEXT --run RUN", "text.jpg cannot be read"),
-    ("clusters PHOTO", "--run RUN, or --weights NAME"),
-    ("clusters PHOTO --run FOLDER", "holds no run"),
-    ("clusters PHOTO --run RUN --step 3", "no checkpoint of step 3, only of 0, 2, 4"),
-    ("clusters PHOTO --weights x --step 3", "--step is for --run"),
-    ("clusters PHOTO --weights no-such", "give a file of croc export"),
-    ("merging PHOTO PHOTO --run RUN", "takes one photograph"),
-    ("features PHOTO --run RUN --patch 60 3", "60, 3 is outside the photograph of 60 × 40 px"),
-    ("features PHOTO --run RUN --to picture", "give it an ending, one of .png"),
-    ("features PHOTO --run RUN --to no/x.png", "no/x.png"),
-]
-
-
-@pytest.mark.parametrize(("command", "fragment"), BAD, ids=[command for command, _ in BAD])
-def test_bad_input_is_one_line(
-    command: str,
-    fragment: str,
-    run: Path,
-    photograph: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-):
-    (tmp_path / "text.jpg").write_text("no picture")
-    names = {"PHOTO": photograph, "FOLDER": tmp_path, "RUN": run, "TEXT": tmp_path / "text.jpg"}
-    for name, value in names.items():
-        command = command.replace(name, str(value))
-    assert main(["show", *command.split()]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert fragment in line
