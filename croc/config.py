@@ -116,7 +116,7 @@ class DataConfig(Section):
     """Data loading workers per training process; by default the CPU cores divided by the number of
     training processes, at most 16."""
     scenes: Annotated[int, at_least(1)] = 1024
-    """Number of synthetic scenes, if the root is `scenes`."""
+    """Number of synthetic scenes, with --data.root scenes."""
     max_failed_share: Annotated[float, SHARE] = 0.01
     """Stop the run if more than this fraction of the files cannot be decoded."""
 
@@ -142,11 +142,11 @@ class ViewsConfig(Section):
     jitter: Annotated[float, SHARE] = 0.8
     """Probability of color jitter."""
     brightness: Annotated[float, SHARE] = 0.4
-    """Color jitter: the brightness factor is drawn from 1 ± this."""
+    """Color jitter: the brightness factor is drawn uniformly from 1 ± this."""
     contrast: Annotated[float, SHARE] = 0.4
-    """Color jitter: the contrast factor is drawn from 1 ± this."""
+    """Color jitter: the contrast factor is drawn uniformly from 1 ± this."""
     saturation: Annotated[float, SHARE] = 0.2
-    """Color jitter: the saturation factor is drawn from 1 ± this."""
+    """Color jitter: the saturation factor is drawn uniformly from 1 ± this."""
     hue: Annotated[float, Limit("must be in 0 … 0.5", 0, 0.5)] = 0.1
     """Color jitter: the hue shift is drawn from ± this, where 1 is the full color circle."""
     grayscale: Annotated[float, SHARE] = 0.2
@@ -188,8 +188,8 @@ class ModelConfig(Section):
     """Weights to initialize the backbone from: a run, timm:NAME, hf:USER/NAME or a file; random by
     default."""
     train_blocks: Annotated[int | None, at_least(1)] = None
-    """Train only the last so many blocks and the final norm, and freeze what is below them; by
-    default everything is trained."""
+    """Train only the last N blocks and the final norm, and freeze the rest; by default everything
+    is trained."""
     grad_checkpointing: bool = False
     """Recompute the activations of the student's blocks in the backward pass instead of keeping
     them: less memory, a third more time. For large networks."""
@@ -320,7 +320,7 @@ class AnchorConfig(Section):
     weight: Annotated[float, at_least(0)] = 0.0
     """Weight of the anchor loss at the start; 0 disables it."""
     weight_end: Annotated[float | None, at_least(0)] = None
-    """Its weight at the end, reached along half a cosine; by default it stays the same."""
+    """Its weight at the end, reached on a cosine schedule; by default it stays the same."""
 
 
 @dataclass(frozen=True)
@@ -356,7 +356,7 @@ class OptimConfig(Section):
     """AdamW's β₁ and β₂."""
     matrices: Literal["adamw", "muon"] = "adamw"
     """Optimizer for the weight matrices of the ViT blocks: AdamW as in the paper, or Muon, which
-    needed only a third as many images (dev/LOG.md). AdamW optimizes all other parameters."""
+    needed a third as many images in one short experiment (dev/LOG.md). AdamW optimizes all other parameters."""
     muon_lr_factor: Annotated[float, at_least(0)] = 1.0
     """Muon's learning rate as a multiple of --optim.lr."""
     layer_decay: Annotated[float, Limit("must be above 0 and at most 1", _TINY, 1)] = 1.0
