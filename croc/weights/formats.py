@@ -85,8 +85,8 @@ class _ClsAndPatches(nn.Module):
     def __init__(self, vit: Any) -> None:
         super().__init__()
         self.vit = vit
-        if isinstance(rope := getattr(vit, "rope", None), RotaryEmbeddingDinoV3):
-            rope.get_embed = partial(_rotations, rope)
+        if isinstance(getattr(vit, "rope", None), RotaryEmbeddingDinoV3):
+            vit.rope.get_embed = partial(_rotations, vit.rope)
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
         tokens = self.vit.forward_features(images)
