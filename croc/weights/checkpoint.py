@@ -67,9 +67,12 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
 
 def _good_before(path: Path) -> str:
     """What to do about a damaged checkpoint."""
-    for earlier in reversed(checkpoints(path.parent.parent)):
+    saved = checkpoints(path.parent.parent)
+    if path not in saved:
+        return "name the run's folder or one of its checkpoints"
+    for earlier in reversed(saved[: saved.index(path)]):
         with contextlib.suppress(UserError, OSError):
-            if earlier < path and (verify(earlier) or zipfile.is_zipfile(earlier)):
+            if verify(earlier) or zipfile.is_zipfile(earlier):
                 return f"{earlier.name} is good: remove the damaged file to resume from there"
     return "there is no good checkpoint before it"
 

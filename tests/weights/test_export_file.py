@@ -170,5 +170,5 @@ def test_a_folder_is_whole_and_new(run: Path, tmp_path: Path, monkeypatch: pytes
     Path("new/made.partial/stale").touch()
     assert main(["export", str(run), "--to", "torchhub", "--folder", "new/made"]) == 0
     assert os.listdir("new") == ["made"]
-    names = ["README.md", "config.json", "hubconf.py", "model.safetensors"]
+    names = ["README.md", "SHA256SUMS", "config.json", "hubconf.py", "model.safetensors"]
     assert sorted(os.listdir("new/made")) == names
