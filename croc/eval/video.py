@@ -19,7 +19,7 @@ from PIL import Image
 from torch import Tensor
 
 from croc.errors import UserError
-from croc.eval.features import Track, silent
+from croc.eval.features import progress
 from croc.eval.metrics import video_means, video_scores
 from croc.eval.pictures import VideoExample, write_masks, write_overlay
 from croc.eval.protocols import VideoConfig
@@ -55,7 +55,6 @@ def evaluate_video(
     videos: Sequence[Video],
     config: VideoConfig,
     device: torch.device,
-    track: Track = silent,
     masks: Path | None = None,
     overlays: Path | None = None,
 ) -> VideoReport:
@@ -96,7 +95,7 @@ def evaluate_video(
             write_overlay(overlays / f"{video.name}.mp4", frames, predicted, truth)
 
     pairs = ((video, mask) for video in videos for mask in follow(backbone, video, config, device))
-    by_video = groupby(track(pairs, "video", sum(map(len, videos))), itemgetter(0))
+    by_video = groupby(progress(pairs, "frames", sum(map(len, videos))), itemgetter(0))
     segmented = ((video, np.stack([mask for _, mask in group])) for video, group in by_video)
     for _ in ahead(finish, segmented, 1):  # while the next video is segmented
         pass
