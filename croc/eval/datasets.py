@@ -83,6 +83,15 @@ class Labeled:
     name: str
     """Used in messages, and to choose hold-outs."""
 
+    def __post_init__(self) -> None:
+        image, labels = np.asarray(self.image), np.asarray(self.labels)
+        bytes_only = image.dtype == labels.dtype == np.uint8
+        if not bytes_only or labels.ndim != 2 or image.shape != (*labels.shape, 3):
+            kinds = " and ".join(f"{array.dtype} {array.shape}" for array in (image, labels))
+            raise UserError(
+                f"{self.name}: image and labels must be uint8 (h, w, 3) and (h, w), not {kinds}"
+            )
+
 
 @runtime_checkable
 class SegmentationData(Protocol):
@@ -270,25 +279,16 @@ def add_data(kind: str, opener: Callable[[str, str], SegmentationData]) -> None:
 
 @dataclass(frozen=True)
 class CheckedData(Subset):
-    """Data of a user's own reader: images are checked when they are read."""
+    """Data of a user's own reader: labels are checked when they are read."""
 
     kind: str
 
     def read(self, index: int) -> Labeled:
-        read: Any = self.data.read(index)
-        where, classes = f"{self.kind}, {self.name(index)}", len(self.classes)
-        if not isinstance(read, Labeled):
-            raise UserError(f"{where}: read must give croc.Labeled(image, labels, name)")
-        image, labels = np.asarray(read.image), np.asarray(read.labels)
-        bytes_only = {image.dtype, labels.dtype} == {np.dtype(np.uint8)}
-        if not bytes_only or labels.ndim != 2 or image.shape != (*labels.shape, 3):
-            kinds = " and ".join(f"{array.dtype} {array.shape}" for array in (image, labels))
-            raise UserError(
-                f"{where}: image and labels must be uint8 (h, w, 3) and (h, w), not {kinds}"
-            )
-        bad = labels[(labels >= classes) & (labels != IGNORED)]
+        read, classes = self.data.read(index), len(self.classes)
+        bad = read.labels[(read.labels >= classes) & (read.labels != IGNORED)]
         if bad.size:
             raise UserError(
-                f"{where}: a label is {bad[0]}, but classes count from 0 to {classes - 1}"
+                f"{self.kind}, {self.name(index)}: a label is {bad[0]}, but classes count from 0 "
+                f"to {classes - 1}"
             )
         return read

@@ -27,8 +27,8 @@ from croc.eval.features import SegmentationReport
 from croc.eval.incontext import evaluate_incontext
 from croc.eval.kmeans import evaluate_kmeans, evaluate_within
 from croc.eval.linear import evaluate_linear
-from croc.eval.metrics import video_means
-from croc.eval.pictures import segmentation_figure, video_figure
+from croc.eval.metrics import IGNORED, video_means
+from croc.eval.pictures import segmentation_figure
 from croc.eval.protocols import EvaluateOptions, Request
 from croc.eval.results import FILE, Result, append_result, percent, print_results
 from croc.eval.video import evaluate_video
@@ -88,11 +88,11 @@ def evaluate(
     machine = find_machine(options)
     weights = open_weights(options.weights)
     data = open_data(requests, folder)
-    requests = [fit(request, weights.backbone) for request in requests]
+    fitted = [fit(request, weights.backbone) for request in requests]
     results: list[Result] = []
     try:
-        for request in requests:
-            print(request.place, file=sys.stderr, flush=True)
+        for request, note in fitted:
+            print(note or request.place, file=sys.stderr, flush=True)
             result = carry_out(request, weights, data, machine, folder)
             results += [] if result is None else [result]
     finally:
@@ -116,16 +116,20 @@ def identify_network(network: nn.Module) -> str:
     return hashlib.sha256(f"{network!r} {heads}".encode()).hexdigest()[:16]
 
 
-def fit(request: Request, backbone: VitBackbone | ConvBackbone) -> Request:
-    """Reject a size that is not a whole number of patches; if it `adapts`, take the nearest."""
+def fit(request: Request, backbone: VitBackbone | ConvBackbone) -> tuple[Request, str]:
+    """The request with the nearest image size that is a whole number of patches; and a note if
+    that is another size."""
     size, stride = request.size_field, backbone.stride_px
     side, blocks = getattr(request.config, size), getattr(request.config, "blocks", 1)
-    if request.adapts and isinstance(backbone, VitBackbone) and side % stride:
-        side = max(1, round(side / stride)) * stride
-        request = replace(request, config=replace(request.config, **{size: side}))
-    flag = f"--{request.protocol}.{size}".replace("_", "-") + ": images"
-    check_fit(backbone, side, blocks, flag)
-    return request
+    fitting = max(1, round(side / stride)) * stride
+    if isinstance(backbone, ConvBackbone) or fitting == side:
+        fitting, note = side, ""
+    else:
+        request = replace(request, config=replace(request.config, **{size: fitting}))
+        sizes = f"images of {fitting} px instead of {side}"
+        note = f"{request.protocol} on {sizes}, for patches of {stride} px."
+    check_fit(backbone, fitting, blocks)
+    return request, note
 
 
 def find_machine(options: EvaluateOptions) -> Machine:
@@ -156,7 +160,8 @@ def carry_out(
             return None
         scores = video.means
         classes: Any = {name: video_means(x)["J&F"] for name, x in video.videos.items()}
-        draw = partial(video_figure, video.examples)
+        names = ("background", *(f"object {number}" for number in range(1, IGNORED)))
+        draw = partial(segmentation_figure, video.examples, names)
     else:
         evaluate_parts = SEGMENTATION[protocol]
         report = evaluate_parts(backbone, *parts.values(), config, device, machine.workers)

@@ -213,8 +213,6 @@ class Request:
     config: Any
     masks: str | None = None
     overlays: str | None = None
-    adapts: bool = False
-    """Whether a size that does not fit the patches may be changed; not if the user set it."""
     hold_out: float = 0.0
     """The share of the training split to score, instead of the validation split."""
 
@@ -282,7 +280,7 @@ def run_command(protocol: str, arguments: list[str]) -> bool:
     if protocol == "all":
         options: Any = parse(EvaluateAll, arguments, program)
         requests = [
-            Request(name, data, DEFAULTS[name](data.partition(":")[0]), adapts=True)
+            Request(name, data, DEFAULTS[name](data.partition(":")[0]))
             for data in options.data
             for name in protocols_of(data, options.hold_out)
         ]

@@ -119,9 +119,9 @@ def read_options(
     by_data = {data: read(data) for data in options.data}
     for protocol in options.protocols:
         for data in (x for x in options.data if protocol in protocols_of(x, share)):
-            column = Request(protocol, data, getattr(by_data[data], protocol), hold_out=share)
-            size = f"--{protocol}.{column.size_field}".replace("_", "-")
-            columns.append(replace(column, adapts=size not in flags))
+            columns.append(
+                Request(protocol, data, getattr(by_data[data], protocol), hold_out=share)
+            )
     used = {name for column in columns for name in (column.protocol, column.data)}
     chosen = () if options.protocols == PROTOCOLS else options.protocols
     for name in (*options.data, *chosen):
@@ -180,16 +180,12 @@ def plan_row(
     try:
         weights = open_weights(spec)
         for column in columns:
-            request = fit(column, weights.backbone)
+            request, note = fit(column, weights.backbone)
+            notes += [f"{label}: {note}"] * bool(note)
             hashes = (data[column.protocol, column.data][1], weights.hash, weights.network_hash)
             config = asdict(request.config)
             key = cell_key(column.protocol, config, *hashes, precision, column.hold_out)
             cells.append((column, request, key))
-            default, used = (getattr(x.config, column.size_field) for x in (column, request))
-            if default != used:
-                stride = f"for patches of {weights.backbone.stride_px} px"
-                sizes = f"images of {used} px instead of {default}"
-                notes.append(f"{label}: {column.protocol} on {sizes}, {stride}.")
     except UserError as error:
         raise UserError(str(error) if label == spec else f"{label}: {error}") from None
     trained_on, epochs = training_facts(spec)
