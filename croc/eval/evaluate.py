@@ -12,7 +12,6 @@ import tarfile
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -158,19 +157,17 @@ def carry_out(
             print(f"written: {written}")
         if not video.videos:  # none with all its masks
             return None
-        scores = video.means
+        scores, examples = video.means, video.examples
         classes: Any = {name: video_means(x)["J&F"] for name, x in video.videos.items()}
         names = ("background", *(f"object {number}" for number in range(1, IGNORED)))
-        draw = partial(segmentation_figure, video.examples, names)
     else:
         evaluate_parts = SEGMENTATION[protocol]
         report = evaluate_parts(backbone, *parts.values(), config, device, machine.workers)
-        scores, names = report.scores, parts["val"].classes
+        scores, examples, names = report.scores, report.examples, parts["val"].classes
         ious = map(percent, report.iou.per_class.tolist())
         classes = dict(zip(names, ious, strict=True))
-        draw = partial(segmentation_figure, report.examples, names)
     # What is scored with a hold-out is not the validation split.
-    names = {"val": "held out"} if request.hold_out else {}
+    part_names = {"val": "held out"} if request.hold_out else {}
     gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     result = Result(
         protocol=protocol,
@@ -181,7 +178,7 @@ def carry_out(
         scores=scores,
         classes=classes,
         config=asdict(config),
-        count={names.get(part, part): len(images) for part, images in parts.items()},
+        count={part_names.get(part, part): len(images) for part, images in parts.items()},
         machine={"device": gpu, "precision": machine.precision_name},
         seconds=round(time.perf_counter() - started, 2),
         picture=None,
@@ -190,12 +187,13 @@ def carry_out(
         hold_out=request.hold_out,
     )
     kind = result.data.partition(":")[0]
-    result = replace(result, picture=f"pictures/{protocol}-{kind}-{result.key}.png")
+    picture = f"pictures/{protocol}-{kind}-{result.key}.png"
+    result = replace(result, picture=picture)
     (folder / "pictures").mkdir(parents=True, exist_ok=True)
     append_result(folder, result)  # before the picture: the scores took longer
     name, score = next(iter(scores.items()))
     title = f"{protocol}, {kind}{result.part}, {result.backbone}: {name} {score:.1f}"
-    draw(folder / result.picture, title)
+    segmentation_figure(examples, names, folder / picture, title)
     return result
 
 

@@ -311,7 +311,7 @@ BAD = [
     (("--sweep.settings", "K 6=", "K-6=--loss.alpha 2"), "would share a folder"),
     (("--sweep.settings", "a=@dino"), "there is no recipe 'dino'"),
     ((*LAMBDA, "1", "--sweep.data", "folder:no/such"), "no/such"),
-    ((*LAMBDA, "1", "--sweep.hold-out", "2"), "--sweep.hold-out must be a share"),
+    ((*LAMBDA, "1", "--sweep.hold-out", "2"), "--sweep.hold-out must be in 0 … 1"),
     ((*LAMBDA, "1", "--linear.image-px", "33"), "32 or 40 px would"),
 ]
 
