@@ -83,7 +83,7 @@ def _as_tuple(value: Any) -> tuple[Any, ...]:
 
 
 def _flag(section: str, name: str) -> str:
-    return f"--{section}.{name}".replace("_", "-")
+    return "--" + f"{section}.{name}".removeprefix(".").replace("_", "-")
 
 
 class Section:

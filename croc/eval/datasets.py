@@ -83,6 +83,15 @@ class Labeled:
     name: str
     """Used in messages, and to choose hold-outs."""
 
+    def __post_init__(self) -> None:
+        image, labels = np.asarray(self.image), np.asarray(self.labels)
+        bytes_only = image.dtype == labels.dtype == np.uint8
+        if not bytes_only or labels.ndim != 2 or image.shape != (*labels.shape, 3):
+            kinds = " and ".join(f"{array.dtype} {array.shape}" for array in (image, labels))
+            raise UserError(
+                f"{self.name}: image and labels must be uint8 (h, w, 3) and (h, w), not {kinds}"
+            )
+
 
 @runtime_checkable
 class SegmentationData(Protocol):
@@ -224,7 +233,8 @@ def open_segmentation(spec: str, split: str, alone: bool = False) -> Segmentatio
         classes = IDD_CLASSES
     elif files.has("classes.txt"):
         classes = tuple(line.strip() for line in files.read_lines("classes.txt"))
-        _check_classes(classes, files.path("classes.txt"))
+        if not classes or len(set(classes)) < len(classes):
+            raise UserError(f"{files.path('classes.txt')} is empty or has a class twice")
     else:  # counted over both splits, so that these have the same
         folders = [f"labels/{each}" for each in ((split,) if alone else SPLITS)]
         names = [f"{x}/{name}" for x in filter(files.has, folders) for name in files.children(x)]
@@ -234,13 +244,6 @@ def open_segmentation(spec: str, split: str, alone: bool = False) -> Segmentatio
     pairs = files.pair(images, labels, **options)
     table = dict(enumerate(range(len(classes)))) if table is None else table
     return PairedData(files, pairs, classes, table | {IGNORED: IGNORED}, segments)
-
-
-def _check_classes(classes: tuple[str, ...], where: str) -> None:
-    if not 0 < len(classes) <= IGNORED:
-        raise UserError(f"{where}: 1 to {IGNORED} classes are possible, not {len(classes)}")
-    if repeated := [name for name in classes if classes.count(name) > 1]:
-        raise UserError(f"{where} has the class {repeated[0]!r} twice")
 
 
 def add_data(kind: str, opener: Callable[[str, str], SegmentationData]) -> None:
@@ -267,13 +270,8 @@ def add_data(kind: str, opener: Callable[[str, str], SegmentationData]) -> None:
         if not Path(path).expanduser().exists():
             raise UserError(f"{kind}:{path}: no such folder or file")
         data = opener(path, split)
-        if not isinstance(data, SegmentationData):
-            names = ("classes", "__len__", "name", "read")
-            lacks = ", ".join(name for name in names if not hasattr(data, name))
-            raise UserError(f"{kind}: the opened data has no {lacks}")
         if not len(data):
             raise UserError(f"{kind}:{path}: the part {split} has no images")
-        _check_classes(tuple(data.classes), kind)
         return CheckedData(data, tuple(range(len(data))), kind)
 
     ADDED[kind] = open_added
@@ -281,27 +279,16 @@ def add_data(kind: str, opener: Callable[[str, str], SegmentationData]) -> None:
 
 @dataclass(frozen=True)
 class CheckedData(Subset):
-    """Data of a user's own reader: images are checked when they are read."""
+    """Data of a user's own reader: labels are checked when they are read."""
 
     kind: str
 
     def read(self, index: int) -> Labeled:
-        read: Any = self.data.read(index)
-        where, classes = f"{self.kind}, {self.name(index)}", len(self.classes)
-        if not isinstance(read, Labeled):
-            raise UserError(f"{where}: read must give croc.Labeled(image, labels, name)")
-        for what, array, axes in (("image", read.image, 3), ("labels", read.labels, 2)):
-            if not isinstance(array, np.ndarray):
-                raise UserError(f"{where}: {what} must be a NumPy array, not {type(array)}")
-            if array.dtype != np.uint8 or array.ndim != axes:
-                kind = f"{array.dtype} of {array.ndim}"
-                raise UserError(f"{where}: {what} must be bytes of {axes} axes, not {kind}")
-        if read.image.shape != (*read.labels.shape, 3):
-            shapes = f"the image is {read.image.shape}, its labels {read.labels.shape}"
-            raise UserError(f"{where}: {shapes}")
+        read, classes = self.data.read(index), len(self.classes)
         bad = read.labels[(read.labels >= classes) & (read.labels != IGNORED)]
         if bad.size:
             raise UserError(
-                f"{where}: a label is {bad[0]}, but classes count from 0 to {classes - 1}"
+                f"{self.kind}, {self.name(index)}: a label is {bad[0]}, but classes count from 0 "
+                f"to {classes - 1}"
             )
         return read

@@ -10,9 +10,8 @@ import os
 import sys
 import tarfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +22,12 @@ from croc.config import DataConfig
 from croc.data.loader import worker_count
 from croc.errors import UserError
 from croc.eval.datasets import SPLITS, SegmentationData, Subset, open_segmentation
-from croc.eval.features import SegmentationReport, progress
+from croc.eval.features import SegmentationReport
 from croc.eval.incontext import evaluate_incontext
 from croc.eval.kmeans import evaluate_kmeans, evaluate_within
 from croc.eval.linear import evaluate_linear
-from croc.eval.metrics import video_means
-from croc.eval.pictures import segmentation_figure, video_figure
+from croc.eval.metrics import IGNORED, video_means
+from croc.eval.pictures import segmentation_figure
 from croc.eval.protocols import EvaluateOptions, Request
 from croc.eval.results import FILE, Result, append_result, percent, print_results
 from croc.eval.video import evaluate_video
@@ -74,16 +73,11 @@ class Machine:
 
 
 def evaluate(
-    options: EvaluateOptions,
-    requests: list[Request],
-    show: bool = True,
-    weights: Weights | None = None,
-    data: OpenData | None = None,
+    options: EvaluateOptions, requests: Sequence[Request], show: bool = True
 ) -> list[Result]:
     """All requests in turn; each result is written when it is complete.
 
-    Weights, data and options are checked before the first one starts. Weights and data that are
-    open already are used as they are.
+    Weights, data and options are checked before the first one starts.
     """
     folder = Path(options.to)
     whole = folder.absolute()
@@ -91,15 +85,14 @@ def evaluate(
     if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
         raise UserError(f"--to {folder}: {existing} is a file or not writable, pass a folder")
     machine = find_machine(options)
-    weights = weights or open_weights(options.weights)
-    data = data or open_data(requests, folder)
-    requests = [fit(request, weights.backbone) for request in requests]
-    weights.backbone.to(machine.device, machine.precision)
+    weights = open_weights(options.weights)
+    data = open_data(requests, folder)
+    fitted = [fit(request, weights.backbone) for request in requests]
     results: list[Result] = []
     try:
-        for request in requests:
-            opened = data[request.protocol, request.data]
-            result = carry_out(request, weights, *opened, machine, folder)
+        for request, note in fitted:
+            print(note or request.place, file=sys.stderr, flush=True)
+            result = carry_out(request, weights, data, machine, folder)
             results += [] if result is None else [result]
     finally:
         if show and results:
@@ -122,16 +115,20 @@ def identify_network(network: nn.Module) -> str:
     return hashlib.sha256(f"{network!r} {heads}".encode()).hexdigest()[:16]
 
 
-def fit(request: Request, backbone: VitBackbone | ConvBackbone) -> Request:
-    """Reject a size that is not a whole number of patches; if it `adapts`, take the nearest."""
+def fit(request: Request, backbone: VitBackbone | ConvBackbone) -> tuple[Request, str]:
+    """The request with the nearest image size that is a whole number of patches; and a note if
+    that is another size."""
     size, stride = request.size_field, backbone.stride_px
     side, blocks = getattr(request.config, size), getattr(request.config, "blocks", 1)
-    if request.adapts and isinstance(backbone, VitBackbone) and side % stride:
-        side = max(1, round(side / stride)) * stride
-        request = replace(request, config=replace(request.config, **{size: side}))
-    flag = f"--{request.protocol}.{size}".replace("_", "-") + ": images"
-    check_fit(backbone, side, blocks, flag)
-    return request
+    fitting = max(1, round(side / stride)) * stride
+    if isinstance(backbone, ConvBackbone) or fitting == side:
+        fitting, note = side, ""
+    else:
+        request = replace(request, config=replace(request.config, **{size: fitting}))
+        sizes = f"images of {fitting} px instead of {side}"
+        note = f"{request.protocol} on {sizes}, for patches of {stride} px."
+    check_fit(backbone, fitting, blocks)
+    return request, note
 
 
 def find_machine(options: EvaluateOptions) -> Machine:
@@ -146,33 +143,43 @@ def find_machine(options: EvaluateOptions) -> Machine:
 
 
 def carry_out(
-    request: Request,
-    weights: Weights,
-    parts: dict[str, Any],
-    data_hash: str,
-    machine: Machine,
-    folder: Path,
+    request: Request, weights: Weights, data: OpenData, machine: Machine, folder: Path
 ) -> Result | None:
-    """Run a protocol, draw and append its result; None if there was nothing to score."""
+    """Run a protocol, append its result and draw it; None if there was nothing to score."""
     started = time.perf_counter()
-    scores, classes, draw = run_protocol(request, weights.backbone, parts, machine)
-    if not scores:  # videos without truth: only masks or overlays are written
-        return None
+    protocol, config, device = request.protocol, request.config, machine.device
+    parts, data_hash = data[protocol, request.data]
+    backbone = weights.backbone.to(device, machine.precision)
+    if protocol == "video":
+        folders = [Path(each) if each else None for each in (request.masks, request.overlays)]
+        video = evaluate_video(backbone, parts["videos"], config, device, *folders)
+        for written in filter(None, folders):
+            print(f"written: {written}")
+        if not video.videos:  # none with all its masks
+            return None
+        scores, examples = video.means, video.examples
+        classes: Any = {name: video_means(x)["J&F"] for name, x in video.videos.items()}
+        names = ("background", *(f"object {number}" for number in range(1, IGNORED)))
+    else:
+        evaluate_parts = SEGMENTATION[protocol]
+        report = evaluate_parts(backbone, *parts.values(), config, device, machine.workers)
+        scores, examples, names = report.scores, report.examples, parts["val"].classes
+        ious = map(percent, report.iou.per_class.tolist())
+        classes = dict(zip(names, ious, strict=True))
     # What is scored with a hold-out is not the validation split.
-    names = {"val": "held out"} if request.hold_out else {}
-    on_gpu = machine.device.type == "cuda"
-    device = torch.cuda.get_device_name(machine.device) if on_gpu else "cpu"
+    part_names = {"val": "held out"} if request.hold_out else {}
+    gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     result = Result(
-        protocol=request.protocol,
+        protocol=protocol,
         data=request.data,
         weights=weights.spec,
-        backbone=weights.backbone.name,
+        backbone=backbone.name,
         weights_hash=weights.hash,
         scores=scores,
         classes=classes,
-        config=asdict(request.config),
-        count={names.get(part, part): len(data) for part, data in parts.items()},
-        machine={"device": device, "precision": machine.precision_name},
+        config=asdict(config),
+        count={part_names.get(part, part): len(images) for part, images in parts.items()},
+        machine={"device": gpu, "precision": machine.precision_name},
         seconds=round(time.perf_counter() - started, 2),
         picture=None,
         data_hash=data_hash,
@@ -180,37 +187,14 @@ def carry_out(
         hold_out=request.hold_out,
     )
     kind = result.data.partition(":")[0]
-    picture = f"pictures/{result.protocol}-{kind}-{result.key}.png"
-    name, score = next(iter(scores.items()))
-    title = f"{result.protocol}, {kind}{result.part}, {result.backbone}: {name} {score:.1f}"
+    picture = f"pictures/{protocol}-{kind}-{result.key}.png"
+    result = replace(result, picture=picture)
     (folder / "pictures").mkdir(parents=True, exist_ok=True)
-    try:
-        draw(folder / picture, title)
-        result = replace(result, picture=picture)
-    except (OSError, RuntimeError, ValueError) as error:  # the scores took longer
-        print(f"the picture could not be drawn: {error}", file=sys.stderr)
-    append_result(folder, result)
+    append_result(folder, result)  # before the picture: the scores took longer
+    name, score = next(iter(scores.items()))
+    title = f"{protocol}, {kind}{result.part}, {result.backbone}: {name} {score:.1f}"
+    segmentation_figure(examples, names, folder / picture, title)
     return result
-
-
-def run_protocol(
-    request: Request, backbone: VitBackbone | ConvBackbone, parts: dict[str, Any], machine: Machine
-) -> tuple[dict[str, Any], dict[str, float | None], Callable[[Path, str], None]]:
-    """Scores, those of the classes or videos, and what draws a picture, given path and title."""
-    protocol, config, device = request.protocol, request.config, machine.device
-    track = progress(f"{protocol}, {request.data}")
-    if protocol == "video":
-        folders = [Path(each) if each else None for each in (request.masks, request.overlays)]
-        video = evaluate_video(backbone, parts["videos"], config, device, track, *folders)
-        for folder in filter(None, folders):
-            print(f"written: {folder}")
-        classes: Any = {name: video_means(x)["J&F"] for name, x in video.videos.items()}
-        return video.means, classes, partial(video_figure, video.examples)
-    run = SEGMENTATION[protocol]
-    report = run(backbone, *parts.values(), config, device, machine.workers, track)
-    names, ious = parts["val"].classes, map(percent, report.iou.per_class.tolist())
-    draw = partial(segmentation_figure, report.examples, names)
-    return report.scores, dict(zip(names, ious, strict=True)), draw
 
 
 def open_data(requests: Iterable[Request], folder: Path) -> OpenData:
@@ -265,7 +249,7 @@ def identify_data(spec: str, outside: Path | None = None) -> str:
     """
     kind, _, place = spec.partition(":")
     digest = hashlib.sha256(kind.encode())
-    root = Path(place).expanduser()
+    root, own = Path(place).expanduser(), outside.resolve() if outside else None
     if kind == "scenes":  # generated: the first of each part stand for how they are generated
         for split in SPLITS:
             data = open_segmentation(spec, split)
@@ -275,7 +259,14 @@ def identify_data(spec: str, outside: Path | None = None) -> str:
         videos = open_videos(spec)
         digest.update(f"videos {len(videos)}".encode() + videos[0].read_frame(0).tobytes())
     elif root.is_dir():
-        sizes = _file_sizes(root, outside)
+        sizes = {}
+        for folder, below, names in os.walk(root, followlinks=True):
+            here = Path(folder)
+            below[:] = [x for x in below if not x.startswith(".") and (here / x).resolve() != own]
+            for path in (here / name for name in names if not name.startswith(".")):
+                if path.is_file():
+                    sizes[path.relative_to(root).as_posix()] = path.stat().st_size
+        sizes = dict(sorted(sizes.items()))
         for name, size in sizes.items():
             digest.update(f"{name}\0{size}\n".encode("utf-8", "surrogateescape"))
         names, limit = list(sizes), -1
@@ -293,20 +284,3 @@ def identify_data(spec: str, outside: Path | None = None) -> str:
                 line = f"{member.name}\0{member.size}\0{member.mtime}\n"
                 digest.update(line.encode("utf-8", "surrogateescape"))
     return digest.hexdigest()[:16]
-
-
-def _file_sizes(root: Path, outside: Path | None) -> dict[str, int]:
-    """All files below a folder in order, without hidden ones; links are followed, loops are not."""
-    seen = {outside.resolve()} if outside else set()
-    sizes = {}
-    for folder, below, files in os.walk(root, followlinks=True):
-        here = Path(folder)
-        if here.resolve() in seen:
-            below.clear()
-            continue
-        seen.add(here.resolve())
-        below[:] = sorted(name for name in below if not name.startswith("."))
-        for path in (here / name for name in files if not name.startswith(".")):
-            if path.is_file():
-                sizes[path.relative_to(root).as_posix()] = path.stat().st_size
-    return dict(sorted(sizes.items()))

@@ -4,7 +4,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -28,41 +28,29 @@ HELD_BYTES = 2**31
 EXAMPLES = 6
 UNLABELED = "no scored pixel is labeled: all labels are 255"
 
+Item = TypeVar("Item")
 Crop = Callable[[np.ndarray, np.ndarray, int, int], tuple[np.ndarray, np.ndarray]]
 """Takes an image, its labels, the step and the image's index; returns a part of both."""
 Predict = Callable[[Float[Tensor, "B C h w"]], Float[Tensor, "B classes h w"]]
 """Features to a score for each class, at the features' resolution."""
-Track = Callable[[Iterable[Any], str, int], Iterator[Any]]
-"""`for item in track(items, "features", total)`: passes the items on and shows progress."""
 
 
-def silent(items: Iterable[Any], what: str, total: int) -> Iterator[Any]:
-    """Shows nothing."""
-    yield from items
-
-
-def progress(title: str) -> Track:
-    """On stderr: a bar with the time left on a terminal; in logs one line at the end, and one every
-    30 s with the time left."""
-
-    def track(items: Iterable[Any], what: str, total: int) -> Iterator[Any]:
-        text = f"{title}: {what}"
-        if sys.stderr.isatty():
-            with Progress(console=Console(stderr=True), transient=True) as bar:
-                yield from bar.track(items, total=total, description=text)
-            return
-        started = printed = time.monotonic()
-        for done, item in enumerate(items, start=1):
-            yield item
-            now = time.monotonic()
-            if now - printed > 30 and done < total:
-                left = (now - started) / done * (total - done)
-                line = f"{text} {done}/{total}, about {left:.0f} s left"
-                print(line, file=sys.stderr, flush=True)
-                printed = now
-        print(f"{text} done in {time.monotonic() - started:.0f} s", file=sys.stderr, flush=True)
-
-    return track
+def progress(items: Iterable[Item], what: str, total: int) -> Iterator[Item]:
+    """Passes the items on. On stderr: a bar with the time left on a terminal; in logs one line at
+    the end, and one every 30 s with the time left."""
+    if sys.stderr.isatty():
+        with Progress(console=Console(stderr=True), transient=True) as bar:
+            yield from bar.track(items, total=total, description=what)
+        return
+    started = printed = time.monotonic()
+    for done, item in enumerate(items, start=1):
+        yield item
+        now = time.monotonic()
+        if now - printed > 30 and done < total:
+            left = (now - started) / done * (total - done)
+            print(f"{what} {done}/{total}, about {left:.0f} s left", file=sys.stderr, flush=True)
+            printed = now
+    print(f"{what} done in {time.monotonic() - started:.0f} s", file=sys.stderr, flush=True)
 
 
 @dataclass(frozen=True)
@@ -101,7 +89,6 @@ class PatchFeatures:
         blocks: int,
         device: torch.device,
         workers: int = 0,
-        track: Track = silent,
         *,
         batch: int = 32,
         keep_ratio: bool = False,
@@ -109,7 +96,7 @@ class PatchFeatures:
     ) -> None:
         self.backbone, self.data, self.blocks, self.device = backbone, data, blocks, device
         self.reader = Reader(data, image_px, label_px, backbone.stride_px if keep_ratio else None)
-        self.workers, self.track = workers, track
+        self.workers = workers
         varies = keep_ratio or label_px is None
         self.batch, self._held_bytes = (1, 0) if varies else (batch, held_bytes)
         self.held: tuple[Tensor, Tensor] | None = None
@@ -118,7 +105,7 @@ class PatchFeatures:
     def passes(self, what: str) -> Iterator[tuple[Tensor, Tensor]]:
         """The batches of all images in order; features are kept for the next pass if they fit."""
         count, order = len(self.data), in_order(len(self.data), self.batch)
-        batches = self.track(self.batches(order), what, len(order))
+        batches = progress(self.batches(order), what, len(order))
         if self.held:
             yield from batches
             return
@@ -217,7 +204,7 @@ def score(patches: PatchFeatures, heads: Sequence[Predict]) -> list[Segmentation
     for features, labels in patches.passes("scores"):
         for count, kept, head in zip(counts, examples, heads):
             for logits, truth in zip(head(features), labels):  # one by one: few fit at full size
-                predicted = upsample(logits[None].float(), truth.shape).argmax(dim=1)[0]
+                predicted = classify(logits, truth.shape)
                 count += confusion(predicted, truth, classes)
                 if len(kept) < EXAMPLES:
                     kept.append(patches.example(len(kept), predicted))
@@ -229,6 +216,11 @@ def score(patches: PatchFeatures, heads: Sequence[Predict]) -> list[Segmentation
         scores = {"mIoU": 100 * result.mean, "accuracy": 100 * result.accuracy}
         reports.append(SegmentationReport(scores, result, tuple(kept)))
     return reports
+
+
+def classify(logits: Float[Tensor, "C h w"], size: Sequence[int]) -> Int64[Tensor, "H W"]:
+    """The class of each pixel of an image of this size."""
+    return upsample(logits[None].float(), size).argmax(dim=1)[0]
 
 
 def upsample(logits: Float[Tensor, "B C h w"], size: Sequence[int]) -> Float[Tensor, "B C H W"]:
@@ -246,31 +238,27 @@ class Moments:
     def __init__(self) -> None:
         self.count = 0
 
-    def add(self, features: Float[Tensor, "B C rows columns"], covariance: bool = False) -> None:
+    def add(self, features: Float[Tensor, "B C rows columns"]) -> None:
         flat = features.float().movedim(1, -1).flatten(0, -2)
         if self.count == 0:
             self._origin = flat.mean(dim=0)
             self._sum = torch.zeros_like(self._origin, dtype=torch.float64)
-            self._squares = self._sum.clone()
-            self._products = torch.diag(self._sum) if covariance else None
+            self._products = torch.diag(self._sum)
         flat = flat - self._origin
         self.count += len(flat)
         self._sum += flat.sum(dim=0).double()
-        self._squares += flat.square().sum(dim=0).double()
-        if self._products is not None:
-            self._products += (flat.mT @ flat).double()
+        self._products += (flat.mT @ flat).double()
 
     @property
     def mean(self) -> Float32[Tensor, "C"]:
         return (self._origin.double() + self._sum / self.count).float()
 
     @property
-    def deviation(self) -> Float32[Tensor, "C"]:
-        """Of the sample; never 0, so that one may divide by it."""
-        spread = self._squares - self._sum.square() / self.count
-        return (spread / max(1, self.count - 1)).clamp_min(0).sqrt().clamp_min(1e-6).float()
+    def covariance(self) -> Float64[Tensor, "C C"]:
+        return (self._products - torch.outer(self._sum, self._sum) / self.count) / self.count
 
     @property
-    def covariance(self) -> Float64[Tensor, "C C"]:
-        assert self._products is not None
-        return (self._products - torch.outer(self._sum, self._sum) / self.count) / self.count
+    def deviation(self) -> Float32[Tensor, "C"]:
+        """Of the sample; never 0, so that one may divide by it."""
+        variance = self.covariance.diagonal() * self.count / max(1, self.count - 1)
+        return variance.clamp_min(0).sqrt().clamp_min(1e-6).float()

@@ -19,11 +19,13 @@ from torch import Tensor
 
 from croc.errors import UserError
 from croc.eval.datasets import SegmentationData
-from croc.eval.features import PatchFeatures, SegmentationReport, Track, score, silent
+from croc.eval.features import PatchFeatures, SegmentationReport, score
 from croc.eval.metrics import IGNORED
 from croc.eval.protocols import InContextConfig
 from croc.method.randomness import sample_key, uniform
 from croc.weights.open import DenseBackbone
+
+QUERIES_AT_ONCE = 128  # similarities of each with a million stored patches take 512 MiB
 
 
 def evaluate_incontext(
@@ -33,10 +35,9 @@ def evaluate_incontext(
     config: InContextConfig,
     device: torch.device,
     workers: int = 0,
-    track: Track = silent,
 ) -> SegmentationReport:
     """Store the patches of one split, look up those of the other and score their labels."""
-    options = (config.image_px, config.label_px, config.blocks, device, workers, track)
+    options = (config.image_px, config.label_px, config.blocks, device, workers)
     memory = fill_memory(PatchFeatures(backbone, train, *options, held_bytes=0), config)
     return score(PatchFeatures(backbone, val, *options, held_bytes=0), [memory.predict])[0]
 
@@ -49,46 +50,28 @@ class Memory:
         weight[n] = softmax over n of cosine(q, n) / temperature
         prediction[q] = Σ_n weight[n] · histogram[n]
 
-    Similarities exist for a chunk of new patches and a chunk of the memory at a time. Ties between
-    equally near patches are broken arbitrarily.
+    Ties between equally near patches are broken arbitrarily.
     """
 
     features: Float[Tensor, "n C"]
-    """Of unit length, in the backbone's precision."""
+    """Of unit length; float32, since products in bfloat16 would make many neighbors equally
+    near."""
     histograms: Float[Tensor, "n classes"]
     """The share of each class among a patch's labeled pixels."""
     neighbors: int
     temperature: float
-    queries_at_once: int = 1024
-    entries_at_once: int = 32768
 
     def predict(self, features: Float[Tensor, "B C h w"]) -> Float[Tensor, "B classes h w"]:
         """A distribution over the classes for each patch."""
         predicted = []
         patches = _unit(rearrange(features, "b c h w -> (b h w) c"))
-        for queries in patches.split(self.queries_at_once):
-            cosines, entries = self._nearest(queries)
-            weights = (cosines / self.temperature).softmax(dim=1)
-            predicted.append(torch.einsum("qn,qnk->qk", weights, self.histograms[entries]))
+        for queries in patches.split(QUERIES_AT_ONCE):
+            cosines = queries @ self.features.mT
+            nearest = cosines.topk(min(self.neighbors, len(self.features)), dim=1)
+            weights = (nearest.values / self.temperature).softmax(dim=1)
+            predicted.append(torch.einsum("qn,qnk->qk", weights, self.histograms[nearest.indices]))
         rows, columns = features.shape[2:]
         return rearrange(torch.cat(predicted), "(b h w) k -> b k h w", h=rows, w=columns)
-
-    def _nearest(
-        self, queries: Float[Tensor, "q C"]
-    ) -> tuple[Float[Tensor, "q k"], Int64[Tensor, "q k"]]:
-        """The largest cosines and their entries: the best so far against each chunk's best."""
-        cosines = queries.new_empty(len(queries), 0)
-        entries = queries.new_empty(len(queries), 0, dtype=torch.long)
-        for start in range(0, len(self.features), self.entries_at_once):
-            part = self.features[start : start + self.entries_at_once]
-            # In float32: products in bfloat16 would make many neighbors equally near.
-            products = queries @ part.to(queries.dtype).mT
-            best = products.topk(min(self.neighbors, len(part)), dim=1)
-            cosines = torch.cat([cosines, best.values], dim=1)
-            entries = torch.cat([entries, best.indices + start], dim=1)
-            kept = cosines.topk(min(self.neighbors, cosines.shape[1]), dim=1)
-            cosines, entries = kept.values, entries.gather(1, kept.indices)
-        return cosines, entries
 
 
 def fill_memory(patches: PatchFeatures, config: InContextConfig) -> Memory:
@@ -104,9 +87,8 @@ def fill_memory(patches: PatchFeatures, config: InContextConfig) -> Memory:
         keys = torch.tensor([sample_key(config.seed, 0, index) for index in numbers], device=device)
         draws = uniform(keys, "memory", counts.shape[1])
         chosen = choose(counts, ends.diff().to(device), draws)
-        unit = _unit(rearrange(maps, "b c h w -> b (h w) c")[chosen])
-        features.append(unit.to(maps.dtype))
-        histograms.append(F.normalize(counts[chosen].to(unit.dtype), p=1.0, dim=1))
+        features.append(_unit(rearrange(maps, "b c h w -> b (h w) c")[chosen]))
+        histograms.append(F.normalize(counts[chosen].to(features[-1].dtype), p=1.0, dim=1))
     if not sum(map(len, features)):
         raise UserError(
             "no labeled patch for the memory: label the training split, or increase the memory"

@@ -24,8 +24,7 @@ from croc.eval.features import (
     Moments,
     PatchFeatures,
     SegmentationReport,
-    Track,
-    silent,
+    progress,
 )
 from croc.eval.metrics import (
     IGNORED,
@@ -61,7 +60,6 @@ def evaluate_kmeans(
     config: KmeansConfig,
     device: torch.device,
     workers: int = 0,
-    track: Track = silent,
 ) -> SegmentationReport:
     """Cluster the features of all images, once per seed, and score the matched clusters."""
     classes = len(data.classes)
@@ -69,12 +67,12 @@ def evaluate_kmeans(
     if count < classes:
         raise UserError(f"--kmeans.clusters {count} is fewer than the {classes} classes")
     patches = PatchFeatures(
-        backbone, data, config.image_px, config.label_px, config.blocks, device, workers, track
+        backbone, data, config.image_px, config.label_px, config.blocks, device, workers
     )
     points, moments = draw_points(patches, count, config)
     reduce = Reduction(moments, config.pca) if moments else None
     centroids: list[Tensor] = []
-    for seed, drawn in track(enumerate(points), "K-means", config.seeds):
+    for seed, drawn in progress(enumerate(points), "K-means", config.seeds):
         kept = (reduce(drawn) if reduce else drawn).float().cpu().numpy()
         iterations = ITERATIONS[config.reading]
         fitted = fit_kmeans(np.ascontiguousarray(kept), count, iterations, config.restarts, seed)
@@ -107,7 +105,6 @@ def evaluate_within(
     config: WithinConfig,
     device: torch.device,
     workers: int = 0,
-    track: Track = silent,
 ) -> SegmentationReport:
     """Score clusters that are computed and matched in each image alone, once per seed.
 
@@ -122,11 +119,11 @@ def evaluate_within(
     that have them.
     """
     patches = PatchFeatures(
-        backbone, data, config.image_px, config.label_px, config.blocks, device, workers, track
+        backbone, data, config.image_px, config.label_px, config.blocks, device, workers
     )
     moments = Moments()
     for features, _ in patches.passes("features"):
-        moments.add(features, covariance=True)
+        moments.add(features)
     reduce = Reduction(moments, config.pca)
     by_seed: list[list[IouReport]] = [[] for _ in range(config.seeds)]
     examples: list[Example] = []
@@ -181,7 +178,7 @@ def draw_points(
     start = 0
     for features, _ in patches.passes("features"):
         if moments is not None:
-            moments.add(features, covariance=True)
+            moments.add(features)
         for part in features.split(IMAGES_AT_ONCE):
             flat = rearrange(_resized(part.float(), config), "b c h w -> (b h w) c")
             if not chosen:

@@ -1,7 +1,6 @@
 """Linear segmentation: one 1×1 layer on frozen features, scored by mean IoU."""
 
 import math
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 
@@ -20,9 +19,8 @@ from croc.eval.features import (
     Moments,
     PatchFeatures,
     SegmentationReport,
-    Track,
+    progress,
     score,
-    silent,
     upsample,
 )
 from croc.eval.metrics import IGNORED
@@ -43,17 +41,36 @@ def evaluate_linear(
     config: LinearConfig,
     device: torch.device,
     workers: int = 0,
-    track: Track = silent,
 ) -> SegmentationReport:
-    """Train one layer per learning rate on one split, score them on the other, report the best.
+    """Train one layer per learning rate on one split, score them on the other, report the best."""
+    layers = train_linear(backbone, train, config, device, workers)
+    options = (config.image_px, config.score_px, config.blocks, device, workers)
+    keep = config.framing == "keep"
+    patches = PatchFeatures(backbone, val, *options, keep_ratio=keep, held_bytes=0)
+    by_rate = dict(zip(config.rates, score(patches, layers)))
+    best = max(by_rate, key=lambda rate: by_rate[rate].iou.mean)
+    if len(by_rate) == 1:
+        return by_rate[best]
+    rates = {f"{rate:g}": report.scores["mIoU"] for rate, report in by_rate.items()}
+    scores = {**by_rate[best].scores, "best rate": f"{best:g}", "by rate": rates}
+    return replace(by_rate[best], scores=scores)
 
-    Features of whole images are computed once if they fit in memory, those of random crops in
-    each step.
+
+def train_linear(
+    backbone: DenseBackbone,
+    train: SegmentationData,
+    config: LinearConfig,
+    device: torch.device,
+    workers: int = 0,
+) -> list[nn.Module]:
+    """One layer per learning rate, from features "B C h w" to logits "B classes h w".
+
+    Adam on the cross-entropy of upsampled logits; all layers are initialized alike. Features of
+    whole images are computed once if they fit in memory, those of random crops in each step.
     """
-    image_px, options = config.image_px, (config.blocks, device, workers, track)
+    options = (config.image_px, config.train_px, config.blocks, device, workers)
     crop = training_crop(config)
-    held = 0 if crop else HELD_BYTES
-    patches = PatchFeatures(backbone, train, image_px, config.train_px, *options, held_bytes=held)
+    patches = PatchFeatures(backbone, train, *options, held_bytes=0 if crop else HELD_BYTES)
     moments = Moments() if config.standardize else None
     if moments or crop is None:
         for features, _ in patches.passes("features"):
@@ -63,19 +80,27 @@ def evaluate_linear(
     batch = min(config.batch, len(train))
     steps = config.steps or (config.epochs or 0) * (len(train) // batch)
     order = [batch_indices(i, len(train), batch, config.seed)[1].tolist() for i in range(steps)]
-    batches = track(patches.batches(order, crop), "training", len(order))
-    layers = fit(batches, moments, len(train.classes), len(order), config)
-    keep = config.framing == "keep"
-    patches = PatchFeatures(
-        backbone, val, image_px, config.score_px, *options, keep_ratio=keep, held_bytes=0
-    )
-    by_rate = dict(zip(config.rates, score(patches, layers)))
-    best = max(by_rate, key=lambda rate: by_rate[rate].iou.mean)
-    if len(by_rate) == 1:
-        return by_rate[best]
-    rates = {f"{rate:g}": report.scores["mIoU"] for rate, report in by_rate.items()}
-    scores = {**by_rate[best].scores, "best rate": f"{best:g}", "by rate": rates}
-    return replace(by_rate[best], scores=scores)
+    layers: list[nn.Module] = []
+    optimizers: list[torch.optim.Adam] = []
+    labeled = torch.zeros((), dtype=torch.bool, device=device)
+    batches = progress(patches.batches(order, crop), "training", steps)
+    for step, (features, labels) in enumerate(batches):
+        labeled |= (labels != IGNORED).any()
+        if not layers:
+            for rate in config.rates:
+                with torch.random.fork_rng(devices=[]):
+                    torch.manual_seed(config.seed)
+                    layer = Layer(features.shape[1], len(train.classes), moments)
+                layers.append(layer.to(device))
+                optimizers.append(torch.optim.Adam(layer.parameters(), lr=rate))
+        for layer, optimizer, rate in zip(layers, optimizers, config.rates):
+            optimizer.param_groups[0]["lr"] = rate * (1 - step / steps) ** config.poly
+            optimizer.zero_grad()
+            segmentation_loss(layer(features), labels).backward()
+            optimizer.step()
+    if not labeled:
+        raise UserError("no training pixel is labeled: all labels are 255")
+    return [layer.eval().requires_grad_(False) for layer in layers]
 
 
 class Layer(nn.Module):
@@ -92,35 +117,6 @@ class Layer(nn.Module):
         return self.linear((features.float() - self.mean) / self.deviation)
 
 
-def fit(
-    batches: Iterator[tuple[Float[Tensor, "B C h w"], Int64[Tensor, "B px px"]]],
-    moments: Moments | None,
-    classes: int,
-    steps: int,
-    config: LinearConfig,
-) -> list[nn.Module]:
-    """Adam on the cross-entropy of upsampled logits; one layer per rate, all initialized alike."""
-    layers: list[nn.Module] = []
-    optimizers: list[torch.optim.Adam] = []
-    labeled = torch.zeros(())
-    for step, (features, labels) in enumerate(batches):
-        labeled = labeled.to(labels.device) + (labels != IGNORED).any()
-        if not layers:
-            for rate in config.rates:
-                with torch.random.fork_rng(devices=[]):
-                    torch.manual_seed(config.seed)
-                    layers.append(Layer(features.shape[1], classes, moments).to(features.device))
-                optimizers.append(torch.optim.Adam(layers[-1].parameters(), lr=rate))
-        for layer, optimizer, rate in zip(layers, optimizers, config.rates):
-            optimizer.param_groups[0]["lr"] = rate * (1 - step / steps) ** config.poly
-            optimizer.zero_grad()
-            segmentation_loss(layer(features), labels).backward()
-            optimizer.step()
-    if not labeled:
-        raise UserError("no training pixel is labeled: all labels are 255")
-    return [layer.eval().requires_grad_(False) for layer in layers]
-
-
 def segmentation_loss(
     logits: Float[Tensor, "B classes h w"], labels: Int64[Tensor, "B px px"]
 ) -> Float[Tensor, ""]:
@@ -131,19 +127,28 @@ def segmentation_loss(
 
 
 def training_crop(config: LinearConfig) -> Crop | None:
-    if config.framing == "keep":
-        return partial(scaled_window, seed=config.seed)
-    return None if config.crop is None else partial(area_crop, least=config.crop, seed=config.seed)
+    whole = config.framing == "squash" and config.crop is None
+    return None if whole else partial(random_crop, config=config)
 
 
-def area_crop(
-    image: Pixels, labels: Labels, step: int, index: int, *, least: float, seed: int
+def random_crop(
+    image: Pixels, labels: Labels, step: int, index: int, *, config: LinearConfig
 ) -> tuple[np.ndarray, np.ndarray]:
-    """A part with at least the share `least` of the image's area, mirrored half of the time."""
-    area, aspect, x, y, flip = _draws(seed, step, index)
-    top, left, height, width = crop_box(labels.shape, least + (1 - least) * area, aspect, x, y)
-    part = np.s_[top : top + height, left : left + width]
-    return _mirrored(image[part], labels[part], flip)
+    """A part of the image, or a window at a random scale, mirrored half of the time; the same for
+    the same seed, step and image."""
+    key = sample_key(config.seed, step, index) % 2**63
+    draws = np.random.Generator(np.random.Philox(key)).random(5).tolist()
+    if config.crop is None:
+        scale, y, x, flip, _ = draws
+        image, labels = scaled_window(image, labels, scale, y, x)
+    else:
+        area, aspect, x, y, flip = draws
+        area = config.crop + (1 - config.crop) * area
+        top, left, height, width = crop_box(labels.shape, area, aspect, x, y)
+        part = np.s_[top : top + height, left : left + width]
+        image, labels = image[part], labels[part]
+    turn = np.s_[:, ::-1] if flip < 0.5 else np.s_[:, :]
+    return np.ascontiguousarray(image[turn]), np.ascontiguousarray(labels[turn])
 
 
 def crop_box(
@@ -160,15 +165,14 @@ def crop_box(
 
 
 def scaled_window(
-    image: Pixels, labels: Labels, step: int, index: int, *, seed: int
+    image: Pixels, labels: Labels, scale: float, y: float, x: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """A square window of the image at a random scale, mirrored half of the time.
+    """A square window of the image at a random scale; scale, y and x are draws in 0 … 1.
 
     As semantic segmentation is trained: the image is scaled so that its shorter side is 1/2 to 2
     times the window's (but the longer at most four times that), and a window is cut; outside the
     image it has the mean color and is ignored.
     """
-    scale, y, x, flip, _ = _draws(seed, step, index)
     shorter = max(min(labels.shape), max(labels.shape) / 4)
     side = max(1, round(shorter / (0.5 + 1.5 * scale)))
     height, width = labels.shape
@@ -178,15 +182,4 @@ def scaled_window(
     window = np.full((side, side, 3), MEAN_COLOR)
     truth = np.full((side, side), IGNORED, np.uint8)
     window[:rows, :columns], truth[:rows, :columns] = image[part], labels[part]
-    return _mirrored(window, truth, flip)
-
-
-def _draws(seed: int, step: int, index: int) -> list[float]:
-    """Five numbers in 0 … 1."""
-    key = sample_key(seed, step, index) % 2**63
-    return np.random.Generator(np.random.Philox(key)).random(5).tolist()
-
-
-def _mirrored(image: np.ndarray, labels: np.ndarray, flip: float) -> tuple[np.ndarray, np.ndarray]:
-    turn = np.s_[:, ::-1] if flip < 0.5 else np.s_[:, :]
-    return np.ascontiguousarray(image[turn]), np.ascontiguousarray(labels[turn])
+    return window, truth

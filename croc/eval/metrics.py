@@ -137,14 +137,14 @@ def region_similarity(predicted: Mask, truth: Mask) -> float:
     return float((predicted & truth).sum() / union) if union else 1.0
 
 
-def boundary_accuracy(predicted: Mask, truth: Mask, tolerance: float | int = 0.008) -> float:
+def boundary_accuracy(predicted: Mask, truth: Mask, tolerance: float = 0.008) -> float:
     """F = 2 · precision · recall / (precision + recall) of the boundaries.
 
     A boundary pixel is matched if the other boundary has one within the distance
-    r = ceil(tolerance · image diagonal), or `tolerance` itself in pixels if it is 1 or more.
-    Two masks without boundary agree (1); exactly one without gives 0.
+    ceil(tolerance · image diagonal). Two masks without boundary agree (1); exactly one without
+    gives 0.
     """
-    radius_px = tolerance if tolerance >= 1 else math.ceil(tolerance * math.hypot(*truth.shape))
+    radius_px = math.ceil(tolerance * math.hypot(*truth.shape))
     one, other = np.argwhere(boundary(predicted)), np.argwhere(boundary(truth))
     if not len(one) or not len(other):
         return float(len(one) == len(other))

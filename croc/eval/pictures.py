@@ -3,7 +3,6 @@
 import warnings
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import matplotlib.colors
 import numpy as np
@@ -26,15 +25,6 @@ OBJECT_COLORS = (PALETTE * 255).round().byte().numpy()
 Frame = UInt8[np.ndarray, "h w 3"]
 Mask = UInt8[np.ndarray, "h w"]
 Masks = UInt8[np.ndarray, "t h w"]
-
-
-class VideoExample(NamedTuple):
-    """Some frames of a video, from the first to the last, with their masks."""
-
-    name: str
-    frames: UInt8[np.ndarray, "t h w 3"]
-    truth: Masks
-    predicted: Masks
 
 
 def class_colors(count: int) -> Float[np.ndarray, "count 3"]:
@@ -77,24 +67,6 @@ def segmentation_figure(
     legend = figure.legend(handles=handles, loc="outside right upper", fontsize=7, frameon=False)
     for text in legend.get_texts():
         text.set_parse_math(False)  # a class may be called a$_$b
-    _save(figure, path, title)
-
-
-def video_figure(examples: Sequence[VideoExample], path: Path, title: str) -> None:
-    """Rows: videos, the truth above the prediction; columns: frames from first to last."""
-    columns = max(len(frames) for _, frames, _, _ in examples)
-    figure = Figure(figsize=(2.6 * columns, 3.1 * len(examples) + 0.4), dpi=110)
-    axes = figure.subplots(2 * len(examples), columns, squeeze=False)
-    for index, (name, frames, truth, predicted) in enumerate(examples):
-        for row, masks, text in ((0, truth, f"{name}, truth"), (1, predicted, "prediction")):
-            for axis, frame, mask in zip(axes[2 * index + row], frames, masks):
-                axis.imshow(paint_objects(frame, mask))
-            heading = {"fontsize": 8, "loc": "left", "pad": 3, "parse_math": False}
-            axes[2 * index + row, 0].set_title(text, **heading)
-    _save(figure, path, title)
-
-
-def _save(figure: Figure, path: Path, title: str) -> None:
     for axis in figure.axes:
         axis.set_axis_off()
     figure.suptitle(title, fontsize=10, x=0.01, ha="left", parse_math=False)

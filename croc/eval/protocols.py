@@ -7,9 +7,9 @@ import dataclasses
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from croc.config import parse, require_finite, require_least
+from croc.config import POSITIVE, SHARE_BELOW_ONE, Limit, Section, at_least, parse
 from croc.errors import UserError
 
 SEGMENTATION = ("linear", "kmeans", "within", "incontext")
@@ -17,6 +17,7 @@ PROTOCOLS = (*SEGMENTATION, "video")
 PAPERS = ("voc12", "coco-things", "coco-stuff", "coco-stuff-panoptic", "ade20k")
 IMAGES = (*PAPERS, "folder", "coco-things-mini", "idd-lite")
 VIDEOS = ("davis17", "davis16")
+Count = Annotated[int, at_least(1)]
 ADDED: dict[str, Callable[[str, str], Any]] = {}
 """Kinds of segmentation data added by `croc.add_data`, with their openers."""
 
@@ -34,51 +35,39 @@ def protocols_of(data: str, hold_out: float = 0.0) -> tuple[str, ...]:
     return ("video",) if kind in VIDEOS else PROTOCOLS
 
 
-class ProtocolConfig:
-    """Counts and sizes start at 1, rates and temperatures above 0."""
-
-    def __post_init__(self) -> None:
-        section = type(self).__name__.removesuffix("Config").lower()
-        require_finite(section, self)
-        least = {"poly": 0, "seed": 0, "last_frames": 0, "radius": 0, "clusters": 2}
-        least |= {"rates": 1e-12, "temperature": 1e-12, "crop": 0}
-        for each in dataclasses.fields(self):  # pyright: ignore[reportArgumentType]
-            if each.type is not bool:
-                require_least(self, section, least.get(each.name, 1), each.name)
-
-
 @dataclass(frozen=True)
-class LinearConfig(ProtocolConfig):
+class LinearConfig(Section):
     """One linear layer on frozen features, trained on the training split and scored on the
     validation split. Defaults depend on the dataset: give --data to see them."""
 
-    image_px: int = 448
+    section = "linear"
+    image_px: Count = 448
     """Images are resized to a square of this side length."""
     framing: Literal["squash", "keep"] = "squash"
     """squash: resize to a square. keep: as in MMSegmentation, train on crops at random scales and
     score whole images with shorter side image_px; needs crop and score_px None."""
-    blocks: int = 4
+    blocks: Count = 4
     """Number of last ViT blocks whose tokens are concatenated."""
     standardize: bool = False
     """Standardize each feature to zero mean and unit variance over the training split."""
-    rates: tuple[float, ...] = (1e-3,)
+    rates: Annotated[tuple[float, ...], POSITIVE] = (1e-3,)
     """Learning rates of Adam; a layer is trained with each, and the best score is reported."""
-    poly: float = 0.0
+    poly: Annotated[float, at_least(0)] = 0.0
     """Power of the polynomial learning rate decay (1 - step / steps); 0 keeps it constant."""
-    batch: int = 60
+    batch: Count = 60
     """Images per step."""
-    epochs: int | None = 45
+    epochs: Annotated[int | None, at_least(1)] = 45
     """Number of training epochs."""
-    steps: int | None = None
+    steps: Annotated[int | None, at_least(1)] = None
     """Training steps, instead of epochs."""
-    crop: float | None = 0.8
+    crop: Annotated[float | None, Limit("must be in 0 … 1, 0 excluded", 1e-12, 1)] = 0.8
     """Train on random crops of at least this fraction of the image, flipped with probability 0.5;
     None: on whole images, whose features are computed only once."""
-    train_px: int = 448
+    train_px: Count = 448
     """Side length at which the loss is computed; logits are upsampled to it."""
-    score_px: int | None = 448
+    score_px: Annotated[int | None, at_least(1)] = 448
     """Side length at which predictions are scored; None scores at each image's original size."""
-    seed: int = 0
+    seed: Annotated[int, at_least(0)] = 0
     """Seed for layer initialization, image order and crops."""
 
     def __post_init__(self) -> None:
@@ -88,28 +77,27 @@ class LinearConfig(ProtocolConfig):
                 "training ends after --linear.epochs or --linear.steps: give one of them, and "
                 "None for the other"
             )
-        if self.crop is not None and not 0 < self.crop <= 1:
-            raise UserError(f"--linear.crop must be in 0 … 1: {self.crop}")
         if self.framing == "keep" and (self.crop is not None or self.score_px is not None):
             raise UserError("--linear.framing keep needs --linear.crop and --linear.score-px None")
 
 
 @dataclass(frozen=True)
-class WithinConfig(ProtocolConfig):
+class WithinConfig(Section):
     """K-means on the features of each image separately, clusters matched to the image's classes;
     tokens are preprocessed as with --kmeans.reading tokens."""
 
-    image_px: int = 448
+    section = "within"
+    image_px: Count = 448
     """Images are resized to a square of this side length."""
-    label_px: int = 100
+    label_px: Count = 100
     """Side length at which clusters and labels are compared."""
-    blocks: int = 1
+    blocks: Count = 1
     """Number of last ViT blocks whose tokens are concatenated."""
-    pca: int = 50
+    pca: Count = 50
     """Number of dimensions of a PCA over the tokens of all images."""
-    seeds: int = 5
+    seeds: Count = 5
     """Number of runs with different seeds whose scores are averaged."""
-    restarts: int = 5
+    restarts: Count = 5
     """K-means restarts; the best is kept."""
 
 
@@ -118,48 +106,51 @@ class KmeansConfig(WithinConfig):
     """K-means on the features of the validation split, clusters matched to classes. Defaults depend
     on the dataset: give --data to see them."""
 
+    section = "kmeans"
     reading: Literal["pixels", "tokens"] = "pixels"
     """Cluster features resized to label_px, or patch tokens; only tokens are reduced by PCA."""
-    clusters: int | None = None
+    clusters: Annotated[int | None, at_least(2)] = None
     """Number of clusters: by default one per class, matched 1:1; more are matched many to one."""
 
 
 @dataclass(frozen=True)
-class InContextConfig(ProtocolConfig):
+class InContextConfig(Section):
     """Label each patch by its nearest neighbors in the training split, with Hummingbird's
     settings, at the other protocols' image size."""
 
-    image_px: int = 448
+    section = "incontext"
+    image_px: Count = 448
     """Images are resized to this square (open-hummingbird-eval: 512 for patch size 16)."""
-    label_px: int = 448
+    label_px: Count = 448
     """Side length of stored and scored labels (open-hummingbird-eval: the image size)."""
-    blocks: int = 1
+    blocks: Count = 1
     """Number of last ViT blocks whose tokens are concatenated."""
-    memory: int = 1_024_000
+    memory: Count = 1_024_000
     """Maximum number of stored patches, divided evenly among the images; Hummingbird uses
     10,240,000, open-hummingbird-eval also 1,024,000 and 102,400."""
-    neighbors: int = 30
+    neighbors: Count = 30
     """Number of nearest neighbors per patch; all stored patches if there are fewer."""
-    temperature: float = 0.02
+    temperature: Annotated[float, POSITIVE] = 0.02
     """Temperature of the softmax over cosine similarities that weights the neighbors' labels."""
-    seed: int = 0
+    seed: Annotated[int, at_least(0)] = 0
     """Seed for sampling the stored patches."""
 
 
 @dataclass(frozen=True)
-class VideoConfig(ProtocolConfig):
+class VideoConfig(Section):
     """The first frame's mask, propagated through each video by DINO's protocol, as in the
     paper."""
 
-    short_px: int = 480
+    section = "video"
+    short_px: Count = 480
     """The shorter side of a frame; the longer one is rounded down to a multiple of 64."""
-    last_frames: int = 7
+    last_frames: Annotated[int, at_least(0)] = 7
     """Number of previous frames to propagate from, in addition to the first."""
-    radius: int = 12
+    radius: Annotated[int, at_least(0)] = 12
     """Radius of the search window, in patches."""
-    best: int = 5
+    best: Count = 5
     """Number of most similar patches (top-k) to average."""
-    temperature: float = 0.1
+    temperature: Annotated[float, POSITIVE] = 0.1
     """Temperature: patches are weighted by exp(cosine / temperature)."""
 
 
@@ -222,8 +213,6 @@ class Request:
     config: Any
     masks: str | None = None
     overlays: str | None = None
-    adapts: bool = False
-    """Whether a size that does not fit the patches may be changed; not if the user set it."""
     hold_out: float = 0.0
     """The share of the training split to score, instead of the validation split."""
 
@@ -243,7 +232,7 @@ class Request:
 
 
 @dataclass(frozen=True)
-class EvaluateOptions:
+class EvaluateOptions(Section):
     """What to evaluate, and how."""
 
     weights: str
@@ -258,19 +247,11 @@ class EvaluateOptions:
     """Device type to run on."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """Precision of the backbone; auto is bfloat16 on a GPU and float32 on the CPU."""
-    workers: int | None = None
+    workers: Annotated[int | None, at_least(0)] = None
     """Data loading workers; by default one per CPU core, at most 16."""
-    hold_out: float = 0.0
+    hold_out: Annotated[float, SHARE_BELOW_ONE] = 0.0
     """Score on this fraction of the training split, chosen by a hash of the image names, train on
     the rest, and do not use the validation split: for model selection. Not for videos."""
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.hold_out < 1:
-            raise UserError(
-                f"--hold-out must be a share between 0 and 1, such as 0.25: {self.hold_out:g}"
-            )
-        if self.workers is not None and self.workers < 0:
-            raise UserError(f"--workers must be 0 or more: {self.workers}")
 
 
 @dataclass(frozen=True)
@@ -299,7 +280,7 @@ def run_command(protocol: str, arguments: list[str]) -> bool:
     if protocol == "all":
         options: Any = parse(EvaluateAll, arguments, program)
         requests = [
-            Request(name, data, DEFAULTS[name](data.partition(":")[0]), adapts=True)
+            Request(name, data, DEFAULTS[name](data.partition(":")[0]))
             for data in options.data
             for name in protocols_of(data, options.hold_out)
         ]

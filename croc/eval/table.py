@@ -119,9 +119,9 @@ def read_options(
     by_data = {data: read(data) for data in options.data}
     for protocol in options.protocols:
         for data in (x for x in options.data if protocol in protocols_of(x, share)):
-            column = Request(protocol, data, getattr(by_data[data], protocol), hold_out=share)
-            size = f"--{protocol}.{column.size_field}".replace("_", "-")
-            columns.append(replace(column, adapts=size not in flags))
+            columns.append(
+                Request(protocol, data, getattr(by_data[data], protocol), hold_out=share)
+            )
     used = {name for column in columns for name in (column.protocol, column.data)}
     chosen = () if options.protocols == PROTOCOLS else options.protocols
     for name in (*options.data, *chosen):
@@ -176,20 +176,16 @@ def plan_row(
     from croc.weights.open import architecture
 
     cells, notes = [], []
+    precision = find_machine(options).precision_name
     try:
-        precision = find_machine(options).precision_name
         weights = open_weights(spec)
         for column in columns:
-            request = fit(column, weights.backbone)
+            request, note = fit(column, weights.backbone)
+            notes += [f"{label}: {note}"] * bool(note)
             hashes = (data[column.protocol, column.data][1], weights.hash, weights.network_hash)
             config = asdict(request.config)
             key = cell_key(column.protocol, config, *hashes, precision, column.hold_out)
             cells.append((column, request, key))
-            default, used = (getattr(x.config, column.size_field) for x in (column, request))
-            if default != used:
-                stride = f"for patches of {weights.backbone.stride_px} px"
-                sizes = f"images of {used} px instead of {default}"
-                notes.append(f"{label}: {column.protocol} on {sizes}, {stride}.")
     except UserError as error:
         raise UserError(str(error) if label == spec else f"{label}: {error}") from None
     trained_on, epochs = training_facts(spec)
@@ -241,44 +237,36 @@ def compute(
     rows: Sequence[Row], data: "OpenData", options: TableOptions, folder: Path
 ) -> tuple[dict[str, dict[str, Any]], list[dict[str, str]]]:
     """Compute the cells that are missing in the folder; all finished cells, and what failed."""
-    import gc
-
     import torch
 
-    from croc.eval.evaluate import evaluate, open_weights
-    from croc.eval.results import read_results
+    from croc.eval import evaluate
+    from croc.eval.results import FILE, read_results
 
-    exists = (folder / "results.jsonl").exists()
-    lines = read_results(folder, pass_over_bad=True) if exists else []
+    lines = read_results(folder, pass_over_bad=True) if (folder / FILE).exists() else []
     finished = {line_key(line): line for line in lines}  # those of `croc evaluate` count, too
     keys = {key for row in rows for _, _, key in row.cells}
-    missing = keys - finished.keys()
-    log(f"{len(keys)} cells, {len(keys) - len(missing)} of them finished before")
-    failures: dict[str, dict[str, str]] = {}
-    number = 0
+    missing = len(keys - finished.keys())
+    log(f"{len(keys)} cells, {len(keys) - missing} of them finished before")
+    machine, failures, number = evaluate.find_machine(options), {}, 0
     for row in rows:
         weights = None
         for column, request, key in row.cells:
             if key in finished:
                 continue
             number += 1
-            log(f"cell {number} of {len(missing)}: {row.label}, {column.place}")
-            settings = (options.device, options.precision, options.workers, options.hold_out)
-            single = EvaluateOptions(row.spec, column.data, str(folder), *settings)
+            log(f"cell {number} of {missing}: {row.label}, {column.place}")
             try:
-                weights = weights or open_weights(row.spec)
-                results = evaluate(single, [request], show=False, weights=weights, data=data)
-                if not results:
+                weights = weights or evaluate.open_weights(row.spec)
+                result = evaluate.carry_out(request, weights, data, machine, folder)
+                if result is None:
                     raise UserError("there was nothing to score")
-                line = {**asdict(results[0]), "versions": versions()}
-                finished[line_key(line)] = line  # not this cell's if the weights changed meanwhile
+                finished[key] = {**asdict(result), "versions": versions()}
             except Exception as error:  # the other cells may still succeed
                 names = {"label": row.label, "protocol": column.name, "data": column.data}
                 failures[key] = {**names, "reason": describe(error)}
                 log(f"failed: {failure_name(failures[key])}: {failures[key]['reason']}")
-            gc.collect()
             torch.cuda.empty_cache()
-    return finished, [each for key, each in failures.items() if key not in finished]
+    return finished, list(failures.values())
 
 
 def describe(error: Exception) -> str:

@@ -127,12 +127,12 @@ def fill_cells(
     cells: list[dict[str, Any]] = []
     for column in shown:
         protocol, data, metric = column["protocol"], column["data"], column["metric"]
-        values = scores.get((protocol, data), {})
-        value, deviation = values.get(metric), values.get("deviation")
-        if data is None:
-            of = [x["data"] for x in shown if (x["protocol"], x["metric"]) == (protocol, metric)]
-            sets: Any = [scores.get((protocol, each), {}).get(metric) for each in of if each]
-            value = None if None in sets else sum(sets) / len(sets)
+        own = scores.get((protocol, data), {})
+        value, deviation = own.get(metric), own.get("deviation")
+        if data is None:  # the mean comes after the columns it is of
+            same = [(x["protocol"], x["metric"]) == (protocol, metric) for x in shown]
+            values: Any = [cell["value"] for cell, is_same in zip(cells, same) if is_same]
+            value = None if None in values else sum(values) / len(values)
         cells.append({"value": value, "deviation": deviation, "mark": None})
     return cells
 
@@ -151,8 +151,10 @@ def failure_name(failure: dict[str, str]) -> str:
     return f"{failure['label']}, {failure['protocol']} on {failure['data']}"
 
 
-def known_facts(record: dict[str, Any]) -> dict[str, str]:
-    return {name: title for name, title in FACTS.items() if any(x[name] for x in record["rows"])}
+def text_titles(record: dict[str, Any]) -> dict[str, str]:
+    """The titles of the columns of text: the label, and what is known of any of the weights."""
+    known = {name: title for name, title in FACTS.items() if any(x[name] for x in record["rows"])}
+    return {"label": "Weights", **known}
 
 
 def spans(record: dict[str, Any]) -> dict[str, int]:
@@ -170,10 +172,9 @@ def text_rows(
 ) -> list[list[str]]:
     """Label, known facts and scores of each row; `best` and `second` are like "**{}**"."""
     marks = {"best": best, "second": second, None: "{}"}
-    facts = known_facts(record)
     rows = []
     for row in record["rows"]:
-        texts = [escape(row["label"]), *(escape(row[name] or MISSING) for name in facts)]
+        texts = [escape(row[name] or MISSING) for name in text_titles(record)]
         for cell in row["cells"]:
             number = MISSING if cell["value"] is None else f"{cell['value']:.1f}"
             spread = cell["deviation"]
@@ -199,7 +200,7 @@ def write_record(record: dict[str, Any], folder: Path) -> list[str]:
 
 def to_markdown(record: dict[str, Any]) -> str:
     """One line of headings, since Markdown has no more; <ins> is what GitHub shows underlined."""
-    words = ["Weights", *known_facts(record).values()]
+    words = list(text_titles(record).values())
     titles = [plain_markdown(f"{x['group']}: {x['title']}") for x in record["columns"]]
     rows = text_rows(record, plain_markdown, "**{}**", "<ins>{}</ins>")
     notes = "".join(f"\n{plain_markdown(note)}\n" for note in (LEGEND, *record["notes"]))
@@ -212,7 +213,7 @@ def to_latex(record: dict[str, Any]) -> str:
     def escape(text: str) -> str:
         return text.translate(LATEX)
 
-    words = ["Weights", *known_facts(record).values()]
+    words = list(text_titles(record).values())
     titles = [escape(column["title"]) for column in record["columns"]]
     wide = len(titles) > UNSCALED_COLUMNS
     groups = spans(record)
@@ -243,7 +244,7 @@ def to_html(record: dict[str, Any]) -> str:
 
     source = Path(__file__).with_name("table.html").read_text(encoding="utf-8")
     page = Environment(autoescape=True, keep_trailing_newline=True).from_string(source)
-    words, notes = ["Weights", *known_facts(record).values()], [LEGEND, *record["notes"]]
+    words, notes = list(text_titles(record).values()), [LEGEND, *record["notes"]]
     rows = text_rows(record, escape, "<strong>{}</strong>", "<u>{}</u>")
     cells = [list(map(Markup, row)) for row in rows]
     columns, groups = record["columns"], spans(record)
@@ -256,7 +257,7 @@ def print_record(record: dict[str, Any], console: "Console | None" = None) -> No
     from rich.text import Text
 
     console = console or table_console()
-    words = ["Weights", *known_facts(record).values()]
+    words = list(text_titles(record).values())
     rows = text_rows(record, escape, "[bold]{}[/]", "[underline]{}[/]")
     texts = [[Text.from_markup(text, emoji=False) for text in row] for row in rows]
 

@@ -19,19 +19,17 @@ from PIL import Image
 from torch import Tensor
 
 from croc.errors import UserError
-from croc.eval.features import Track, silent
+from croc.eval.features import EXAMPLES, Example, progress
 from croc.eval.metrics import video_means, video_scores
-from croc.eval.pictures import VideoExample, write_masks, write_overlay
+from croc.eval.pictures import write_masks, write_overlay
 from croc.eval.protocols import VideoConfig
 from croc.eval.videos import Video
 from croc.method.photometric import normalize
-from croc.weights.open import DenseBackbone, check_fit
+from croc.weights.open import DenseBackbone
 
 Item = TypeVar("Item")
 Made = TypeVar("Made")
 
-EXAMPLES = 4
-EXAMPLE_FRAMES = 4
 FRAMES_AHEAD = 4
 LONGER_PX = 64
 SCORED_FRAMES = 3  # the first and the last are not scored, so one is left
@@ -39,10 +37,11 @@ SCORED_FRAMES = 3  # the first and the last are not scored, so one is left
 
 @dataclass(frozen=True)
 class VideoReport:
-    """Of the videos whose frames all have a mask, J and F of each object; the first as examples."""
+    """Of the videos whose frames all have a mask, J and F of each object; the first ones' last
+    frames as examples."""
 
     videos: dict[str, Float64[np.ndarray, "2 O"]]
-    examples: tuple[VideoExample, ...]
+    examples: tuple[Example, ...]
 
     @property
     def means(self) -> dict[str, float]:
@@ -55,7 +54,6 @@ def evaluate_video(
     videos: Sequence[Video],
     config: VideoConfig,
     device: torch.device,
-    track: Track = silent,
     masks: Path | None = None,
     overlays: Path | None = None,
 ) -> VideoReport:
@@ -64,7 +62,6 @@ def evaluate_video(
     Predictions are written to MASKS/VIDEO/00000.png, as DAVIS stores them, and painted over the
     frames to OVERLAYS/VIDEO.mp4. Both folders must be new or empty.
     """
-    check_fit(backbone, config.short_px, flag="--video.short-px: frames")
     scored = [x.name for x in videos if len(x) >= SCORED_FRAMES and x.has_all_masks]
     if not scored and masks is None and overlays is None:
         raise UserError(
@@ -77,7 +74,7 @@ def evaluate_video(
         if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
             raise UserError(f"{folder} exists and is not empty: delete it or pass another folder")
     scores: dict[str, np.ndarray] = {}
-    examples: list[VideoExample] = []
+    examples: list[Example] = []
 
     def finish(item: tuple[Video, UInt8[np.ndarray, "t h w"]]) -> None:
         video, predicted = item
@@ -85,18 +82,17 @@ def evaluate_video(
         if video.name in scored:
             truth = np.stack([video.read_mask(t) for t in range(len(video))])
             scores[video.name] = video_scores(predicted, truth)
-            if len(examples) < EXAMPLES:
-                some = np.linspace(0, len(video) - 1, min(EXAMPLE_FRAMES, len(video)))
-                some = some.round().astype(int)
-                shown = np.stack([video.read_frame(t) for t in some.tolist()])
-                examples.append(VideoExample(video.name, shown, truth[some], predicted[some]))
+            if len(examples) < EXAMPLES:  # the last frame is the hardest
+                image = torch.from_numpy(video.read_frame(len(video) - 1)).permute(2, 0, 1)
+                last = (torch.from_numpy(masks[-1]).long() for masks in (truth, predicted))
+                examples.append(Example(image, *last))
         if masks:
             write_masks(masks / video.name, predicted)
         if overlays:
             write_overlay(overlays / f"{video.name}.mp4", frames, predicted, truth)
 
     pairs = ((video, mask) for video in videos for mask in follow(backbone, video, config, device))
-    by_video = groupby(track(pairs, "video", sum(map(len, videos))), itemgetter(0))
+    by_video = groupby(progress(pairs, "frames", sum(map(len, videos))), itemgetter(0))
     segmented = ((video, np.stack([mask for _, mask in group])) for video, group in by_video)
     for _ in ahead(finish, segmented, 1):  # while the next video is segmented
         pass

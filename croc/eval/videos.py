@@ -52,13 +52,13 @@ def open_videos(spec: str) -> tuple[Video, ...]:
 
 
 def _scene_video(index: int) -> Video:
-    def read_frame(t: int) -> UInt8[np.ndarray, "h w 3"]:
-        return _scenes(index)[t].image
-
-    def read_mask(t: int) -> UInt8[np.ndarray, "h w"]:
-        return _scenes(index)[t].instances
-
-    return Video(f"scene {index}", SCENE_FRAMES, True, read_frame, read_mask)
+    return Video(
+        name=f"scene {index}",
+        length=SCENE_FRAMES,
+        has_all_masks=True,
+        read_frame=lambda t: _scenes(index)[t].image,
+        read_mask=lambda t: _scenes(index)[t].instances,
+    )
 
 
 @lru_cache(maxsize=4)

@@ -493,8 +493,7 @@ def evaluate(
         if name == "linear":
             settings = by_epochs_or_steps(settings, {f"--linear.{each}" for each in options})
         settings = _change(settings, options)
-        adapts = protocol == "all"
-        requests.append(Request(name, data, settings, adapts=adapts, hold_out=hold_out))
+        requests.append(Request(name, data, settings, hold_out=hold_out))
     with TemporaryDirectory(prefix="croc-") as nowhere:
         to = nowhere if results is None else os.fspath(results)
         scored = evaluate_requests(dataclasses.replace(request, to=to), requests, show=False)

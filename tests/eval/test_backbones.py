@@ -12,18 +12,11 @@ from croc.config import write_config
 from croc.errors import UserError
 from croc.method.croc import Croc
 from croc.method.mae import Mae
-from croc.train.loop import pretrain
 from croc.weights.checkpoint import checkpoints, load_checkpoint
 from croc.weights.open import VitBackbone, fingerprint, open_backbone
 from tests.tiny import tiny_config, tiny_mae
 
 PATCHES = "vit.patch_embed.proj.weight"
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("runs") / "tiny"
-    return pretrain(tiny_config(folder, stop_after_steps=3, checkpoint_every_steps=2), "tiny")
 
 
 def test_a_runs_teacher_is_evaluated_or_else_its_student(run: Path, tmp_path: Path):

@@ -20,7 +20,7 @@ def test_a_result_is_printed_written_and_drawn(protocol, run, tmp_path, capsys):
     assert f"{next(iter(line['scores'].values())):.1f}" in said.out
     assert "done in" in said.err
     assert line["protocol"] == protocol
-    assert line["backbone"] == "tiny@2"
+    assert line["backbone"] == "tiny@3"
     assert line["data"] == data
     assert len(line["weights_hash"]) == 16
     assert {"croc", "python", "torch", "timm"} <= set(line["versions"])

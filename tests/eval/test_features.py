@@ -5,11 +5,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 from croc.errors import UserError
 from croc.eval.datasets import Labeled
-from croc.eval.features import Moments, PatchFeatures, Reader, in_order, kept_ratio
+from croc.eval.features import Moments, PatchFeatures, in_order, kept_ratio
 from tests.eval.fakes import CPU, MeanColor, Patches
 
 SMALL: dict[str, Any] = {"image_px": 32, "label_px": 8, "blocks": 1, "device": CPU, "batch": 2}
@@ -32,20 +31,6 @@ def test_images_are_squashed_and_normalized(workers: int):
     assert np.array_equal(labels[0].numpy(), data.read(4).labels[2::4, 2::4])
     pixel = (float(data.read(4).image[12, 4, 0]) / 255 - 0.485) / 0.229
     assert images[0, 0, 6, 2].item() == pytest.approx(pixel, abs=0.05)
-
-
-class Noise(Patches):
-    def read(self, index: int) -> Labeled:
-        image = np.random.default_rng(index).integers(0, 256, (30, 40, 3), dtype=np.uint8)
-        return Labeled(image, np.zeros((30, 40), np.uint8), str(index))
-
-
-@pytest.mark.parametrize("side", [16, 64])
-def test_images_are_resized_by_pil_s_bicubic(side: int):
-    pixels, _ = Reader(Noise(1, 0), side, 8).read(0)
-    image = Image.fromarray(Noise(1, 0).read(0).image)
-    expected = np.array(image.resize((side, side), Image.Resampling.BICUBIC))
-    assert np.array_equal(pixels.permute(1, 2, 0).numpy(), expected)
 
 
 class Tall(Patches):
@@ -99,7 +84,7 @@ def test_moments_equal_torchs():
     features = 3 * torch.randn(50, 2, 4, 4) + 1e4  # far from 0
     moments = Moments()
     for part in features.split(7):
-        moments.add(part, covariance=True)
+        moments.add(part)
     flat = features.movedim(1, 0).flatten(1).double()
     torch.testing.assert_close(moments.mean, flat.mean(dim=1).float())
     torch.testing.assert_close(moments.deviation, flat.std(dim=1).float(), atol=1e-3, rtol=1e-3)

@@ -9,7 +9,6 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sklearn.neighbors import KNeighborsRegressor
 from torch import Tensor
 
 from croc.eval.datasets import Labeled
@@ -48,14 +47,12 @@ def remember(
     return fill_memory(PatchFeatures(backbone or TwoColors(), data, **options), config)
 
 
-def random_memory(
-    entries: int, width: int, classes: int, seed: int, neighbors: int, **chunks: int
-) -> Memory:
+def random_memory(entries: int, width: int, classes: int, seed: int, neighbors: int) -> Memory:
     generator = torch.Generator().manual_seed(seed)
     features = torch.randn(entries, width, generator=generator, dtype=torch.float64)
     histograms = torch.rand(entries, classes, generator=generator, dtype=torch.float64)
     unit, parts = F.normalize(features, dim=1), F.normalize(histograms, p=1.0, dim=1)
-    return Memory(unit, parts, neighbors, 0.05, **chunks)
+    return Memory(unit, parts, neighbors, 0.05)
 
 
 def random_features(seed: int, *shape: int) -> Tensor:
@@ -67,15 +64,13 @@ def random_features(seed: int, *shape: int) -> Tensor:
 @given(
     sizes=st.tuples(st.integers(1, 40), st.integers(2, 6), st.integers(1, 4)),
     neighbors=st.integers(1, 45),
-    chunks=st.tuples(st.integers(1, 20), st.integers(1, 45)),
     grid=st.tuples(st.integers(1, 2), st.integers(1, 3), st.integers(1, 3)),
     seed=st.integers(0, 1000),
 )
-def test_a_prediction_is_what_the_loops_say(sizes, neighbors, chunks, grid, seed):
+def test_a_prediction_is_what_the_loops_say(sizes, neighbors, grid, seed):
     entries, width, classes = sizes
     images, rows, columns = grid
-    options = {"queries_at_once": chunks[0], "entries_at_once": chunks[1]}
-    memory = random_memory(entries, width, classes, seed, neighbors, **options)
+    memory = random_memory(entries, width, classes, seed, neighbors)
     features = random_features(seed + 1, images, width, rows, columns)
     got = memory.predict(features)
     assert got.shape == (images, classes, rows, columns)
@@ -86,30 +81,14 @@ def test_a_prediction_is_what_the_loops_say(sizes, neighbors, chunks, grid, seed
         assert got[image, :, y, x].tolist() == pytest.approx(expected, abs=1e-9)
 
 
-@pytest.mark.parametrize("neighbors", [1, 5, 30])
-def test_a_prediction_is_scikit_learns(neighbors: int):
-    memory = random_memory(200, 8, 5, 0, neighbors=neighbors, entries_at_once=64)
-    features = random_features(1, 2, 8, 3, 4)
-
-    def weigh(distances: np.ndarray) -> np.ndarray:
-        return np.exp(-distances / 0.05)  # cosine distance is 1 - cosine
-
-    model = KNeighborsRegressor(neighbors, weights=weigh, metric="cosine", algorithm="brute")  # pyright: ignore[reportArgumentType]
-    model.fit(memory.features.numpy(), memory.histograms.numpy())
-    expected = model.predict(features.permute(0, 2, 3, 1).reshape(-1, 8).numpy())
-    got = memory.predict(features).permute(0, 2, 3, 1).reshape(-1, 5)
-    np.testing.assert_allclose(got.numpy(), expected, atol=1e-9)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_narrow_features_are_looked_up_in_float32(dtype: torch.dtype):
-    wide = random_memory(500, 16, 4, 2, neighbors=10)
-    narrow = replace(wide, features=wide.features.to(dtype), histograms=wide.histograms.float())
-    features = random_features(3, 1, 16, 5, 5).to(dtype)
-    got = narrow.predict(features)
-    assert got.dtype == torch.float32
-    rounded = replace(wide, features=narrow.features.double())
-    torch.testing.assert_close(got.double(), rounded.predict(features.double()), atol=1e-4, rtol=0)
+def test_narrow_features_are_looked_up_in_float32(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("croc.eval.incontext.QUERIES_AT_ONCE", 7)
+    memory = remember(CONFIG, Shaded(11, 0), Halved())
+    assert memory.features.dtype == torch.float32
+    features = random_features(3, 1, 3, 5, 5).bfloat16()
+    wide = replace(memory, features=memory.features.double(), histograms=memory.histograms.double())
+    got = memory.predict(features)
+    torch.testing.assert_close(got.double(), wide.predict(features.double()), atol=1e-4, rtol=0)
 
 
 @settings(max_examples=30, deadline=None)
@@ -200,7 +179,7 @@ def test_gpu_and_cpu_agree():
     here, there = (remember(config, Shaded(11, 0), device=d) for d in (CPU, device))
     torch.testing.assert_close(there.features.cpu(), here.features)
     assert torch.equal(there.histograms.cpu(), here.histograms)
-    memory = random_memory(3000, 16, 5, 0, neighbors=30, entries_at_once=700)
+    memory = random_memory(3000, 16, 5, 0, neighbors=30)
     moved = replace(memory, features=memory.features.cuda(), histograms=memory.histograms.cuda())
     features = random_features(1, 2, 16, 9, 9)
     predicted = moved.predict(features.cuda())

@@ -45,7 +45,7 @@ def test_pca_is_scikit_learns():
     expected = PCA(3).fit_transform(flat)
     moments = Moments()
     for part in tokens.split(4):
-        moments.add(part, covariance=True)
+        moments.add(part)
     reduce = Reduction(moments, pca=3)
     got = reduce(tokens.permute(0, 2, 3, 1)).reshape(-1, 3).numpy()[:, ::-1]
     signs = np.sign((got * expected).sum(0))

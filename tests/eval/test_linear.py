@@ -172,8 +172,8 @@ def test_boxes_are_inside_and_have_their_area():
 def test_outside_the_image_nothing_is_labeled():
     image, labels = np.full((40, 60, 3), 7, np.uint8), np.full((40, 60), 3, np.uint8)
     padded = []
-    for step in range(60):
-        window, truth = scaled_window(image, labels, step, 0, seed=0)
+    for draws in np.random.default_rng(0).random((60, 3)):
+        window, truth = scaled_window(image, labels, *draws.tolist())
         assert window.shape == (len(truth), len(truth), 3)
         assert 20 <= len(truth) <= 80
         outside = truth == 255

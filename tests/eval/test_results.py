@@ -1,7 +1,5 @@
 """results.jsonl: whole lines, no nan, keys that identify evaluations; the table on screen."""
 
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -40,28 +38,6 @@ def test_a_truncated_line_spoils_no_other(tmp_path: Path):
         read_results(tmp_path)
     (tmp_path / "results.jsonl").write_text(lines[0] + "\n" + lines[2] + "\n")
     assert len(read_results(tmp_path)) == 2
-
-
-WRITES_SLOWLY = """
-import fcntl, sys, time
-
-with open(sys.argv[1], "ab", buffering=0) as file:
-    fcntl.lockf(file, fcntl.LOCK_EX)
-    file.write(b'{"protocol": ')
-    print("half", flush=True)
-    time.sleep(0.5)
-    file.write(b'"slow"}\\n')
-"""
-
-
-def test_processes_that_append_at_once_wait_for_each_other(tmp_path: Path):
-    command = [sys.executable, "-c", WRITES_SLOWLY, str(tmp_path / "results.jsonl")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as other:
-        assert other.stdout is not None
-        assert other.stdout.readline() == "half\n"
-        append_result(tmp_path, RESULT)
-        assert other.wait() == 0
-    assert [line["protocol"] for line in read_results(tmp_path)] == ["slow", "linear"]
 
 
 def test_keys_identify_evaluations():

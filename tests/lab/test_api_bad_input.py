@@ -23,6 +23,17 @@ TOKENS, POSITIONS = torch.ones(2, 3, 32, 4), torch.ones(2, 32, 2)
 SALIENCY, SEEDS = torch.full((2, 3, 32), 1 / 32), torch.arange(12).expand(2, 3, 12)
 GOOD = {"tokens": TOKENS, "positions": POSITIONS, "saliency": SALIENCY}
 
+
+class Unchecked(croc.Labeled):
+    """Without the type checks that only tests have."""
+
+    def __init__(self, image: Any, labels: Any) -> None:
+        for name, value in {"image": image, "labels": labels, "name": "a"}.items():
+            object.__setattr__(self, name, value)
+        self.__post_init__()
+
+
+PIXELS, LABELS = np.zeros((4, 4, 3), np.uint8), np.zeros((4, 4), np.uint8)
 BAD: list[tuple[Any, tuple[Any, ...], dict[str, Any], str]] = [
     *(
         (croc.cluster, (), GOOD | changes, fragment)
@@ -61,6 +72,9 @@ BAD: list[tuple[Any, tuple[Any, ...], dict[str, Any], str]] = [
     (croc.evaluate, ("linear", RANDOM, "scenes"), {"device": "gpu"}, "device cannot be 'gpu'"),
     (croc.evaluate, ("video", RANDOM, "voc12:x"), {}, "video cannot be scored on voc12:x"),
     (croc.evaluate, ("all", RANDOM, "scenes"), {"steps": 3}, "to change steps, name one protocol"),
+    (Unchecked, (PIXELS, LABELS[:2]), {}, "a: image and labels must be uint8 (h, w, 3) and (h, w)"),
+    (Unchecked, (PIXELS, LABELS + 0.5), {}, "not uint8 (4, 4, 3) and float64 (4, 4)"),
+    (Unchecked, ("a.jpg", LABELS), {}, "image and labels must be uint8 (h, w, 3) and (h, w)"),
     *((croc.add_data, (kind, print), {}, "are taken") for kind in ("voc12", "", "a:b")),
 ]
 
@@ -84,14 +98,6 @@ def test_features_of_a_broken_file(tmp_path: Path):
         croc.features(broken, RANDOM)
 
 
-class Unchecked(croc.Labeled):
-    """Without the type checks that only tests have."""
-
-    def __init__(self, **fields: Any) -> None:
-        for name, value in fields.items():
-            object.__setattr__(self, name, value)
-
-
 @dataclass(frozen=True)
 class Data:
     """A data set whose `read` returns what it is given."""
@@ -110,20 +116,11 @@ class Data:
         return self.item
 
 
-PIXELS, LABELS = np.zeros((4, 4, 3), np.uint8), np.zeros((4, 4), np.uint8)
-
-
 @pytest.mark.parametrize(
     ("data", "fragment"),
     [
-        (Data((PIXELS, LABELS, "a")), "read must give croc.Labeled"),
-        (Data(Unchecked(image=PIXELS, labels=LABELS + 200, name="a")), "a label is 200"),
-        (Data(Unchecked(image=PIXELS, labels=LABELS[:2], name="a")), "its labels"),
-        (Data(Unchecked(image=PIXELS, labels=LABELS + 0.5, name="a")), "must be bytes"),
-        (Data(Unchecked(image=IMAGE, labels=LABELS, name="a")), "image must be a NumPy array"),
+        (Data(croc.Labeled(PIXELS, LABELS + np.uint8(200), "a")), "a label is 200"),
         (Data(count=0), "the part val has no images"),
-        (Data(classes=()), "1 to 255 classes are possible, not 0"),
-        (object(), "has no classes, __len__, name, read"),
     ],
 )
 def test_added_data(data: Any, fragment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

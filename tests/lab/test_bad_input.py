@@ -74,11 +74,11 @@ BAD = [
     (f"{SWEEP} {VARY} 1 --init no/such/run", "--init no/such/run"),
     (f"{SWEEP} --sweep.settings a", "'NAME=OPTIONS'"),
     (f'{SWEEP} --sweep.settings "a=\'"', "No closing quotation"),
-    (f"{SWEEP} --sweep.settings a= 'a=--loss.alpha 2'", "would share a folder"),
+    (f"{SWEEP} --sweep.settings a= 'a=--loss.alpha 2'", "two settings are called 'a'"),
     (f"{SWEEP} --sweep.settings 'K 6=' 'K-6=--loss.alpha 2'", "would share a folder"),
     (f"{SWEEP} --sweep.settings a=@dino", "there is no recipe 'dino'"),
     (f"{SWEEP} {VARY} 1 --sweep.data folder:no/such", "no/such"),
-    (f"{SWEEP} {VARY} 1 --sweep.hold-out 2", "--sweep.hold-out must be a share"),
+    (f"{SWEEP} {VARY} 1 --sweep.hold-out 2", "--sweep.hold-out must be in 0 … 1"),
     (f"{SWEEP} {VARY} 1 --linear.image-px 33", "32 or 40 px would"),
 ]
 

@@ -182,7 +182,7 @@ def test_a_stopped_sweep_resumes(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(evaluate, "evaluate", interrupt)
+        patch.setattr(evaluate, "carry_out", interrupt)
         assert croc_sweep(tmp_path, *options) == 130
     assert f"{tmp_path}/runs/2-seed-0: resumes from step 1, to step 3" in capsys.readouterr().err
     assert croc_sweep(tmp_path, *options) == 0
@@ -203,7 +203,7 @@ def test_a_stopped_sweep_resumes(
 def test_failing_runs_and_cells_cost_no_other(
     tmp_path: Path, trained: list[str], monkeypatch: pytest.MonkeyPatch
 ):
-    pretrain, real = sweep.pretrain, evaluate.evaluate
+    pretrain, real = sweep.pretrain, evaluate.carry_out
     error = torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate")
 
     def tight(config: PretrainConfig, *rest: Any) -> Path:
@@ -211,16 +211,16 @@ def test_failing_runs_and_cells_cost_no_other(
             raise error
         return pretrain(config, *rest)
 
-    def full(options: Any, requests: list[Any], **more: Any) -> Any:
-        if requests[0].protocol == "incontext":
+    def full(request: Any, *rest: Any) -> Any:
+        if request.protocol == "incontext":
             raise error
-        return real(options, requests, **more)
+        return real(request, *rest)
 
     settings = ("small memory=--optim.batch 4", "diverges=--optim.lr 1e30", "learns=")
     more = ("--run.stop-after-steps", "4", "--run.max-skipped", "2", "--sweep.no-untrained", *BOTH)
     with monkeypatch.context() as patch:
         patch.setattr(sweep, "pretrain", tight)
-        patch.setattr(evaluate, "evaluate", full)
+        patch.setattr(evaluate, "carry_out", full)
         assert croc_sweep(tmp_path, "--sweep.settings", *settings, *more) == 1
     memory, diverged, learned = (each["runs"][0] for each in read_record(tmp_path)["settings"])
     assert memory["failed"] == "OutOfMemoryError: CUDA out of memory. Tried to allocate"
