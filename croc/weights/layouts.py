@@ -8,7 +8,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import timm
 import torch
@@ -137,8 +137,6 @@ class Recognized:
     weights: dict[str, Tensor]
     layout: str
     """For people: whose layout, and which of its networks."""
-    dropped: int
-    """Tensors that are not of the network: heads, queues, decoders, other networks."""
 
     @property
     def is_vit(self) -> bool:
@@ -170,11 +168,11 @@ def recognize(tensors: Mapping[str, Tensor], source: str = "the file") -> Recogn
             own = _rename(own, *renames)
             architecture, options = _measure_resnet(own, source), {}
         else:
-            keys = "timm's" if networks[prefix] == PATCHES else "transformers'"
             if networks[prefix] == PATCHES:
-                own = _rename(own, CHUNKS)
+                keys, own = "timm's", _rename(own, CHUNKS)
             else:
-                own = _from_transformers(own, is_dinov3=networks[prefix] == TRANSFORMERS[1])
+                is_dinov3 = networks[prefix] == TRANSFORMERS[1]
+                keys, own = "transformers'", _from_transformers(own, is_dinov3)
             architecture, options = _measure_vit(own, prefix, source)
         with torch.device("meta"):
             network = timm.create_model(architecture, num_classes=0, **options)
@@ -196,7 +194,7 @@ def recognize(tensors: Mapping[str, Tensor], source: str = "the file") -> Recogn
         if all(any(fragment in key for key in tensors) for fragment in fragments):
             layout = name
     layout += f", from {prefix.rstrip('.')}" if prefix else ""
-    return Recognized(architecture, options, weights, layout, len(tensors) - len(weights))
+    return Recognized(architecture, options, weights, layout)
 
 
 def check_finite(weights: Mapping[str, Tensor], source: str) -> None:
@@ -251,7 +249,7 @@ def _measure_resnet(own: Mapping[str, Tensor], source: str) -> str:
 def _from_transformers(own: Mapping[str, Tensor], is_dinov3: bool) -> dict[str, Tensor]:
     """As the authors of DINOv2 and DINOv3 name and join the tensors."""
     own = _rename(own, *TRANSFORMERS_RENAMES)
-    joined = {".attn.qkv.": (".attn.q.", ".attn.k.", ".attn.v.")}
+    joined: dict[str, tuple[str, ...]] = {".attn.qkv.": (".attn.q.", ".attn.k.", ".attn.v.")}
     if not is_dinov3:
         joined[".w12."] = (".w1.", ".w2.")
     else:  # its keys have no bias, and the layers of most sizes no gate
@@ -350,10 +348,11 @@ def _measure_vit(own: Mapping[str, Tensor], prefix: str, source: str) -> tuple[s
     return name if timm.is_model(name) else "vit_base_patch16_224", options
 
 
-def _to_timm(own: dict[str, Tensor], network: nn.Module) -> dict[str, Tensor]:
+def _to_timm(own: dict[str, Tensor], network: Any) -> dict[str, Tensor]:
     """By timm's own converters of DINOv2, DINOv3 and EVA-02."""
+    block: Any = network.blocks[0]
     if isinstance(network, eva.Eva):
-        if cast(Any, network.blocks[0]).attn.q_bias is None:
+        if block.attn.q_bias is None:
             own = {name: x for name, x in own.items() if not name.endswith(".attn.qkv.bias")}
         own = eva.checkpoint_filter_fn(own, network)
     else:

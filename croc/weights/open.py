@@ -371,14 +371,16 @@ def describe_file(path: Path) -> list[str]:
         build_exported(path, record)
         lines = asdict(record) | {"checksum": "matches" if verify(path) else "none in the file"}
     else:
-        recognized = recognize(read_named_tensors(path), str(path))
+        tensors = read_named_tensors(path)
+        recognized = recognize(tensors, str(path))
         numbers = sum(value.numel() for value in recognized.weights.values())
+        left_out = sum(value.numel() for value in tensors.values()) - numbers
         options = ", ".join(f"{name} {value}" for name, value in recognized.options.items())
         lines = {
             "layout": recognized.layout,
             "network": f"{recognized.architecture}, {numbers:,} numbers"
             + (f" ({options})" if options else ""),
-            "left out": f"{recognized.dropped} tensors",
+            "left out": f"{left_out:,} numbers of heads and other networks",
             "checksum": "matches" if verify(path) else "none in the file",
             **read_arguments(path),
         }

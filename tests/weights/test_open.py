@@ -65,6 +65,9 @@ def test_show_weights(shipped: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
     lines = describe_file(tmp_path / "croc.pth")
     assert lines[0] == "layout: the authors' CrOC full checkpoint, from teacher.backbone"
     assert lines[1].startswith("network: vit_tiny_patch16_224")
+    student = sum(value.numel() for value in vit.state_dict().values())
+    left_out = student + 1000 * (192 + 1) + 4 * 4 * 4  # classifier, two heads and two centers
+    assert f"left out: {left_out:,} numbers of heads and other networks" in lines
     assert "n_centroids_max: 8" in lines
 
 
