@@ -181,7 +181,8 @@ def noise(rng: np.random.Generator, width: int, height: int) -> Image.Image:
         shape = (max(2, cells * height // width), cells)
         for channel in range(3):
             coarse = Image.fromarray(rng.normal(0, contrast, shape).astype(np.float32))
-            total[..., channel] += coarse.resize((width, height), Image.Resampling.BICUBIC)
+            fine = coarse.resize((width, height), Image.Resampling.BICUBIC)
+            total[..., channel] += np.asarray(fine)
     return Image.fromarray(total.clip(0, 255).astype(np.uint8))
 
 

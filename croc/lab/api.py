@@ -167,7 +167,9 @@ def features(
         for shape in {pixels.shape for pixels in resized}:
             alike = [number for number, pixels in enumerate(resized) if pixels.shape == shape]
             tokens |= zip(alike, _tokens(backbone, torch.stack([resized[n] for n in alike])))
-        described += [Features(*tokens[number], size) for number, size in enumerate(sizes)]
+        for number, size in enumerate(sizes):
+            patches, cls = tokens[number]
+            described.append(Features(patches, cls, size))
     return described
 
 

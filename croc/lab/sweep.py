@@ -44,7 +44,7 @@ from croc.eval.table import (
     read_options,
 )
 from croc.eval.table_formats import METRICS, data_titles
-from croc.io import gpu_versions, hardware, read_metrics, replacing
+from croc.io import gpu_versions, hardware, read_metrics, replacing, try_lock
 from croc.lab.report.hook import ReportHook
 from croc.lab.report.page import training_seconds
 from croc.plotting import COLORS, save_chart, span_enough, verbatim
@@ -372,15 +372,6 @@ def run_sweep(
         count = f"{len(failed)} of {len(runs)} runs"
         log(f"croc: {count} failed, the same command runs only these again: {'; '.join(failed)}")
     return not failed
-
-
-def try_lock(file: BinaryIO, byte: int) -> bool:
-    """Lock a byte until it is unlocked, or the file closed; False if another process has it."""
-    try:
-        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, byte)
-    except (BlockingIOError, PermissionError):  # POSIX allows either for a lock that is taken
-        return False
-    return True
 
 
 @contextmanager

@@ -136,11 +136,9 @@ def measure_drift(now: Float[Tensor, "B n n"], start: Float[Tensor, "B n n"]) ->
     CKA, since the mean squared difference is mostly about what all patches have in common: a vector
     added to every token, which changes no comparison of patches, outweighs a collapse.
     """
-    flat: list[Tensor] = []
-    for x in (now.double(), start.double()):
-        rows = x - x.mean(dim=1, keepdim=True)
-        flat.append((rows - rows.mean(dim=2, keepdim=True)).flatten(1))
-    return max(0.0, 1 - F.cosine_similarity(*flat).mean().item())
+    a, b = (x.double() - x.double().mean(dim=1, keepdim=True) for x in (now, start))
+    a, b = ((x - x.mean(dim=2, keepdim=True)).flatten(1) for x in (a, b))
+    return max(0.0, 1 - F.cosine_similarity(a, b).mean().item())
 
 
 class Gauges:

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sklearn.neighbors import KNeighborsRegressor
 from torch import Tensor
 
 from croc.eval.datasets import Labeled
@@ -79,6 +80,21 @@ def test_a_prediction_is_what_the_loops_say(sizes, neighbors, grid, seed):
         query = features[image, :, y, x].tolist()
         expected = oracle.predict(query, bank, histograms, neighbors, 0.05)
         assert got[image, :, y, x].tolist() == pytest.approx(expected, abs=1e-9)
+
+
+@pytest.mark.parametrize("neighbors", [1, 5, 30])
+def test_a_prediction_is_scikit_learns(neighbors: int):
+    memory = random_memory(200, 8, 5, 0, neighbors=neighbors)
+    features = random_features(1, 2, 8, 3, 4)
+
+    def weigh(distances: np.ndarray) -> np.ndarray:
+        return np.exp(-distances / 0.05)  # cosine distance is 1 - cosine
+
+    model = KNeighborsRegressor(neighbors, weights=weigh, metric="cosine", algorithm="brute")  # pyright: ignore[reportArgumentType]
+    model.fit(memory.features.numpy(), memory.histograms.numpy())
+    expected = model.predict(features.permute(0, 2, 3, 1).reshape(-1, 8).numpy())
+    result = memory.predict(features).permute(0, 2, 3, 1).reshape(-1, 5)
+    np.testing.assert_allclose(result.numpy(), expected, atol=1e-9)
 
 
 def test_narrow_features_are_looked_up_in_float32(monkeypatch: pytest.MonkeyPatch):

@@ -109,14 +109,14 @@ def read_query(body: bytes, models: Sequence[Model], pictures: dict[str, Picture
         within = 0 <= x <= width - wide and 0 <= y <= height - high
         if not within or min(wide, high) < LIMITS["box_px"]:
             raise ValueError(f"a box must be within the photograph, {LIMITS['box_px']} px or wider")
-    first, second = fields["boxes"]
+    boxes: Any = tuple(tuple(map(int, box)) for box in fields["boxes"])
     k_start = int(values.pop("k_start"))
     k_max = None if model.cluster.k_max is None else min(model.cluster.k_max, k_start)
     config = replace(model.cluster, tokens=fields["tokens"], k_start=k_start, k_max=k_max, **values)
     return Query(
         model=model,
         picture=picture,
-        boxes=(tuple(map(int, first)), tuple(map(int, second))),
+        boxes=boxes,
         seed=fields["seed"],
         config=config,
         head=fields["head"],
