@@ -148,7 +148,7 @@ class ViewsConfig(Section):
     saturation: Annotated[float, SHARE] = 0.2
     """Color jitter: the saturation factor is drawn uniformly from 1 ± this."""
     hue: Annotated[float, Limit("must be in 0 … 0.5", 0, 0.5)] = 0.1
-    """Color jitter: the hue shift is drawn from ± this, where 1 is the full color circle."""
+    """Color jitter: the hue shift is drawn from ± this, where 1 is the full hue circle."""
     grayscale: Annotated[float, SHARE] = 0.2
     """Probability of grayscale."""
     blur: Annotated[tuple[float, float], SHARE] = (1.0, 0.1)
@@ -168,7 +168,7 @@ class ViewsConfig(Section):
 
 @dataclass(frozen=True)
 class ModelConfig(Section):
-    """The backbone: any plain timm ViT with a CLS token."""
+    """The backbone: a ViT with a CLS token, of timm's VisionTransformer or Eva family."""
 
     section = "model"
     name: str = "vit_small_patch16_224"
@@ -361,8 +361,8 @@ class OptimConfig(Section):
     muon_lr_factor: Annotated[float, at_least(0)] = 1.0
     """Muon's learning rate as a multiple of --optim.lr."""
     layer_decay: Annotated[float, Limit("must be above 0 and at most 1", _TINY, 1)] = 1.0
-    """Learning rate of each block as a fraction of the one above it; 1 is the same for all. For
-    post-training: the first blocks then change the least."""
+    """Learning rate of each block as a fraction of that of the block above it; 1 is the same for
+    all. For post-training: the first blocks then change the least."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

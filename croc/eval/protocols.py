@@ -47,7 +47,7 @@ class LinearConfig(Section):
     """squash: resize to a square. keep: as in MMSegmentation, train on crops at random scales and
     score whole images with shorter side image_px; needs crop and score_px None."""
     blocks: Count = 4
-    """Number of last ViT blocks whose tokens are concatenated."""
+    """Number of final ViT blocks whose tokens are concatenated."""
     standardize: bool = False
     """Standardize each feature to zero mean and unit variance over the training split."""
     rates: Annotated[tuple[float, ...], POSITIVE] = (1e-3,)
@@ -92,7 +92,7 @@ class WithinConfig(Section):
     label_px: Count = 100
     """Side length at which clusters and labels are compared."""
     blocks: Count = 1
-    """Number of last ViT blocks whose tokens are concatenated."""
+    """Number of final ViT blocks whose tokens are concatenated."""
     pca: Count = 50
     """Number of dimensions of a PCA over the tokens of all images."""
     seeds: Count = 5
@@ -120,11 +120,12 @@ class InContextConfig(Section):
 
     section = "incontext"
     image_px: Count = 448
-    """Images are resized to this square (open-hummingbird-eval: 512 for patch size 16)."""
+    """Images are resized to a square of this side length (open-hummingbird-eval: 512 for patch
+    size 16)."""
     label_px: Count = 448
     """Side length of stored and scored labels (open-hummingbird-eval: the image size)."""
     blocks: Count = 1
-    """Number of last ViT blocks whose tokens are concatenated."""
+    """Number of final ViT blocks whose tokens are concatenated."""
     memory: Count = 1_024_000
     """Maximum number of stored patches, divided evenly among the images; Hummingbird uses
     10,240,000, open-hummingbird-eval also 1,024,000 and 102,400."""

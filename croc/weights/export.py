@@ -47,7 +47,7 @@ class Export:
     dtype: Literal["bfloat16", "float32"] | None = None
     """Data type of the weights; by default bfloat16 for a file and float32 for a folder."""
     scores: str | None = None
-    """A results.jsonl of croc evaluate; its scores of these weights go into the model card."""
+    """A results.jsonl of croc evaluate; its scores for these weights are added to the card."""
     license: str | None = None
     """A license note for the weights; by default that of the file, or none."""
     push: str | None = None

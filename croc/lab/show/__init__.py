@@ -24,7 +24,8 @@ class _Show:
     heads: tuple[int, ...] | None = None
     """Attention heads to show, counted from 0."""
     to: str | None = None
-    """Output file; by default KIND.png in the run folder, or NAME-KIND.png here."""
+    """Output file; by default KIND.png in the run folder, or NAME-KIND.png in the current
+    directory."""
     image_px: int | None = None
     """Longer side of a whole image; by default twice the view size used in training."""
 
