@@ -40,7 +40,7 @@ STOPPED = "stopped; finished results are kept, the same command resumes from her
 
 @dataclass(frozen=True)
 class TableOptions(EvaluateOptions):
-    """Compare several sets of weights on several datasets in one table; finished cells are reused."""
+    """Compare sets of weights on several datasets in one table. Finished cells are reused."""
 
     weights: tuple[str, ...]  # pyright: ignore[reportIncompatibleVariableOverride]
     """LABEL=WEIGHTS, or just WEIGHTS, as for the individual protocols: bundled weights, a run
