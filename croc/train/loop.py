@@ -11,7 +11,7 @@ from lightning_fabric import Fabric
 from lightning_fabric.strategies.model_parallel import ModelParallelStrategy
 from torch import Tensor
 
-from croc.config import DinoConfig, MaeConfig, OptimConfig, PretrainConfig, require, write_config
+from croc.config import DinoConfig, MaeConfig, OptimConfig, PretrainConfig, require
 from croc.data.loader import batch_indices, make_loader, steps_per_epoch, worker_count
 from croc.data.sources import ImageSource, open_source
 from croc.errors import Interrupted, LostPeerError, UserError
@@ -36,7 +36,7 @@ from croc.train.distributed import StopRequest, compiles, make_fabric, processes
 from croc.train.gauges import Gauges
 from croc.train.health import Health, diagnose
 from croc.train.log import RunLog
-from croc.train.run_folder import Saver, TrainState, locked, open_run_folder
+from croc.train.run_folder import Saver, TrainState, claim_folder, open_run_folder
 from croc.weights.checkpoint import checkpoints, load_checkpoint
 from croc.weights.open import load_into
 
@@ -72,10 +72,8 @@ def pretrain(config: PretrainConfig, recipe: str, on_save: MakeSaveHook | None =
     # Raises now, not in the first step, if the batch does not fit the images or the processes.
     batch_indices(0, len(source), config.optim.batch, run.seed, 0, fabric.world_size)
     try:
-        with locked(folder):
-            open_run_folder(folder, config)  # another process may have used it meanwhile
-            fabric.launch()
-            train(fabric, config, recipe, source, folder, on_save)
+        fabric.launch()
+        train(fabric, config, recipe, source, folder, on_save)
     except torch.OutOfMemoryError as error:
         raise UserError(f"{OUT_OF_MEMORY} ({str(error).partition('. ')[0]})") from error
     except RuntimeError as error:
@@ -115,8 +113,6 @@ def train(
     last_step = optim.epochs * per_epoch
     if run.stop_after_steps is not None:
         last_step = min(last_step, run.stop_after_steps)
-    if fabric.is_global_zero:
-        write_config(folder, config, recipe)
     loader = make_loader(
         source,
         canvas_px=config.data.canvas_px,
@@ -130,6 +126,7 @@ def train(
         device=fabric.device,
     )
     with (
+        claim_folder(folder, config, recipe, existing),
         RunLog(folder, state.step, last_step, writes=fabric.is_global_zero) as log,
         contextlib.closing(loader),
         notice_of_end() as signals,

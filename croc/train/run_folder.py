@@ -9,7 +9,7 @@ import shutil
 import socket
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,14 @@ import torch
 from lightning_fabric import Fabric
 from torch import nn
 
-from croc.config import PAGE, PretrainConfig, RunConfig, method_name, read_config
+from croc.config import (
+    PAGE,
+    PretrainConfig,
+    RunConfig,
+    method_name,
+    read_config,
+    write_config,
+)
 from croc.data.loader import FailedFiles
 from croc.errors import UserError
 from croc.io import replacing, try_lock
@@ -78,8 +85,11 @@ def open_run_folder(folder: Path, config: PretrainConfig) -> None:
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Keep other processes out of a run's folder; the first process of several does it for all."""
+def claim_folder(
+    folder: Path, config: PretrainConfig, recipe: str, existing: list[Path]
+) -> Iterator[None]:
+    """Lock a run's folder, so that no other process trains in it, and write config.json; the first
+    process of several does it for all. `existing` are the checkpoints that this one has seen."""
     if not is_first_process():
         yield
         return
@@ -91,16 +101,14 @@ def locked(folder: Path) -> Iterator[None]:
                 f"{folder} is in use by {file.read() or 'another process'}: wait until it ends, or "
                 "choose another --run.folder"
             )
+        open_run_folder(folder, config)
+        if checkpoints(folder) != existing:
+            raise UserError(f"another process has just trained in {folder}: start again")
         file.truncate(0)
         file.write(f"process {os.getpid()} on {socket.gethostname()}")
         file.flush()
-        try:
-            yield
-        finally:
-            with suppress(OSError):  # the folder may have vanished
-                if [path.name for path in folder.iterdir()] == [LOCK]:  # nothing was started
-                    (folder / LOCK).unlink()
-                    folder.rmdir()
+        write_config(folder, config, recipe)
+        yield
 
 
 @dataclass

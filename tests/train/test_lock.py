@@ -19,7 +19,7 @@ LONG = ("--optim.epochs", "40")
 
 def test_the_second_start_says_who_trains_and_the_first_goes_through(tmp_path: Path):
     folder = tmp_path / "run"
-    both = [launch(*command(folder)) for _ in range(2)]
+    both = [launch(*command(folder, *LONG)) for _ in range(2)]
     errors = [process.communicate(timeout=240)[1] for process in both]
     codes = [process.returncode for process in both]
     assert sorted(codes) == [0, 2], errors

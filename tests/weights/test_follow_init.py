@@ -21,12 +21,7 @@ SMALL: dict[str, Any] = {"depth": 2, "num_classes": 0, "img_size": 56}
 
 
 def save_dinov2(name: str) -> None:
-    """With DINOv2's position for the class token, which timm's networks with registers lack."""
-    weights = dict(timm.create_model(name, **SMALL).state_dict())
-    if "reg_token" in weights:
-        position = torch.randn(1, 1, 384)
-        weights["pos_embed"] = torch.cat([position, weights["pos_embed"]], dim=1)
-    torch.save(dinov2(weights), "w.pth")
+    torch.save(dinov2(dict(timm.create_model(name, **SMALL).state_dict())), "w.pth")
 
 
 def save_timm(name: str) -> None:
