@@ -1,6 +1,6 @@
 """The whole `paper` clustering of one image and head, as one Triton program.
 
-What cluster.py, paper.py and sinkhorn.py define for whole batches happens here on the chip: the
+What clustering/paper.py defines for whole batches happens here on the chip: the
 tokens come in once, only the chosen assignments go out. A centroid keeps its slot while others
 merge, and `alive` has a bit for every slot that still counts; that the slots close up only now
 and then changes nothing, since merging never reorders the clusters that are left.

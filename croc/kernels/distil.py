@@ -181,7 +181,7 @@ def _backward(
 @triton.jit
 @no_type_check
 def _outputs(teacher_at, center_at, student_at, scales, places):
-    """Of both views, in logarithms to base 2; the teacher's centerd."""
+    """Of both views, in logarithms to base 2; the teacher's centered."""
     row, rows, width, place = places
     real = place < width
     here, there = row * width + place, (rows + row) * width + place

@@ -24,7 +24,7 @@ from torch.utils.checkpoint import checkpoint
 from croc.config import ModelConfig
 from croc.errors import UserError
 from croc.kernels.layers import replace_layers, take_over
-from croc.method.positions import (
+from croc.method.position_windows import (
     draw_rotary_windows,
     draw_windows,
     learned_positions,

@@ -64,7 +64,7 @@ class TokenStatistics:
     tokens that are the same throughout an image, 0 for independent ones, less if they alternate."""
     rank: float
     """RankMe (Garrido et al. 2023): exp of the entropy of p = σ / Σσ + 1e-7, where σ are the
-    singular values of the matrix of all tokens. As in the paper it is not centerd: tokens that
+    singular values of the matrix of all tokens. As in the paper it is not centered: tokens that
     collapse onto their mean have rank 1, where after centering only the rank of the remaining noise
     would be seen."""
 

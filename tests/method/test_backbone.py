@@ -9,7 +9,7 @@ from scipy.ndimage import map_coordinates
 
 from croc.config import ModelConfig
 from croc.method.backbone import Backbone
-from croc.method.positions import draw_windows, learned_positions
+from croc.method.position_windows import draw_windows, learned_positions
 from croc.method.randomness import sample_key
 
 

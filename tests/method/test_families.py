@@ -13,7 +13,7 @@ from timm.layers.pos_embed_sincos import RotaryEmbeddingDinoV3, apply_rot_embed_
 
 from croc.config import ModelConfig
 from croc.method.backbone import Backbone
-from croc.method.positions import draw_rotary_windows, draw_windows, rotary_positions
+from croc.method.position_windows import draw_rotary_windows, draw_windows, rotary_positions
 from croc.train.loop import pretrain
 from tests.tiny import tiny_config, tiny_mae
 from tests.train.kills import same_weights
