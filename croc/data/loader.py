@@ -5,6 +5,7 @@ while the step before it is computed.
 """
 
 import atexit
+import gc
 import os
 import signal
 import sys
@@ -287,6 +288,8 @@ def iterate(
         pin_memory=pin and torch.cuda.is_available(),
         worker_init_fn=_start_worker,
     )
+    # A forked worker that collects this process's garbage may free CUDA tensors, which aborts it.
+    gc.collect()
     iterator = iter(loader)
     _live.add(iterator)
 

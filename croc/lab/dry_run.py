@@ -1,10 +1,13 @@
 """`croc pretrain --dry-run`: what a run needs, from its first steps in a temporary folder."""
 
 import contextlib
+import gc
 import io
 import os
 import resource
 import shutil
+import subprocess
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +31,8 @@ DECODED = 100
 """Images that are decoded to see whether they can be."""
 ON_CPU, ON_GPU = (15, 5), (60, 20)
 """Steps, and how many of them, the last ones, are timed: when batches made ahead are used up."""
+SECOND = 5
+"""Steps of the second start on a GPU, until the step has been captured as a CUDA graph."""
 
 
 def dry_run(config: PretrainConfig, recipe: str) -> None:
@@ -67,7 +72,12 @@ def dry_run(config: PretrainConfig, recipe: str) -> None:
         checkpoint = checkpoints(path)[-1].stat().st_size
         # What follows the last line of the metrics: a checkpoint, its gauges, the report.
         save_s = ended - (path / "metrics.jsonl").stat().st_mtime
-    start_s = ended - started - save_s - step_s * last["step"]
+        start_s = ended - started - save_s - step_s * last["step"]
+        compile_s = 0.0
+        alone = run.nodes == 1 and 1 in (run.devices, torch.cuda.device_count())
+        if on_gpu and alone and run.compile is not False:
+            again_s = start_again(path, f"{temporary}/again") - SECOND * step_s
+            start_s, compile_s = again_s, max(0.0, start_s - again_s)
     saves = -(-left // run.checkpoint_every_steps)
     kept = min(saves, KEPT) + (left // run.keep_every_steps if run.keep_every_steps else 0)
     free = shutil.disk_usage(existing).free
@@ -87,9 +97,25 @@ def dry_run(config: PretrainConfig, recipe: str) -> None:
     say("memory", f"{memory} (peak of one process, without loader workers)")
     say("time", f"{duration(start_s + step_s * left + save_s * saves)}")
     say("", f"{start_s:.0f} s to start, {save_s:.1f} s for each of {saves:,} checkpoints")
+    if compile_s:
+        say("", f"{compile_s:.0f} s more to compile, which this dry run has already done")
     needed = f"{kept * checkpoint / 2**30:.1f} GiB for {kept} checkpoints"
     say("disk", f"{needed}, {free / 2**30:.0f} GiB free")
     say("folder", str(folder))
+
+
+def start_again(run: Path, folder: str) -> float:
+    """Seconds that a second run takes for its first steps, in a new process as a user's: most of
+    what is compiled is then in torch's cache on disk."""
+    gc.collect()
+    torch.cuda.empty_cache()
+    command = [sys.executable, "-m", "croc", "pretrain", str(run / "config.json")]
+    command += ["--run.folder", folder, "--run.stop-after-steps", str(SECOND), "--run.no-report"]
+    started = time.time()
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise UserError(f"the second start failed: {done.stderr.strip().splitlines()[-1]}")
+    return time.time() - started
 
 
 def undecodable(source: ImageSource) -> list[str]:
