@@ -309,6 +309,9 @@ class DistillationConfig(Section):
     """EMA momentum of the teacher at the start; it increases to 1 at the end."""
     frozen_prototype_epochs: Annotated[int, at_least(0)] = 1
     """Epochs at the start during which the prototypes are frozen."""
+    mask: Annotated[float, SHARE_BELOW_ONE] = 0.0
+    """Fraction of the patches that is hidden from the student in half of the images; it predicts
+    the teacher's tokens there, as in iBOT. 0 hides none, as in the paper."""
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import Any, cast
 import timm
 import torch
 from einops import rearrange
-from jaxtyping import Float, Int64
+from jaxtyping import Bool, Float, Int64
 from timm.layers.drop import DropPath
 from timm.layers.patch_embed import PatchEmbed
 from timm.layers.pos_embed_sincos import apply_rot_embed_cat
@@ -96,12 +96,16 @@ class Backbone(nn.Module):
             part.requires_grad_(True)
 
     def forward(
-        self, pixels: Float[Tensor, "M B 3 h w"], keys: Int64[Tensor, "B"] | None = None
+        self,
+        pixels: Float[Tensor, "M B 3 h w"],
+        keys: Int64[Tensor, "B"] | None = None,
+        hidden: tuple[Bool[Tensor, "M B N"], Float[Tensor, "D"]] | None = None,
     ) -> tuple[Float[Tensor, "M B D"], Float[Tensor, "M B N D"]]:
         """CLS and patch tokens, after the final norm; with `keys`, training's randomness is on:
-        windows of positions, and the student's stochastic depth."""
+        windows of positions, and the student's stochastic depth. `hidden` are patches to replace,
+        and by what."""
         self._set_drop_paths(len(pixels), keys)
-        x, rope = self._embed_views(pixels, keys)
+        x, rope = self._embed_views(pixels, keys, hidden)
         return self._finish(self._run_blocks(x, rope), len(pixels))
 
     def encode(
@@ -174,7 +178,10 @@ class Backbone(nn.Module):
         return Tokens(cls, patches, chosen[..., prefix:, :], chosen[..., 0, :], attention)
 
     def _embed_views(
-        self, pixels: Float[Tensor, "M B 3 h w"], keys: Int64[Tensor, "B"] | None
+        self,
+        pixels: Float[Tensor, "M B 3 h w"],
+        keys: Int64[Tensor, "B"] | None,
+        hidden: tuple[Bool[Tensor, "M B N"], Float[Tensor, "D"]] | None = None,
     ) -> tuple[Float[Tensor, "b n D"], Tensor | None]:
         views, windows, rotary = len(pixels), None, None
         if keys is not None and self._sides != WHOLE_GRID:
@@ -183,18 +190,22 @@ class Backbone(nn.Module):
             windows = rotary = draw_windows(keys, purpose, views, self._sides)
         elif keys is not None and self.training:  # as in DINOv3, the student only
             rotary = draw_rotary_windows(self._rope, keys, views)
-        return self._embed(pixels.flatten(0, 1), windows, rotary)
+        return self._embed(pixels.flatten(0, 1), windows, rotary, hidden)
 
     def _embed(
         self,
         pixels: Float[Tensor, "b 3 h w"],
         windows: Float[Tensor, "b 2 2"] | None = None,
         rotary: Float[Tensor, "b 2 2"] | None = None,
+        hidden: tuple[Bool[Tensor, "M B N"], Float[Tensor, "D"]] | None = None,
     ) -> tuple[Float[Tensor, "b n D"], Tensor | None]:
         """Tokens before the blocks, and rotations; with windows of learned and of rotary positions
         in place of the grid's."""
         vit = self.vit
         patches = vit.patch_embed(pixels)
+        if hidden is not None:
+            places = hidden[0].reshape(*patches.shape[:3], 1)
+            patches = torch.where(places, hidden[1].to(patches.dtype), patches)
         x, rope = self._add_positions(patches)
         if windows is not None and vit.pos_embed is not None:
             prefix, (g, h) = vit.num_prefix_tokens, vit.patch_embed.grid_size

@@ -21,6 +21,7 @@ from croc.method.clustering.paper import check_k_start, cluster_views, pool, sof
 from croc.method.distributed import hold_gradients, local_shards, process_count, sum_over_processes
 from croc.method.heads import ImageHead, ProjectionHead
 from croc.method.losses import Center, distil, gram_distance, sinkhorn_center, weighted_total
+from croc.method.masking import Mask, at_hidden, draw_mask
 from croc.method.stages import stage
 from croc.method.types import (
     Canvases,
@@ -62,6 +63,16 @@ class ClusterTargets:
 
 
 @dataclass(frozen=True)
+class PatchTargets:
+    """The patches hidden from the student, and the teacher's outputs for them, with --loss.mask."""
+
+    mask: Mask
+    outputs: Float[Tensor, "M B V L"]
+    center: Float[Tensor, "L"]
+    total: Float[Tensor, "L"]
+
+
+@dataclass(frozen=True)
 class Targets:
     """What the student is to predict for a micro-batch: the teacher's outputs."""
 
@@ -73,6 +84,7 @@ class Targets:
     """Sum of the outputs over views and images, for the moving mean."""
     dense: ClusterTargets | None
     """None in DINO."""
+    patches: PatchTargets | None = None
     anchor: Float[Tensor, "M B N D"] | None = None
     """The patches as the network that the run started from sees them, with --anchor.weight."""
 
@@ -86,6 +98,8 @@ class Divisors:
     """`paper`: images with a cluster; `released`: clusters of this process, times processes."""
     clusters: Float[Tensor, ""] | float = 1.0
     """The sum of all chosen K, before pruning."""
+    patches: Float[Tensor, ""] | float = 1.0
+    """Hidden patches of a view."""
 
 
 class Network(nn.Module):
@@ -99,29 +113,41 @@ class Network(nn.Module):
         head: Any = ProjectionHead if self.cluster else ImageHead
         self.head = head(self.backbone.width, config.head)
         self.pool, self.distil, self.gram_distance = pool, distil, gram_distance
+        if config.loss.mask > 0:
+            self.mask_token = nn.Parameter(torch.zeros(self.backbone.width))
 
     def forward(
         self, pixels: Float[Tensor, "M B 3 h w"], keys: Int64[Tensor, "B"], targets: Targets
-    ) -> tuple[Tensor, ...]:
+    ) -> dict[str, tuple[Tensor, ...]]:
         """The student's cross-entropy for each image, and the teacher's own entropy, which bounds
-        it from below; in CrOC then both for each cluster; with an anchor its distance, last."""
+        it from below; in CrOC also for each cluster, with --loss.mask for each hidden patch. With
+        an anchor, its distance."""
         dense, t, s = targets.dense, targets.temp, self.config.loss.student_temp
+        masked = targets.patches
+        hidden = None if masked is None else (masked.mask.hidden, self.mask_token)
+        losses: dict[str, tuple[Tensor, ...]] = {}
         with stage("student"):
-            cls, patches = self.backbone(pixels, keys)
+            cls, patches = self.backbone(pixels, keys, hidden)
         with stage("heads"):
             images: Tensor = self.head.images(cls)
             clusters: Any = None
+            guesses: Any = None
             if dense is not None and self.cluster is not None:
                 centroids = self.pool(patches, dense.clusters.assignments, cls, self.cluster)
                 clusters = self.head.clusters(centroids)
+            if masked is not None:
+                guesses = self.head.patches(at_hidden(patches, masked.mask, cls))
         with stage("loss"):
             every = torch.ones_like(keys, dtype=torch.bool)
-            losses = self.distil(targets.outputs, targets.center, t, images, s, every)
+            losses["image"] = self.distil(targets.outputs, targets.center, t, images, s, every)
             if dense is not None:
                 valid = dense.clusters.valid
-                losses += self.distil(dense.outputs, dense.center, t, clusters, s, valid)
+                losses["cluster"] = self.distil(dense.outputs, dense.center, t, clusters, s, valid)
+            if masked is not None:  # from the teacher's token in the same view
+                same, counted = masked.outputs.flip(0), masked.mask.counted
+                losses["patch"] = self.distil(same, masked.center, t, guesses, s, counted)
             if targets.anchor is not None:
-                losses += (self.gram_distance(patches, targets.anchor),)
+                losses["anchor"] = (self.gram_distance(patches, targets.anchor),)
         return losses
 
 
@@ -142,9 +168,12 @@ class Croc:
         self.teacher.eval().requires_grad_(False).to(device)
         momentum = config.loss.center_momentum
         self.image_center = Center(config.head.image_prototypes, momentum).to(device)
-        self.cluster_center = None
+        self.cluster_center = self.patch_center = None
         if isinstance(config, CrocConfig):
             self.cluster_center = Center(config.head.cluster_prototypes, momentum).to(device)
+        if config.loss.mask > 0:
+            prototypes = getattr(config.head, "cluster_prototypes", config.head.image_prototypes)
+            self.patch_center = Center(prototypes, momentum).to(device)
         self.temp = torch.zeros((), device=device)
         self.anchor, self.anchor_weight = None, torch.zeros((), device=device)
         if config.anchor.weight > 0:
@@ -178,6 +207,8 @@ class Croc:
         }
         if self.cluster_center is not None:
             modules["cluster_center"] = self.cluster_center
+        if self.patch_center is not None:
+            modules["patch_center"] = self.patch_center
         if self.anchor is not None:
             modules["anchor"] = self.anchor
         return modules
@@ -232,18 +263,19 @@ class Croc:
         teacher, dense = self.teacher, None
         if self.cluster is None or self.cluster_center is None:
             with stage("teacher"):
-                cls, _ = teacher.backbone(views.pixels, keys)
+                cls, patches = teacher.backbone(views.pixels, keys)
             with stage("heads"):
                 images = teacher.head.images(cls)
         else:
             with stage("teacher"):
                 tokens = teacher.backbone.describe(views.pixels, self.cluster.tokens, keys)
+                cls, patches = tokens.cls, tokens.patches
             with stage("clustering"):
                 clusters = self.cluster_tokens(tokens, views, keys, self.cluster)
                 assignments = clusters.assignments
-                centroids = teacher.pool(tokens.patches, assignments, tokens.cls, self.cluster)
+                centroids = teacher.pool(patches, assignments, cls, self.cluster)
             with stage("heads"):
-                images, outputs = teacher.head.images(tokens.cls), teacher.head.clusters(centroids)
+                images, outputs = teacher.head.images(cls), teacher.head.clusters(centroids)
             with stage("loss"):
                 valid = clusters.valid.float().expand(outputs.shape[:-1])
                 center = self._center(self.cluster_center, outputs, valid)
@@ -253,11 +285,23 @@ class Croc:
             ones = torch.ones_like(images[..., 0], dtype=torch.float)
             center = self._center(self.image_center, images, ones)
             total = self.weighted_total(images, ones)
-        anchor = None
+        masked = anchor = None
+        if self.patch_center is not None:
+            masked = self.hide(self.patch_center, patches, cls, keys)
         if self.anchor is not None:
             with stage("anchor"):
                 _, anchor = self.anchor(views.pixels)
-        return Targets(self.temp, images, center, total, dense, anchor)
+        return Targets(self.temp, images, center, total, dense, masked, anchor)
+
+    def hide(self, moving: Center, patches: Tensor, cls: Tensor, keys: Tensor) -> PatchTargets:
+        """Draw the patches that the student does not see; the teacher's outputs for them."""
+        mask = draw_mask(keys, patches.shape[2], self.config.loss.mask)
+        with stage("heads"):
+            outputs = self.teacher.head.patches(at_hidden(patches, mask, cls))
+        with stage("loss"):
+            counted = mask.counted.float().expand(outputs.shape[:-1])
+            center = self._center(moving, outputs, counted)
+            return PatchTargets(mask, outputs, center, self.weighted_total(outputs, counted))
 
     def _center(self, moving: Center, outputs: Tensor, weights: Tensor) -> Float[Tensor, "P"]:
         """What is subtracted from the outputs: their moving mean, or what balances the batch."""
@@ -266,24 +310,32 @@ class Croc:
         return moving.value
 
     def total_loss(
-        self, targets: Targets, losses: tuple[Tensor, ...], divisors: Divisors
+        self,
+        targets: Targets,
+        losses: dict[str, tuple[Tensor, ...]],
+        divisors: Divisors,
     ) -> dict[str, Tensor]:
         """The loss and the metrics of what the student returned for a micro-batch."""
-        loss_glob, entropy_glob = (each.sum() / divisors.images for each in losses[:2])
+        loss_glob, entropy_glob = (each.sum() / divisors.images for each in losses["image"])
         metrics = {
             "loss_image": loss_glob,
             "entropy_image": entropy_glob,
             "kl_image": loss_glob.detach() - entropy_glob,
         }
-        if targets.anchor is not None:
-            metrics["loss_anchor"] = losses[-1].sum() / divisors.images
-        loss_anchor = self.anchor_weight * metrics.get("loss_anchor", 0.0)
+        loss_rest: Tensor | float = 0.0  # what the paper does not have
+        if "patch" in losses:
+            loss_mask, entropy_mask = (each.sum() / divisors.patches for each in losses["patch"])
+            metrics |= {"loss_patch": loss_mask, "entropy_patch": entropy_mask}
+            loss_rest = loss_rest + loss_mask
+        if "anchor" in losses:
+            metrics["loss_anchor"] = losses["anchor"][0].sum() / divisors.images
+            loss_rest = loss_rest + self.anchor_weight * metrics["loss_anchor"]
         if targets.dense is None:
-            return {"loss": loss_glob + loss_anchor, **metrics}
+            return {"loss": loss_glob + loss_rest, **metrics}
         clusters = targets.dense.clusters
         weights = self._weights(clusters.valid, divisors)
-        loss_dense, entropy_dense = ((weights * each).sum() for each in losses[2:4])
-        loss = self.alpha * loss_dense + loss_glob + loss_anchor
+        loss_dense, entropy_dense = ((weights * each).sum() for each in losses["cluster"])
+        loss = self.alpha * loss_dense + loss_glob + loss_rest
         heads = divisors.images * clusters.count.shape[1]
         effective, largest = self.softness(clusters.assignments)
         return metrics | {
@@ -310,15 +362,20 @@ class Croc:
     def _divisors(self, parts: list[Targets]) -> Divisors:
         images = sum(part.outputs.shape[1] for part in parts) * process_count()
         clusters = [part.dense.clusters for part in parts if part.dense is not None]
+        patches: Any = 1.0
+        masks = [part.patches.mask for part in parts if part.patches is not None]
+        if masks:
+            counted = torch.cat([mask.counted for mask in masks]).sum().float()
+            patches = sum_over_processes(counted).clamp_min(1)
         if self.cluster is None:
-            return Divisors(images)
+            return Divisors(images, patches=patches)
         valid = torch.cat([each.valid for each in clusters])
         count = torch.cat([each.count for each in clusters])
         with_cluster = valid.flatten(1).any(dim=1).sum()
         shared = sum_over_processes(torch.stack([with_cluster, count.sum()]).float())
         per_process = valid.sum().float() * process_count()
         dense = shared[0] if self.cluster.variant == "paper" else per_process
-        return Divisors(images, dense.clamp_min(1), shared[1])
+        return Divisors(images, dense.clamp_min(1), shared[1], patches)
 
     def _update_centers(self, parts: list[Targets]) -> None:
         images = sum(part.outputs.shape[1] for part in parts)
@@ -329,6 +386,12 @@ class Croc:
             total = torch.stack([each.total for each in dense]).sum(dim=0)
             valid = torch.stack([each.clusters.valid.sum() for each in dense]).sum()
             self.cluster_center.update(total, VIEWS * valid.float())
+
+        masked = [part.patches for part in parts if part.patches is not None]
+        if self.patch_center is not None:
+            total = torch.stack([each.total for each in masked]).sum(dim=0)
+            counted = torch.stack([each.mask.counted.sum() for each in masked]).sum()
+            self.patch_center.update(total, VIEWS * counted.float())
 
     def freeze_prototypes(self, settings: Settings) -> None:
         """In the first epochs the prototypes get no gradient."""

@@ -43,6 +43,10 @@ class ImageHead(nn.Module):
     def images(self, cls: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch P"]:
         return self.image(F.normalize(self.trunk(cls), dim=-1))
 
+    def patches(self, tokens: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch P"]:
+        """For single patches: the same as for images, as in iBOT."""
+        return self.images(tokens)
+
     def prototypes(self) -> Iterator[nn.Parameter]:
         """Of all outputs."""
         for child in self.children():
@@ -60,3 +64,7 @@ class ProjectionHead(ImageHead):
 
     def clusters(self, centroids: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch P"]:
         return self.cluster(F.normalize(self.trunk(centroids), dim=-1))
+
+    def patches(self, tokens: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch P"]:
+        """As clusters of one patch."""
+        return self.clusters(tokens)

@@ -10,7 +10,7 @@ import torch
 from lightning_fabric import Fabric
 from torch import Tensor
 
-from croc.config import CrocConfig, PretrainConfig, RunConfig
+from croc.config import CrocConfig, DinoConfig, PretrainConfig, RunConfig
 from croc.data.loader import make_loader
 from croc.data.sources import open_source
 from croc.method.croc import Croc
@@ -41,7 +41,7 @@ def make_canvases(config: PretrainConfig, batch: int = 6) -> Canvases:
     return next(iter(loader))
 
 
-def prepared(config: CrocConfig) -> tuple[Fabric, Croc, Any, Any]:
+def prepared(config: DinoConfig) -> tuple[Fabric, Croc, Any, Any]:
     torch.manual_seed(0)
     fabric = Fabric(accelerator="cpu", devices=1)
     method = Croc(config, torch.device("cpu"))
@@ -49,7 +49,8 @@ def prepared(config: CrocConfig) -> tuple[Fabric, Croc, Any, Any]:
         for parameter in method.student.parameters():
             parameter.add_(0.02 * torch.randn_like(parameter))
         method.image_center.value.normal_(std=0.1)
-        method.cluster_center.value.normal_(std=0.1)
+        if method.cluster_center is not None:
+            method.cluster_center.value.normal_(std=0.1)
     method.set_schedule(SETTINGS)
     optimizer = make_optimizer(method.student, torch.device("cpu"))
     student, optimizer = fabric.setup(method.student, optimizer)
