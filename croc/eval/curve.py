@@ -30,7 +30,7 @@ class CurveOptions(TableOptions):
     average: bool = False
     """Add a panel with the mean over a protocol's datasets, if there are several."""
     to: str = "curves"
-    """Folder of curve.png, of table.md, .tex, .html and .json with one row per checkpoint, of
+    """Folder of curve.png, of table.md, .tex and .json with one row per checkpoint, of
     results.jsonl, to which finished cells are appended, and of the pictures."""
 
 

@@ -1,6 +1,7 @@
 """`croc evaluate table`: every cell is computed once, a failing one costs no other."""
 
 import json
+import re
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -74,11 +75,9 @@ def test_three_weights_by_one_command(run, tmp_path, computed, capsys):
     record = json.loads((tmp_path / "table.json").read_text())
     rows = record["rows"]
     assert [row["label"] for row in rows] == ["CrOC", "untrained", TINY]
-    assert [row["model"] for row in rows] == [*["ViT/8, 2 blocks of 192"] * 2, "ViT-Ti/16"]
-    assert (rows[0]["data"], rows[0]["epochs"]) == ("scenes", "1")
     scores = [cell["value"] for row in rows for cell in row["cells"]]
     assert scores == [line["scores"]["mIoU"] for line in read_results(tmp_path)]
-    for name in ("table.md", "table.tex", "table.html"):
+    for name in ("table.md", "table.tex"):
         text = (tmp_path / name).read_text()
         assert all(f"{value:.1f}" in text for value in scores)
         assert "±" in text or r"$\pm$" in text
@@ -145,7 +144,7 @@ def test_a_failing_cell_costs_no_other(tmp_path, computed, monkeypatch, capsys):
     last = capsys.readouterr().err.splitlines()[-1]
     assert last.startswith("croc: 1 of 4 cells failed, the same command computes only these again")
     assert "A, linear on scenes:4 (OutOfMemoryError: CUDA out of memory. Tried" in last
-    assert "| A | ViT-Ti/16 | – |" in (tmp_path / "table.md").read_text()
+    assert re.search(r"^\| A +\| +– \|", (tmp_path / "table.md").read_text(), re.MULTILINE)
     record = json.loads((tmp_path / "table.json").read_text())
     assert [(each["label"], each["protocol"]) for each in record["failed"]] == [("A", "linear")]
     assert len(computed) == 3
