@@ -8,7 +8,7 @@ import pytest
 
 from croc.lab.report.page import write_report
 from tests.lab.browser import BROWSER, is_dark, open_page, sideways
-from tests.lab.report.fakes import add_bench, add_pictures, add_scores, line, make_run
+from tests.lab.report.fakes import add_pictures, add_scores, line, make_run
 
 pytestmark = BROWSER
 
@@ -23,7 +23,6 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for run in runs:
         add_pictures(run, (0, 20, 40))
         add_scores(run)
-        add_bench(run)
     return write_report(runs, folder / "page.html")
 
 
@@ -174,7 +173,7 @@ def test_other_sections(path: Path):
         show(page, path)
         assert page.title() == "2 runs compared"
         links = page.locator("nav a").all_text_contents()
-        assert links == ["Curves", "Clusters", "Scores", "Speed", "Configuration"]
+        assert links == ["Curves", "Clusters", "Scores", "Configuration"]
 
         first = page.locator(".slice").first.get_attribute("src")
         assert page.locator(".slice").count() == 4  # two images of each run
@@ -190,7 +189,6 @@ def test_other_sections(path: Path):
         page.locator("summary", has_text="2 classes").first.click()
         assert page.locator(".classes").first.is_visible()
         assert page.locator(".predictions img").count() == 4
-        assert "clustering" in page.locator("#speed ~ .cards").inner_text()
 
         rows = page.locator("[data-option]")
         assert "optim.lr" in rows.first.inner_text()  # what differs comes first
@@ -237,7 +235,7 @@ HOSTILE = (
 
 
 def test_hostile_names_are_only_text(tmp_path: Path):
-    """In names of runs, metrics, options, classes, files, pictures and stages."""
+    """In names of runs, metrics, options, classes, files and pictures."""
     runs = []
     for number, name in enumerate(HOSTILE[:1] + HOSTILE[2:]):
         name = name.replace("/", "_").replace("\0", "")
@@ -248,7 +246,6 @@ def test_hostile_names_are_only_text(tmp_path: Path):
         (run / "config.json").write_text(json.dumps(config))
         add_pictures(run, (0, 10), HOSTILE[:4])
         add_scores(run, HOSTILE, protocol=HOSTILE[0], data=HOSTILE[1], backbone=HOSTILE[2])
-        add_bench(run, *HOSTILE, label=HOSTILE[1])
         runs.append(run)
     runs.append(make_run(tmp_path / "no text: \udc80", 20))
     path = write_report(runs, tmp_path / "page.html")
