@@ -84,7 +84,7 @@ class LinearConfig(Section):
 @dataclass(frozen=True)
 class WithinConfig(Section):
     """K-means on the features of each image separately, clusters matched to the image's classes;
-    tokens are preprocessed as with --kmeans.reading tokens."""
+    tokens are preprocessed as with --kmeans.on tokens."""
 
     section = "within"
     image_px: Count = 448
@@ -107,7 +107,7 @@ class KmeansConfig(WithinConfig):
     on the dataset: give --data to see them."""
 
     section = "kmeans"
-    reading: Literal["pixels", "tokens"] = "pixels"
+    on: Literal["pixels", "tokens"] = "pixels"
     """Cluster features resized to label_px, or patch tokens; only tokens are reduced by PCA."""
     clusters: Annotated[int | None, at_least(2)] = None
     """Number of clusters: by default one per class, matched 1:1; more are matched many to one."""
@@ -149,8 +149,8 @@ class VideoConfig(Section):
     """Number of previous frames to propagate from, in addition to the first."""
     radius: Annotated[int, at_least(0)] = 12
     """Radius of the search window, in patches."""
-    best: Count = 5
-    """Number of most similar patches (top-k) to average."""
+    top_k: Count = 5
+    """Number of most similar patches to average."""
     temperature: Annotated[float, POSITIVE] = 0.1
     """Temperature: patches are weighted by exp(cosine / temperature)."""
 
@@ -189,10 +189,10 @@ SCENES = {"image_px": 96, "label_px": 96}
 
 
 def kmeans_protocol(kind: str) -> KmeansConfig:
-    """The paper's reading for its data sets; for small sets the one of their published scores."""
+    """The paper's setting for its datasets; for small ones that of their published scores."""
     if kind == "scenes":
-        return KmeansConfig(reading="tokens", **SCENES)
-    return KmeansConfig() if kind in PAPERS else KmeansConfig(reading="tokens")
+        return KmeansConfig(on="tokens", **SCENES)
+    return KmeansConfig() if kind in PAPERS else KmeansConfig(on="tokens")
 
 
 DEFAULTS: dict[str, Callable[[str], Any]] = {

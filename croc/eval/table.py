@@ -217,6 +217,7 @@ def line_key(line: dict[str, Any]) -> str:
     """The key of a line of results.jsonl, which may be older than some of its fields."""
     names = ("protocol", "config", "data_hash", "weights_hash", "network_hash")
     renamed = {"standardise": "standardize", "neighbours": "neighbors"}
+    renamed |= {"reading": "on", "best": "top_k"}
     config = {renamed.get(name, name): value for name, value in line["config"].items()}
     values = [(line | {"config": config}).get(name) for name in names]
     return cell_key(*values, line["machine"].get("precision"), line.get("hold_out", 0.0))

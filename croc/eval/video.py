@@ -185,7 +185,7 @@ def propagate(
     cosines = features.flatten(1).mT @ votes
     by_source = cosines.view(len(near), len(sources), -1)  # one large tensor, changed in place
     by_source.masked_fill_(~near[:, None], -torch.inf)
-    heaviest, chosen = cosines.topk(min(config.best, cosines.shape[1]), dim=1)
+    heaviest, chosen = cosines.topk(min(config.top_k, cosines.shape[1]), dim=1)
     weights = (heaviest / config.temperature).softmax(dim=1)  # 0 where fewer than `best` are near
     soft = torch.einsum("nk,onk->on", weights, labels[:, chosen])
     return rearrange(soft, "o (h w) -> o h w", h=features.shape[1])

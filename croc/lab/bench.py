@@ -271,7 +271,9 @@ def count_flop(config: CrocConfig) -> dict[str, int]:
     Counted by torch on a step of two images without kernels on the CPU, so that what a kernel
     computes twice to save memory does not count; nor do the views and the optimizer.
     """
-    run = replace(config.run, accelerator="cpu", precision="float32", compile=False, record=False)
+    run = replace(
+        config.run, accelerator="cpu", precision="float32", compile=False, cuda_graph=False
+    )
     config = replace(config, run=run, optim=replace(config.optim, batch=2))
     cpu, flop = torch.device("cpu"), Counter[str]()
     trainer = BenchTrainer(make_fabric(run), config)

@@ -116,7 +116,7 @@ def test_fold_scores_depend_on_the_features(sees: bool, least: float, most: floa
         image_px=32, blocks=1, standardize=True, rates=(0.1,), batch=4, epochs=None, steps=60,
         crop=None, train_px=8, score_px=8,
     )  # fmt: skip
-    kmeans = KmeansConfig(reading="tokens", image_px=32, label_px=8, pca=2, seeds=3)
+    kmeans = KmeansConfig(on="tokens", image_px=32, label_px=8, pca=2, seeds=3)
     machine = Machine(torch.device("cpu"), torch.float32, workers=0)
     scores = folds.score(Brightness(sees), Halves(), linear, kmeans, 4, machine)
     assert least <= scores["linear"] <= most

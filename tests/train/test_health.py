@@ -105,7 +105,7 @@ def test_the_fused_optimizer_itself_leaves_it_out(tmp_path: Path, monkeypatch: p
 @pytest.mark.cuda
 @pytest.mark.parametrize("damage", [spoil_one_gradient, overflow_one_gradient, spoil_the_loss])
 def test_on_a_gpu_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: Damage):
-    gpu = {"accelerator": "cuda", "devices": 1, "compile": False, "record": False}
+    gpu = {"accelerator": "cuda", "devices": 1, "compile": False, "cuda_graph": False}
     left_alone_by_the_fused_optimizer(tmp_path / "run", monkeypatch, damage, **gpu)
 
 
