@@ -240,7 +240,8 @@ def test_all_sizes_of_foundation_models(name: str):
     options: dict[str, Any] = {"depth": 1, "num_classes": 0, "global_pool": "token"}
     with torch.device("meta"):
         vit: Any = timm.create_model(name, **options)
-    recognized = recognize(content(other(vit.state_dict())))
+    weights = {name: torch.zeros(value.shape) for name, value in vit.state_dict().items()}
+    recognized = recognize(content(weights))
     with torch.device("meta"):
         ours: Any = timm.create_model(recognized.architecture, num_classes=0, **recognized.options)
     assert str(ours) == str(vit)
