@@ -213,7 +213,6 @@ class Request:
     data: str
     config: Any
     masks: str | None = None
-    overlays: str | None = None
     hold_out: float = 0.0
     """The share of the training split to score, instead of the validation split."""
 
@@ -259,8 +258,6 @@ class EvaluateOptions(Section):
 class EvaluateVideo(EvaluateOptions):
     masks: str | None = None
     """New folder for the predicted masks, in DAVIS format."""
-    overlays: str | None = None
-    """New folder for videos with the predictions overlaid."""
 
 
 @dataclass(frozen=True)
@@ -301,8 +298,8 @@ def run_command(protocol: str, arguments: list[str]) -> bool:
             raise UserError(
                 f"{protocol} cannot be scored on {options.data}, it allows {', '.join(allowed)}"
             )
-        folders: Any = {name: getattr(options, name, None) for name in ("masks", "overlays")}
-        requests = [Request(protocol, options.data, getattr(options, protocol), **folders)]
+        masks = getattr(options, "masks", None)
+        requests = [Request(protocol, options.data, getattr(options, protocol), masks)]
     from croc.eval.evaluate import evaluate
 
     evaluate(options, [dataclasses.replace(each, hold_out=options.hold_out) for each in requests])

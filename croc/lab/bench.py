@@ -19,18 +19,16 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
 from lightning_fabric import Fabric
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from croc.config import ClusterConfig, CrocConfig, PretrainConfig, parse, require, require_least
+from croc.config import CrocConfig, PretrainConfig, parse, require, require_least
 from croc.data.loader import batch_indices, make_loader, worker_count
 from croc.data.sources import ImageSource, open_source
 from croc.errors import UserError
 from croc.io import gpu_versions, hardware, replacing
-from croc.kernels import serve
 from croc.method.backbone import Backbone
 from croc.method.clustering.paper import check_k_start
 from croc.method.distributed import fetch
@@ -209,12 +207,6 @@ def measure(
             launches.append(1e3 * (time.perf_counter() - start))
         host_ms = statistics.median(launches)
     loss = fetch(trainer.next_step(next(batches)))["loss"]
-    backbone = trainer.method.student.backbone
-    last: Any = backbone.vit.blocks[-1]
-    heads = 1 if config.cluster.tokens == "last" else last.attn.num_heads
-    count = (config.views.size_px // backbone.patch_px) ** 2
-    shape = (VIEWS, 1, heads, count, backbone.width // heads)
-    tokens = torch.empty(shape, dtype=getattr(torch, ceiling["dtype"]), device=device)
     return {
         "step_ms": {"median": median, "p10": p10, "p90": p90},
         "images_per_s": images_per_s,
@@ -227,7 +219,6 @@ def measure(
         "reserved_gib": reserved_gib,
         "split_ms": split_ms,
         "watched_ms": watched_ms,
-        "clustering_by": clustering_by(tokens, config.cluster),
         "flop": flop,
         "tflops": tflops,
         "of_ceiling": tflops / ceiling["tflops"],
@@ -303,15 +294,6 @@ def measure_ceiling(device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
     taken_ms = _timed_ms(device, lambda: torch.mm(a, b, out=out), warm_ups + runs)[warm_ups:]
     tflops = 2 * side**3 / statistics.median(taken_ms) / 1e9
     return {"tflops": tflops, "dtype": str(dtype).removeprefix("torch."), "side": side}
-
-
-def clustering_by(tokens: Float[Tensor, "M B H N d"], config: ClusterConfig) -> str:
-    """The kernel, or the definition where the kernel cannot take the tokens."""
-    if not serve(tokens):
-        return "definition"
-    from croc.kernels.clustering import fits
-
-    return "kernel" if fits(tokens, config) else "definition"
 
 
 def synthetic_batches(config: CrocConfig, count: int, device: torch.device) -> Iterator[Canvases]:
