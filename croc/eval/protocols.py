@@ -38,7 +38,7 @@ def protocols_of(data: str, hold_out: float = 0.0) -> tuple[str, ...]:
 @dataclass(frozen=True)
 class LinearConfig(Section):
     """One linear layer on frozen features, trained on the training split and scored on the
-    validation split. Defaults depend on the dataset: give --data to see them."""
+    validation split. Defaults depend on the dataset: pass --data to see them."""
 
     section = "linear"
     image_px: Count = 448
@@ -104,7 +104,7 @@ class WithinConfig(Section):
 @dataclass(frozen=True)
 class KmeansConfig(WithinConfig):
     """K-means on the features of the validation split, clusters matched to classes. Defaults depend
-    on the dataset: give --data to see them."""
+    on the dataset: pass --data to see them."""
 
     section = "kmeans"
     on: Literal["pixels", "tokens"] = "pixels"
@@ -139,8 +139,7 @@ class InContextConfig(Section):
 
 @dataclass(frozen=True)
 class VideoConfig(Section):
-    """The first frame's mask, propagated through each video by DINO's protocol, as in the
-    paper."""
+    """Propagate the first frame's mask through each video by DINO's protocol, as in the paper."""
 
     section = "video"
     short_px: Count = 480

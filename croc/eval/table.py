@@ -236,7 +236,7 @@ def compute(
     finished = {line_key(line): line for line in lines}  # those of `croc evaluate` count, too
     keys = {key for row in rows for _, _, key in row.cells}
     missing = len(keys - finished.keys())
-    log(f"{len(keys)} cells, {len(keys) - missing} of them finished before")
+    log(f"{len(keys)} cells, {len(keys) - missing} already finished")
     machine, failures, number = evaluate.find_machine(options), {}, 0
     for row in rows:
         weights = None

@@ -133,10 +133,10 @@ def train(
     ):
         verb = f"resumes from step {state.step}" if state.step else "starts"
         devices = f"{fabric.world_size} × {fabric.device.type}"
-        images = f"{len(source):,} images, {source.name(0)} the first"
+        images = f"{len(source):,} images (first: {source.name(0)})"
         log.say(f"{folder}: {verb}, to step {last_step}, on {devices}; {images}")
         if trainer.origin:
-            log.say(f"starts from {trainer.origin}; heads are fresh")
+            log.say(f"backbone initialized from {trainer.origin}; heads start from scratch")
 
         health = Health(config)
         review = Review(trainer, source, folder, log, health, state.step, on_save)

@@ -70,7 +70,7 @@ def test_three_weights_by_one_command(run, tmp_path, computed, capsys):
     assert call("linear", run, "scenes:4", tmp_path) == 0
     assert make_one(tmp_path, weights) == 0
     output = capsys.readouterr()
-    assert "6 cells, 1 of them finished before" in output.err  # by `croc evaluate linear`
+    assert "6 cells, 1 already finished" in output.err  # by `croc evaluate linear`
     assert f"cell 5 of 5: {TINY}, kmeans on scenes:4" in output.err
     record = json.loads((tmp_path / "table.json").read_text())
     rows = record["rows"]
