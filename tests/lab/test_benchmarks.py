@@ -1,8 +1,6 @@
 """The benchmarks run at tiny sizes, and their numbers are right on inputs of known answers."""
 
 import json
-import runpy
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -139,21 +137,3 @@ def test_variance(capsys: pytest.CaptureFixture[str]):
     assert 0 < record["place"] < 1
     assert 0 < record["image"] < 1
     assert 1 < record["rank"] < 192
-
-
-@pytest.mark.parametrize(
-    ("program", "options"),
-    [
-        ("folds", ("--weights", "no/run", "--data", "scenes")),
-        ("variance", ("--weights", "no/run", "--data", "scenes")),
-        ("chosen_k", ("--run", "no/run")),
-    ],
-)
-def test_bad_input_is_one_line_and_code_2(program, options, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", [f"{program}.py", *options])
-    with pytest.raises(SystemExit) as ended:
-        runpy.run_path(str(ROOT / "benchmarks" / f"{program}.py"), run_name="__main__")
-    (line,) = capsys.readouterr().err.splitlines()
-    assert ended.value.code == 2
-    assert line.startswith(f"{program}: ")
-    assert "no/run" in line
