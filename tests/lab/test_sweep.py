@@ -216,32 +216,35 @@ def start(script: str, *arguments: object) -> "subprocess.Popen[str]":
     return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, encoding="utf-8")
 
 
-def test_processes_share_a_sweep_and_take_over_from_a_killed_one(tmp_path: Path):
+def test_processes_share_a_sweep_and_take_over_from_a_killed_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
     """The first run is locked by a process that is killed when the second run is finished."""
-    options = (tmp_path, *LAMBDA, "1", "2")
-    with start(LOCKS_THE_FIRST, tmp_path) as blocker:
-        assert blocker.stdout is not None
-        assert blocker.stdout.readline() == "locked\n"
-        both = [start(SWEEP, *options), start(SWEEP, *options)]
+    options = (*LAMBDA, "1", "2")
+    with start(LOCKS_THE_FIRST, tmp_path) as blocker, start(SWEEP, tmp_path, *options) as other:
         try:
-            assert both[0].stderr is not None
+            assert blocker.stdout is not None
+            assert other.stderr is not None
+            assert blocker.stdout.readline() == "locked\n"
             errors = ""
             while "waiting for runs that other" not in errors:
-                line = both[0].stderr.readline()
+                line = other.stderr.readline()
                 assert line, errors
                 errors += line
             blocker.kill()
-            outputs = [each.communicate(timeout=300) for each in both]
+            assert croc_sweep(tmp_path, *options) == 0
+            output, rest = other.communicate(timeout=300)
         finally:
-            for each in (blocker, *both):
+            for each in (blocker, other):
                 each.kill()
-    assert [each.returncode for each in both] == [0, 0], outputs
-    started = re.findall(r"runs/(\S+): starts", errors + "".join(text for _, text in outputs))
+    assert other.returncode == 0, rest
+    printed = capsys.readouterr()
+    started = re.findall(r"runs/(\S+): starts", errors + rest + printed.err)
     assert sorted(started) == ["1-seed-0", "2-seed-0"]
     lines = read_results(tmp_path / "evaluations")
     assert len(lines) == len({line["weights_hash"] for line in lines}) == 2
     # Each waits for the other, so both print the whole table.
-    tables = [text[: text.index("written to")] for text, _ in outputs]
+    tables = [text[: text.index("written to")] for text in (output, printed.out)]
     assert tables[0] == tables[1]
     assert len(read_record(tmp_path)["rows"]) == 2
     assert not list(tmp_path.rglob("*.partial"))
