@@ -102,6 +102,8 @@ def test_precision_and_hold_out_are_part_of_the_key():
     keys.add(table.line_key({**line, "machine": {"precision": "bfloat16"}}))
     assert len(keys) == 3
     assert table.cell_key("linear", {"a": 1}, "d", "w", "n", "float32", 0.0) in keys
+    older, newer = {"reading": "tokens", "best": 5}, {"on": "tokens", "top_k": 5}
+    assert table.line_key(line | {"config": older}) == table.line_key(line | {"config": newer})
 
 
 def test_resumes_after_an_interrupt(tmp_path, computed, monkeypatch):
