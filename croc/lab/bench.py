@@ -120,8 +120,7 @@ def run_bench(
         "figures": figures,
     }
     with replacing(folder / FILE) as partial:
-        text = json.dumps(results, indent=1, ensure_ascii=False, allow_nan=False)
-        partial.write_text(text + "\n")
+        partial.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n")
     print_figures(results)
     print(f"the results are in {folder / FILE}")
 
