@@ -29,8 +29,8 @@ types: install
 
 # Shapes are checked by jaxtyping's hook, which torch.compile cannot pass: hence two passes.
 unit: install browser
-	$(BIN)/pytest -n 2 -m "not compiled" --jaxtyping-packages=croc,beartype.beartype
-	$(BIN)/pytest -m compiled
+	$(BIN)/pytest -n 2 --dist loadgroup -m "not compiled" --jaxtyping-packages=croc,beartype.beartype
+	$(BIN)/pytest -n 2 -m compiled
 
 # The pages are tested in a real browser; where there is none and Debian's can be had, take it.
 browser:

@@ -2,8 +2,7 @@
 
 The kernel with some warps and registers per thread, beside the definition, the drawing of seeds
 and the pooling of centroids; and how far the results are from the definition's in float64.
-`croc bench RECIPE --bench.vary` shows how the clustering within a step grows with the batch, the
-tokens, K_start and heads.
+`croc bench RECIPE` times the clustering within a step.
 """
 
 import argparse

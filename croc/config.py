@@ -416,7 +416,7 @@ class RunConfig(Section):
     """auto is bfloat16 autocast on a GPU and float32 on the CPU."""
     compile: bool | Literal["auto"] = "auto"
     """Use torch.compile; auto enables it on GPUs only."""
-    record: bool | Literal["auto"] = "auto"
+    cuda_graph: bool | Literal["auto"] = "auto"
     """Capture the step as a CUDA graph; auto enables it on a single GPU, if compiled."""
     kernels: bool = True
     """Use CrOC's own kernels on a GPU instead of the slower PyTorch reference."""
@@ -512,6 +512,7 @@ RENAMED = {
         "temperature_warmup_epochs": "temp_warmup_epochs",
     },
     "optim": {"rate": "lr", "rate_end": "lr_end", "muon_rate_factor": "muon_lr_factor"},
+    "run": {"record": "cuda_graph"},
 }
 """Options by section that a config.json of an earlier version has under another name."""
 

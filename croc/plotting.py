@@ -30,5 +30,5 @@ def verbatim(text: str) -> str:
 
 
 def save_chart(figure: Figure, path: Path) -> None:
-    with replacing(path) as partial:
+    with replacing(path, shared=True) as partial:
         figure.savefig(partial, format="png")

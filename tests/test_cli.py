@@ -60,7 +60,7 @@ DEMO = {  # options of `croc pretrain demo`, and a fragment of the message
     "--head.image-prototypes 1": "at least 2",
     "--run.seed -1": "--run.seed",
     "--run.micro-batch 8": "--loss.centering sinkhorn needs",
-    "--run.record True": "--run.record True is for one process on a GPU",
+    "--run.cuda-graph True": "--run.cuda-graph True is for one process on a GPU",
     "--run.folder /proc/nowhere/run": "/proc/nowhere",
     "--run.folder thesis": "choose another --run.folder",
 }

@@ -4,9 +4,6 @@ import os
 import shutil
 import subprocess
 import sys
-import sysconfig
-import tarfile
-import venv
 from email import message_from_bytes
 from pathlib import Path
 from zipfile import ZipFile
@@ -14,7 +11,6 @@ from zipfile import ZipFile
 import pytest
 
 import croc
-from tests.lab.report.fakes import make_run
 
 ROOT = Path(__file__).parent.parent
 TAKEN = ("croc", "tests", "docs", "dev", "benchmarks", "examples")
@@ -49,19 +45,6 @@ def wheel_in(built: Path) -> Path:
     return next(built.glob("*.whl"))
 
 
-@pytest.fixture(scope="module")
-def installed(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The programs of a new environment, which has CrOC's wheel and borrows the dependencies."""
-    folder = tmp_path_factory.mktemp("environment")
-    venv.create(folder, symlinks=True)
-    python = folder / "bin" / "python"
-    pip = (sys.executable, "-m", "pip", "--python", python, "--disable-pip-version-check")
-    call(*pip, "install", "--quiet", "--no-deps", "--no-index", wheel_in(built), folder=folder)
-    site = next(folder.glob("lib/python*/site-packages"))
-    (site / "borrowed.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    return folder / "bin"
-
-
 def test_the_wheel_holds_the_package_and_nothing_else(built: Path):
     copy = built.parent
     with ZipFile(wheel_in(built)) as file:
@@ -79,34 +62,3 @@ def test_the_wheel_holds_the_package_and_nothing_else(built: Path):
     assert fields["Version"] == croc.__version__
     assert f"version: {croc.__version__}\n" in (ROOT / "CITATION.cff").read_text()
     assert f"## [{croc.__version__}]" in (ROOT / "CHANGELOG.md").read_text()
-
-
-def test_the_sdist_can_be_tested_and_documented(built: Path):
-    with tarfile.open(next(built.glob("*.tar.gz"))) as file:
-        names = {name.partition("/")[2] for name in file.getnames()}
-    for name in (
-        *("Makefile", "constraints.txt", "LICENSE", "CITATION.cff", "CHANGELOG.md", "mkdocs.yml"),
-        *("tests/tiny.py", "tests/golden/losses.json", "dev/LOG.md", "docs/clusters.png"),
-        *("docs/hooks.py", "docs/slurm.sh", "benchmarks/clustering.py", "croc/lab/web/charts.js"),
-    ):
-        assert name in names, name
-    assert not [name for name in names if "__pycache__" in name or name.startswith(".")]
-
-
-def test_the_installed_package_runs_and_finds_its_files(installed: Path, tmp_path: Path):
-    """It, not the checkout, is imported; the report's scripts, the explorer's files and the bundled
-    weights are there."""
-    assert call(installed / "croc", "--version", folder=tmp_path) == f"croc {croc.__version__}\n"
-    run = make_run(tmp_path / "run")
-    call(installed / "croc", "show", "report", run, "--to", "page.html", folder=tmp_path)
-    assert "function" in (tmp_path / "page.html").read_text()
-    program = """
-import croc, sys
-from croc.lab.app import server
-from croc.weights.open import shipped
-assert croc.__file__.startswith(sys.prefix), croc.__file__
-assert (server.HERE / "page.html").is_file() and (server.WEB / "theme.js").is_file()
-print(shipped()["stand-in"].relative_to(sys.prefix).as_posix())
-"""
-    said = call(installed / "python", "-c", program, folder=tmp_path)
-    assert said == "share/croc/weights/stand-in.safetensors\n"

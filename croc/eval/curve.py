@@ -21,17 +21,17 @@ MILLION = 1_000_000
 
 @dataclass(frozen=True)
 class CurveOptions(TableOptions):
-    """Every checkpoint of some runs, and their networks before the first step: scores against the
-    images seen. Finished scores are not computed again, so it can be called while a run trains."""
+    """Plot the scores of every checkpoint, and of the untrained networks, of one or more runs
+    against the number of images seen. Finished scores are reused: rerun it during training."""
 
     weights: tuple[str, ...]  # pyright: ignore[reportIncompatibleVariableOverride]
-    """LABEL=RUN, or just RUN: folders of croc pretrain; one line each. --run.keep-every-steps keeps
-    more of a run than its last two checkpoints."""
+    """LABEL=RUN, or just RUN: run folders; one line each. To keep more than a run's last two
+    checkpoints, train with --run.keep-every-steps."""
     average: bool = False
     """Add a panel with the mean over a protocol's datasets, if there are several."""
     to: str = "curves"
-    """Folder of curve.png, of table.md, .tex, .html and .json with one row per checkpoint, of
-    results.jsonl, to which finished cells are appended, and of the pictures."""
+    """Output folder for curve.png, table.md, .tex and .json (one row per checkpoint), results.jsonl
+    (finished cells are appended) and pictures."""
 
 
 class Point(NamedTuple):

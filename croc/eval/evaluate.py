@@ -151,10 +151,10 @@ def carry_out(
     parts, data_hash = data[protocol, request.data]
     backbone = weights.backbone.to(device, machine.precision)
     if protocol == "video":
-        folders = [Path(each) if each else None for each in (request.masks, request.overlays)]
-        video = evaluate_video(backbone, parts["videos"], config, device, *folders)
-        for written in filter(None, folders):
-            print(f"written: {written}")
+        masks = Path(request.masks) if request.masks else None
+        video = evaluate_video(backbone, parts["videos"], config, device, masks)
+        if masks:
+            print(f"written: {masks}")
         if not video.videos:  # none with all its masks
             return None
         scores, examples = video.means, video.examples

@@ -1,6 +1,6 @@
 """Unsupervised segmentation by K-means, clusters matched to classes: over all images, or in each.
 
-Two readings of the paper. `pixels`: the features are resized to the labels' 100² and clustered.
+Two ways to read the paper. `pixels`: the features are resized to the labels' 100² and clustered.
 `tokens`: the patch tokens are standardized, reduced by PCA and clustered, and the map of clusters
 is resized. Two passes over the data: one draws the points that the centroids of all seeds are
 fitted to, one assigns all features to them. Resized features exist for a few images at a time.
@@ -74,7 +74,7 @@ def evaluate_kmeans(
     centroids: list[Tensor] = []
     for seed, drawn in progress(enumerate(points), "K-means", config.seeds):
         kept = (reduce(drawn) if reduce else drawn).float().cpu().numpy()
-        iterations = ITERATIONS[config.reading]
+        iterations = ITERATIONS[config.on]
         fitted = fit_kmeans(np.ascontiguousarray(kept), count, iterations, config.restarts, seed)
         centroids.append(torch.from_numpy(fitted).to(drawn.device))
     counts = [torch.zeros(count, classes, dtype=torch.long) for _ in centroids]
@@ -172,7 +172,7 @@ def draw_points(
     patches: PatchFeatures, clusters: int, config: KmeansConfig
 ) -> tuple[list[Float32[Tensor, "m C"]], Moments | None]:
     """256 features per centroid for each seed; and all features' moments, if they are reduced."""
-    moments = Moments() if config.reading == "tokens" else None
+    moments = Moments() if config.on == "tokens" else None
     chosen: list[Tensor] = []
     drawn: list[list[Tensor]] = [[] for _ in range(config.seeds)]
     start = 0
@@ -259,8 +259,8 @@ def enlarge(clusters: Int64[Tensor, "b h w"], side: int) -> Int64[Tensor, "b sid
 def _resized(
     features: Float[Tensor, "b C h w"], config: KmeansConfig
 ) -> Float[Tensor, "b C rows columns"]:
-    """In the reading `pixels`, at the labels' size."""
+    """With `--kmeans.on pixels`, at the labels' size."""
     size = (config.label_px, config.label_px)
-    if config.reading == "tokens" or features.shape[2:] == size:
+    if config.on == "tokens" or features.shape[2:] == size:
         return features
     return F.interpolate(features, size=size, mode="bilinear", align_corners=False)

@@ -1,29 +1,22 @@
-"""Pictures of predictions: figures beside the truth, masks as DAVIS stores them, overlay videos."""
+"""Pictures of predictions: figures beside the truth, and masks as DAVIS stores them."""
 
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import matplotlib.colors
 import numpy as np
-from jaxtyping import Bool, Float, UInt8
+from jaxtyping import Float, UInt8
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from PIL import Image
-from scipy.ndimage import maximum_filter, minimum_filter
 
 from croc.eval.features import Example
 from croc.eval.metrics import IGNORED
 from croc.plotting import PALETTE
 
-FRAMES_PER_SECOND = 24  # DAVIS'
-CODING = {"crf": "18", "preset": "veryfast"}  # x264's default takes longer than the network
-WHITE = 255
 UNLABELED = (0.5, 0.5, 0.5)
 LEGEND_ENTRIES = 24
-OBJECT_COLORS = (PALETTE * 255).round().byte().numpy()
-Frame = UInt8[np.ndarray, "h w 3"]
-Mask = UInt8[np.ndarray, "h w"]
 Masks = UInt8[np.ndarray, "t h w"]
 
 
@@ -96,41 +89,3 @@ def voc_palette() -> list[int]:
         for index in range(256)
         for channel in range(3)
     ]
-
-
-def write_overlay(
-    path: Path, frames: Iterable[Frame], predicted: Masks, truth: Masks | None = None
-) -> None:
-    """The painted frames as an mp4 that every browser plays: H.264, 4:2:0."""
-    import av
-
-    path.parent.mkdir(parents=True, exist_ok=True)
-    _, height, width = predicted.shape
-    odd = ((0, height % 2), (0, width % 2), (0, 0))
-    with av.open(str(path), "w", options={"movflags": "+faststart"}) as video:
-        stream = video.add_stream("libx264", rate=FRAMES_PER_SECOND, options=CODING)
-        stream.height, stream.width = height + height % 2, width + width % 2
-        stream.pix_fmt = "yuv420p"
-        for t, frame in enumerate(frames):
-            painted = paint_objects(frame, predicted[t], None if truth is None else truth[t])
-            even = np.pad(painted, odd, mode="edge")
-            video.mux(stream.encode(av.VideoFrame.from_ndarray(even, format="rgb24")))
-        video.mux(stream.encode())
-
-
-def paint_objects(frame: Frame, predicted: Mask, truth: Mask | None = None) -> Frame:
-    """Predicted objects are tinted, with opaque edges; the edges of true ones are white."""
-    colors = OBJECT_COLORS
-    painted, inside, edge = frame.copy(), predicted > 0, edges(predicted)
-    numbers = predicted - 1  # wraps around for the background, which is not painted
-    painted[inside] = frame[inside] // 2 + colors[numbers[inside] % len(colors)] // 2
-    painted[edge] = colors[numbers[edge] % len(colors)]
-    if truth is not None:
-        painted[edges(truth)] = WHITE
-    return painted
-
-
-def edges(objects: Mask) -> Bool[np.ndarray, "h w"]:
-    """Pixels of an object one of whose eight neighbors is not part of it."""
-    highest, lowest = maximum_filter(objects, 3), minimum_filter(objects, 3)
-    return (highest != lowest) & (objects > 0)

@@ -38,7 +38,7 @@ def protocols_of(data: str, hold_out: float = 0.0) -> tuple[str, ...]:
 @dataclass(frozen=True)
 class LinearConfig(Section):
     """One linear layer on frozen features, trained on the training split and scored on the
-    validation split. Defaults depend on the dataset: give --data to see them."""
+    validation split. Defaults depend on the dataset: pass --data to see them."""
 
     section = "linear"
     image_px: Count = 448
@@ -84,7 +84,7 @@ class LinearConfig(Section):
 @dataclass(frozen=True)
 class WithinConfig(Section):
     """K-means on the features of each image separately, clusters matched to the image's classes;
-    tokens are preprocessed as with --kmeans.reading tokens."""
+    tokens are preprocessed as with --kmeans.on tokens."""
 
     section = "within"
     image_px: Count = 448
@@ -104,10 +104,10 @@ class WithinConfig(Section):
 @dataclass(frozen=True)
 class KmeansConfig(WithinConfig):
     """K-means on the features of the validation split, clusters matched to classes. Defaults depend
-    on the dataset: give --data to see them."""
+    on the dataset: pass --data to see them."""
 
     section = "kmeans"
-    reading: Literal["pixels", "tokens"] = "pixels"
+    on: Literal["pixels", "tokens"] = "pixels"
     """Cluster features resized to label_px, or patch tokens; only tokens are reduced by PCA."""
     clusters: Annotated[int | None, at_least(2)] = None
     """Number of clusters: by default one per class, matched 1:1; more are matched many to one."""
@@ -139,8 +139,7 @@ class InContextConfig(Section):
 
 @dataclass(frozen=True)
 class VideoConfig(Section):
-    """The first frame's mask, propagated through each video by DINO's protocol, as in the
-    paper."""
+    """Propagate the first frame's mask through each video by DINO's protocol, as in the paper."""
 
     section = "video"
     short_px: Count = 480
@@ -149,8 +148,8 @@ class VideoConfig(Section):
     """Number of previous frames to propagate from, in addition to the first."""
     radius: Annotated[int, at_least(0)] = 12
     """Radius of the search window, in patches."""
-    best: Count = 5
-    """Number of most similar patches (top-k) to average."""
+    top_k: Count = 5
+    """Number of most similar patches to average."""
     temperature: Annotated[float, POSITIVE] = 0.1
     """Temperature: patches are weighted by exp(cosine / temperature)."""
 
@@ -189,10 +188,10 @@ SCENES = {"image_px": 96, "label_px": 96}
 
 
 def kmeans_protocol(kind: str) -> KmeansConfig:
-    """The paper's reading for its data sets; for small sets the one of their published scores."""
+    """The paper's setting for its datasets; for small ones that of their published scores."""
     if kind == "scenes":
-        return KmeansConfig(reading="tokens", **SCENES)
-    return KmeansConfig() if kind in PAPERS else KmeansConfig(reading="tokens")
+        return KmeansConfig(on="tokens", **SCENES)
+    return KmeansConfig() if kind in PAPERS else KmeansConfig(on="tokens")
 
 
 DEFAULTS: dict[str, Callable[[str], Any]] = {
@@ -213,7 +212,6 @@ class Request:
     data: str
     config: Any
     masks: str | None = None
-    overlays: str | None = None
     hold_out: float = 0.0
     """The share of the training split to score, instead of the validation split."""
 
@@ -259,8 +257,6 @@ class EvaluateOptions(Section):
 class EvaluateVideo(EvaluateOptions):
     masks: str | None = None
     """New folder for the predicted masks, in DAVIS format."""
-    overlays: str | None = None
-    """New folder for videos with the predictions overlaid."""
 
 
 @dataclass(frozen=True)
@@ -301,8 +297,8 @@ def run_command(protocol: str, arguments: list[str]) -> bool:
             raise UserError(
                 f"{protocol} cannot be scored on {options.data}, it allows {', '.join(allowed)}"
             )
-        folders: Any = {name: getattr(options, name, None) for name in ("masks", "overlays")}
-        requests = [Request(protocol, options.data, getattr(options, protocol), **folders)]
+        masks = getattr(options, "masks", None)
+        requests = [Request(protocol, options.data, getattr(options, protocol), masks)]
     from croc.eval.evaluate import evaluate
 
     evaluate(options, [dataclasses.replace(each, hold_out=options.hold_out) for each in requests])

@@ -28,7 +28,14 @@ from croc.eval.protocols import (
     given_kind,
     protocols_of,
 )
-from croc.eval.table_formats import failure_name, make_record, print_record, write_record
+from croc.eval.table_formats import (
+    failure_name,
+    fill_cells,
+    layout,
+    make_record,
+    to_markdown,
+    write_record,
+)
 from croc.io import versions
 from croc.tables import one_line
 
@@ -54,7 +61,7 @@ class TableOptions(EvaluateOptions):
     average: bool = True
     """Add a column with the mean over a protocol's datasets, if there are several."""
     to: str = "tables"
-    """Output folder for table.md, .tex, .html and .json, results.jsonl (finished cells are
+    """Output folder for table.md, .tex and .json, results.jsonl (finished cells are
     appended) and pictures."""
     linear: LinearConfig = field(default_factory=LinearConfig)
     kmeans: KmeansConfig = field(default_factory=KmeansConfig)
@@ -70,7 +77,6 @@ class Row:
     label: str
     spec: str
     weights_hash: str
-    facts: dict[str, str | None]
     notes: list[str]
     cells: list[tuple[Request, Request, str]]
     """Each column, the same with a size that fits the patches, and its key."""
@@ -157,9 +163,20 @@ def make_table(options: TableOptions, weights: dict[str, str], columns: Sequence
     except KeyboardInterrupt:
         log(STOPPED)
         raise
-    record = make_record(rows, columns, options.average, finished, failures)
+    shown = layout([(column.name, column.data) for column in columns], options.average)
+    records, croc_versions = [], set()
+    for row in rows:
+        lines = {(x.name, x.data): finished[key] for x, _, key in row.cells if key in finished}
+        croc_versions |= {str(line.get("versions", {}).get("croc")) for line in lines.values()}
+        cells = fill_cells(shown, {place: line["scores"] for place, line in lines.items()})
+        names = {"label": row.label, "weights": row.spec, "weights_hash": row.weights_hash}
+        records.append({**names, "cells": cells})
+    notes = [note for row in rows for note in row.notes]
+    if len(croc_versions) > 1:
+        notes.append(f"Scored with different versions of croc: {', '.join(sorted(croc_versions))}.")
+    record = make_record(shown, records, columns, notes, failures)
     written = write_record(record, folder)
-    print_record(record)
+    print(to_markdown(record, str))
     print(f"written to {folder}: {', '.join(written)}")
     if failures:
         names = "; ".join(f"{failure_name(each)} ({each['reason']})" for each in failures)
@@ -173,7 +190,6 @@ def plan_row(
 ) -> Row:
     """Open the weights and check that they suit every column."""
     from croc.eval.evaluate import find_machine, fit, open_weights
-    from croc.weights.open import architecture
 
     cells, notes = [], []
     precision = find_machine(options).precision_name
@@ -188,34 +204,7 @@ def plan_row(
             cells.append((column, request, key))
     except UserError as error:
         raise UserError(str(error) if label == spec else f"{label}: {error}") from None
-    trained_on, epochs = training_facts(spec)
-    facts = {"model": architecture(weights.backbone), "data": trained_on, "epochs": epochs}
-    facts = {name: one_line(fact) or None for name, fact in facts.items()}
-    return Row(label, spec, weights.hash, facts, list(dict.fromkeys(notes)), cells)
-
-
-def training_facts(spec: str) -> tuple[str, str]:
-    """The data and the epochs of training, as far as a run or an exported file records them."""
-    import torch
-
-    from croc.config import PAGE, read_config
-    from croc.data.loader import steps_per_epoch
-    from croc.weights.card import read_record
-    from croc.weights.checkpoint import checkpoints
-    from croc.weights.open import find_weights
-
-    path = find_weights(spec)
-    if path.is_file() and (exported := read_record(path)) is not None:
-        return " + ".join(exported.data), f"{round(exported.epochs, 1):g}"
-    run = path if path.is_dir() else path.parent.parent
-    saved = checkpoints(run) if (run / PAGE).is_file() else []
-    if not saved or (path != run and path not in saved):
-        return "", ""
-    config, _ = read_config(run / PAGE)
-    checkpoint = saved[-1] if path == run else path
-    state: Any = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)
-    epochs = state["step"] / steps_per_epoch(state["images"], config.optim.batch)
-    return " + ".join(Path(root).name or root for root in config.data.root), f"{round(epochs, 1):g}"
+    return Row(label, spec, weights.hash, list(dict.fromkeys(notes)), cells)
 
 
 def cell_key(*parts: Any) -> str:
@@ -228,6 +217,7 @@ def line_key(line: dict[str, Any]) -> str:
     """The key of a line of results.jsonl, which may be older than some of its fields."""
     names = ("protocol", "config", "data_hash", "weights_hash", "network_hash")
     renamed = {"standardise": "standardize", "neighbours": "neighbors"}
+    renamed |= {"reading": "on", "best": "top_k"}
     config = {renamed.get(name, name): value for name, value in line["config"].items()}
     values = [(line | {"config": config}).get(name) for name in names]
     return cell_key(*values, line["machine"].get("precision"), line.get("hold_out", 0.0))
@@ -246,7 +236,7 @@ def compute(
     finished = {line_key(line): line for line in lines}  # those of `croc evaluate` count, too
     keys = {key for row in rows for _, _, key in row.cells}
     missing = len(keys - finished.keys())
-    log(f"{len(keys)} cells, {len(keys) - missing} of them finished before")
+    log(f"{len(keys)} cells, {len(keys) - missing} already finished")
     machine, failures, number = evaluate.find_machine(options), {}, 0
     for row in rows:
         weights = None

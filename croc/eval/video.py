@@ -4,7 +4,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from importlib.util import find_spec
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
@@ -21,7 +20,7 @@ from torch import Tensor
 from croc.errors import UserError
 from croc.eval.features import EXAMPLES, Example, progress
 from croc.eval.metrics import video_means, video_scores
-from croc.eval.pictures import write_masks, write_overlay
+from croc.eval.pictures import write_masks
 from croc.eval.protocols import VideoConfig
 from croc.eval.videos import Video
 from croc.method.photometric import normalize
@@ -55,30 +54,25 @@ def evaluate_video(
     config: VideoConfig,
     device: torch.device,
     masks: Path | None = None,
-    overlays: Path | None = None,
 ) -> VideoReport:
     """J and F of every object of every video that has all its masks.
 
-    Predictions are written to MASKS/VIDEO/00000.png, as DAVIS stores them, and painted over the
-    frames to OVERLAYS/VIDEO.mp4. Both folders must be new or empty.
+    Predictions are written to MASKS/VIDEO/00000.png, as DAVIS stores them; the folder must be new
+    or empty.
     """
     scored = [x.name for x in videos if len(x) >= SCORED_FRAMES and x.has_all_masks]
-    if not scored and masks is None and overlays is None:
+    if not scored and masks is None:
         raise UserError(
             f"none of the {len(videos)} videos has {SCORED_FRAMES} frames and a mask for each, so "
-            "none can be scored: pass --masks or --overlays to write predictions instead"
+            "none can be scored: pass --masks to write predictions instead"
         )
-    if overlays and find_spec("av") is None:
-        raise UserError("overlays are written by PyAV, which is not installed: pip install av")
-    for folder in filter(None, (masks, overlays)):
-        if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
-            raise UserError(f"{folder} exists and is not empty: delete it or pass another folder")
+    if masks and masks.exists() and not (masks.is_dir() and not any(masks.iterdir())):
+        raise UserError(f"{masks} exists and is not empty: delete it or pass another folder")
     scores: dict[str, np.ndarray] = {}
     examples: list[Example] = []
 
     def finish(item: tuple[Video, UInt8[np.ndarray, "t h w"]]) -> None:
         video, predicted = item
-        frames, truth = (video.read_frame(t) for t in range(len(video))), None
         if video.name in scored:
             truth = np.stack([video.read_mask(t) for t in range(len(video))])
             scores[video.name] = video_scores(predicted, truth)
@@ -88,8 +82,6 @@ def evaluate_video(
                 examples.append(Example(image, *last))
         if masks:
             write_masks(masks / video.name, predicted)
-        if overlays:
-            write_overlay(overlays / f"{video.name}.mp4", frames, predicted, truth)
 
     pairs = ((video, mask) for video in videos for mask in follow(backbone, video, config, device))
     by_video = groupby(progress(pairs, "frames", sum(map(len, videos))), itemgetter(0))
@@ -185,7 +177,7 @@ def propagate(
     cosines = features.flatten(1).mT @ votes
     by_source = cosines.view(len(near), len(sources), -1)  # one large tensor, changed in place
     by_source.masked_fill_(~near[:, None], -torch.inf)
-    heaviest, chosen = cosines.topk(min(config.best, cosines.shape[1]), dim=1)
+    heaviest, chosen = cosines.topk(min(config.top_k, cosines.shape[1]), dim=1)
     weights = (heaviest / config.temperature).softmax(dim=1)  # 0 where fewer than `best` are near
     soft = torch.einsum("nk,onk->on", weights, labels[:, chosen])
     return rearrange(soft, "o (h w) -> o h w", h=features.shape[1])

@@ -2,12 +2,10 @@
 
 import contextlib
 import dataclasses
-import gc
 import json
 import math
 import os
 import statistics
-import sys
 import time
 import warnings
 from collections import Counter
@@ -15,26 +13,22 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
-from itertools import accumulate, cycle, pairwise
+from itertools import cycle, pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
 from lightning_fabric import Fabric
-from matplotlib.figure import Figure
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from croc.config import ClusterConfig, CrocConfig, PretrainConfig, parse, require, require_least
+from croc.config import CrocConfig, PretrainConfig, parse, require, require_least
 from croc.data.loader import batch_indices, make_loader, worker_count
 from croc.data.sources import ImageSource, open_source
 from croc.errors import UserError
 from croc.io import gpu_versions, hardware, replacing
-from croc.kernels import serve
 from croc.method.backbone import Backbone
 from croc.method.clustering.paper import check_k_start
 from croc.method.distributed import fetch
@@ -42,28 +36,17 @@ from croc.method.randomness import sample_key
 from croc.method.stages import Stopwatch
 from croc.method.types import Canvases
 from croc.method.views import VIEWS
-from croc.plotting import COLORS, save_chart
-from croc.tables import table_console, terminal_table
 from croc.train.compile import WARM_UPS
 from croc.train.distributed import in_bfloat16, make_fabric
 from croc.train.loop import Trainer, settings_at
 
-FILE, PICTURE = "bench.json", "bench.png"
+FILE = "bench.json"
 BATCHES, STAGE_STEPS, HOST_STEPS = 3, 10, 5
 LOADER_WARM_UPS = 8
 """Steps after which batches made ahead are used up."""
 STEPS_PER_EPOCH = 1000
 OCTAVES = ((6, 60.0), (24, 30.0), (96, 12.0))
 """Cells along a side of the noise in the images, and their contrast."""
-STAGE_COLORS = (*COLORS, "#F0E442", "#999999", "#DDDDDD")
-VARIED = {
-    "batch": ("optim", "batch", "images in a batch"),
-    "tokens": ("views", "size_px", "tokens of an image's two views"),
-    "k-start": ("cluster", "k_start", "K_start"),
-    "heads": ("cluster", "tokens", "heads that are clustered"),
-    "model": ("model", "name", ""),
-}
-"""Section and option of each quantity that can be varied, and its name in the picture."""
 
 
 @dataclass(frozen=True)
@@ -75,16 +58,10 @@ class BenchConfig:
     warmup: int = 5
     """Number of untimed warm-up steps, which include compilation."""
     to: str | None = None
-    """Folder for bench.json and bench.png; by default bench/RECIPE-DATE-TIME."""
-    vary: Literal["none", "batch", "tokens", "k-start", "heads", "model"] = "none"
-    """What to vary, with the rest of the recipe fixed: tokens by the number of patches per side of
-    a view, heads by clustering the output tokens (1) or the projections of every head."""
-    values: tuple[str, ...] = ()
-    """Values to measure; by default a few around the recipe's own."""
+    """Folder for bench.json; by default bench/RECIPE-DATE-TIME."""
 
     def __post_init__(self) -> None:
         require_least(self, "bench", 1, "steps", "warmup")
-        require(self.vary != "none" or not self.values, "--bench.values needs --bench.vary")
 
 
 @dataclass(frozen=True)
@@ -111,123 +88,41 @@ def run_bench(
         )
     require(options.model.init is None, "croc bench measures with fresh weights: leave --init out")
     config = CrocConfig(**{each.name: getattr(options, each.name) for each in fields(CrocConfig)})
-    settings = plan(replace(config, run=replace(run, devices=1)), bench)
+    config = replace(config, run=replace(run, devices=1))
+    side = config.views.size_px // Backbone(config.model, config.views.size_px).patch_px
+    check_k_start(config.cluster.k_start, VIEWS * side**2)
     source = open_source(config.data, run.seed) if config.data.root else None
-    if source:
-        for setting in settings:  # is there enough data for a batch?
-            batch_indices(0, len(source), setting.sizes["batch"], run.seed)
+    if source:  # is there enough data for a batch?
+        batch_indices(0, len(source), config.optim.batch, run.seed)
     folder = Path(bench.to or f"bench/{name}-{datetime.now(UTC):%Y-%m-%d-%H%M%S}")
-    if (folder / FILE).exists() or (folder / PICTURE).exists():
+    if (folder / FILE).exists():
         raise UserError(f"{folder} contains a measurement: choose another --bench.to")
     folder.mkdir(parents=True, exist_ok=True)  # now, so that no result is lost
 
-    fabric = make_fabric(settings[0].config.run)
+    fabric = make_fabric(config.run)
     dtype = torch.bfloat16 if in_bfloat16(run, fabric.device.type) else torch.float32
+    try:
+        ceiling = measure_ceiling(fabric.device, dtype)
+        figures = measure(fabric, config, bench, ceiling, source)
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise UserError("out of memory: lower --optim.batch or pass --run.micro-batch") from error
     results: dict[str, Any] = {
-        "format": 1,
+        "format": 2,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "recipe": name,
         "hardware": hardware(fabric.device),
         "versions": gpu_versions(),
         "bench": dataclasses.asdict(bench),
-        "ceiling": measure_ceiling(fabric.device, dtype),
-        "settings": [],
-        "not_yet_measured": [setting.label for setting in settings],
+        "config": dataclasses.asdict(config),
+        "ceiling": ceiling,
+        "figures": figures,
     }
-    for setting in settings:
-        print(f"measuring {setting.label}", file=sys.stderr)
-        figures = None
-        try:
-            figures = measure(fabric, setting, bench, results["ceiling"], source)
-        except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
-                raise
-            print(f"out of memory: {setting.label}", file=sys.stderr)
-        entry = {"out_of_memory": figures is None, "figures": figures}
-        results["settings"].append(dataclasses.asdict(setting) | entry)
-        results["not_yet_measured"].pop(0)
-        with replacing(folder / FILE) as partial:  # now: a later one may kill the process
-            text = json.dumps(results, indent=1, ensure_ascii=False, allow_nan=False)
-            partial.write_text(text + "\n")
-        torch.compiler.reset()  # free what was compiled for these shapes, and their memory
-        gc.collect()
-        torch.cuda.empty_cache()
-    measured = [entry for entry in results["settings"] if entry["figures"]]
-    if not measured:
-        (folder / FILE).unlink()
-        raise UserError("out of memory: lower --optim.batch or pass --run.micro-batch")
-    device = results["hardware"]
-    where = device["cpu"] if device["gpu"] == "no GPU" else device["gpu"]
-    title = f"{name} on {where}, torch {results['versions']['torch']}, {results['date'][:10]}"
-    save_chart(make_figure(measured, bench.vary, title), folder / PICTURE)
-    print_settings(measured, title)
-    print(f"the results are in {folder}")
-
-
-@dataclass(frozen=True)
-class Setting:
-    """One configuration to be measured; `value` is that of the quantity that is varied."""
-
-    label: str
-    value: int | str
-    sizes: dict[str, Any]
-    config: CrocConfig
-
-
-def plan(config: CrocConfig, bench: BenchConfig) -> list[Setting]:
-    """All settings, each checked now, so that none fails after hours."""
-    base, vary = sizes_of(config), bench.vary
-    if vary == "none":
-        return [Setting(f"batch {base['batch']}", base["batch"], base, config)]
-    defaults: dict[str, list[Any]] = {
-        "batch": [max(1, round(base["batch"] * factor)) for factor in (0.25, 0.5, 1, 2)],
-        "tokens": [max(1, round(base["side"] * factor)) for factor in (0.5, 0.7, 1, 1.4, 2)],
-        "k-start": [k for k in (4, 8, 12, 16, 24, 32) if k <= base["tokens"]],
-        "heads": [1, base["attention_heads"]],
-        "model": [f"vit_{size}_patch16_224" for size in ("tiny", "small", "base")],
-    }
-    settings: list[Setting] = []
-    for text in dict.fromkeys(bench.values or map(str, defaults[vary])):
-        if vary != "model" and not text.isdecimal():
-            raise UserError(f"--bench.values must be positive integers here: {text}")
-        value: Any = text if vary == "model" else int(text)
-        if vary == "tokens":
-            value *= base["patch_px"]
-        elif vary == "heads":
-            if value not in defaults[vary]:
-                raise UserError(
-                    f"--bench.values for heads are 1 (the last tokens) and "
-                    f"{base['attention_heads']} ({base['model']}'s own), not {value}; for others "
-                    "use benchmarks/clustering.py"
-                )
-            every = "values" if config.cluster.tokens == "last" else config.cluster.tokens
-            value = "last" if value == 1 else every
-        section, name, _ = VARIED[vary]
-        changes: dict[str, Any] = {section: replace(getattr(config, section), **{name: value})}
-        changed = replace(config, **changes)
-        sizes = sizes_of(changed)
-        shown = sizes[vary.replace("-", "_")]
-        label = f"{VIEWS} × {sizes['side']}²" if vary == "tokens" else str(shown)
-        settings.append(Setting(label, shown, sizes, changed))
-    return settings if vary == "model" else sorted(settings, key=lambda each: each.value)
-
-
-def sizes_of(config: CrocConfig) -> dict[str, Any]:
-    """Refuses views, patches and K_start that do not go together, as training would."""
-    backbone = Backbone(config.model, config.views.size_px)
-    side = config.views.size_px // backbone.patch_px
-    check_k_start(config.cluster.k_start, VIEWS * side**2)
-    last: Any = backbone.vit.blocks[-1]
-    return {
-        "batch": config.optim.batch,
-        "tokens": VIEWS * side**2,
-        "side": side,
-        "patch_px": backbone.patch_px,
-        "k_start": config.cluster.k_start,
-        "heads": 1 if config.cluster.tokens == "last" else last.attn.num_heads,
-        "attention_heads": last.attn.num_heads,
-        "model": config.model.name,
-    }
+    with replacing(folder / FILE) as partial:
+        partial.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n")
+    print_figures(results)
+    print(f"the results are in {folder / FILE}")
 
 
 class BenchTrainer(Trainer):
@@ -257,13 +152,13 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 def measure(
     fabric: Fabric,
-    setting: Setting,
+    config: CrocConfig,
     bench: BenchConfig,
     ceiling: dict[str, Any],
     source: ImageSource | None,
 ) -> dict[str, Any]:
-    """The figures of one setting, as docs/speed.md describes them."""
-    device, config, batch = fabric.device, setting.config, setting.sizes["batch"]
+    """The figures that docs/speed.md describes."""
+    device, batch = fabric.device, config.optim.batch
     flop = {stage: count * batch for stage, count in count_flop(config).items()}
     start = time.perf_counter()
     trainer = BenchTrainer(fabric, config)
@@ -311,9 +206,6 @@ def measure(
             launches.append(1e3 * (time.perf_counter() - start))
         host_ms = statistics.median(launches)
     loss = fetch(trainer.next_step(next(batches)))["loss"]
-    heads, width = setting.sizes["heads"], trainer.method.student.backbone.width
-    shape = (VIEWS, 1, heads, setting.sizes["side"] ** 2, width // heads)
-    tokens = torch.empty(shape, dtype=getattr(torch, ceiling["dtype"]), device=device)
     return {
         "step_ms": {"median": median, "p10": p10, "p90": p90},
         "images_per_s": images_per_s,
@@ -326,7 +218,6 @@ def measure(
         "reserved_gib": reserved_gib,
         "split_ms": split_ms,
         "watched_ms": watched_ms,
-        "clustering_by": clustering_by(tokens, config.cluster),
         "flop": flop,
         "tflops": tflops,
         "of_ceiling": tflops / ceiling["tflops"],
@@ -370,7 +261,9 @@ def count_flop(config: CrocConfig) -> dict[str, int]:
     Counted by torch on a step of two images without kernels on the CPU, so that what a kernel
     computes twice to save memory does not count; nor do the views and the optimizer.
     """
-    run = replace(config.run, accelerator="cpu", precision="float32", compile=False, record=False)
+    run = replace(
+        config.run, accelerator="cpu", precision="float32", compile=False, cuda_graph=False
+    )
     config = replace(config, run=run, optim=replace(config.optim, batch=2))
     cpu, flop = torch.device("cpu"), Counter[str]()
     trainer = BenchTrainer(make_fabric(run), config)
@@ -400,15 +293,6 @@ def measure_ceiling(device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
     taken_ms = _timed_ms(device, lambda: torch.mm(a, b, out=out), warm_ups + runs)[warm_ups:]
     tflops = 2 * side**3 / statistics.median(taken_ms) / 1e9
     return {"tflops": tflops, "dtype": str(dtype).removeprefix("torch."), "side": side}
-
-
-def clustering_by(tokens: Float[Tensor, "M B H N d"], config: ClusterConfig) -> str:
-    """The kernel, or the definition where the kernel cannot take the tokens."""
-    if not serve(tokens):
-        return "definition"
-    from croc.kernels.clustering import fits
-
-    return "kernel" if fits(tokens, config) else "definition"
 
 
 def synthetic_batches(config: CrocConfig, count: int, device: torch.device) -> Iterator[Canvases]:
@@ -474,81 +358,37 @@ def host_waits(device: torch.device) -> Iterator[list[str]]:
             warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
 
 
-def print_settings(measured: list[dict[str, Any]], title: str) -> None:
-    """One column per setting: its stages, what they add up to, and what is wrong."""
-    figures = [entry["figures"] for entry in measured]
-    rows: dict[str, list[str]] = {}
-    for stage in figures[0]["split_ms"]:
-        taken = [(each["split_ms"][stage], each["watched_ms"]) for each in figures]
-        rows[f"{stage}, ms"] = [f"{ms:.2f} ({ms / whole:.1%})" for ms, whole in taken]
-    rows["step, ms"] = [f"{each['step_ms']['median']:.2f}" for each in figures]
-    rows["10th–90th percentile"] = ["{p10:.1f}–{p90:.1f}".format(**e["step_ms"]) for e in figures]
-    rows["images/s"] = [f"{each['images_per_s']:,.5g}" for each in figures]
-    rows["TFLOP/s"] = [f"{each['tflops']:.3g}" for each in figures]
-    rows["of a large product"] = [f"{each['of_ceiling']:.1%}" for each in figures]
-    rows["first step after, s"] = [f"{each['first_step_s']:.1f}" for each in figures]
-    rows["warm-up over after, s"] = [f"{each['ready_s']:.1f}" for each in figures]
-    if figures[0]["host_ms"] is not None:
-        rows["launched by the host, ms"] = [f"{each['host_ms']:.2f}" for each in figures]
-        rows["times the host waited"] = [str(each["host_waits"]) for each in figures]
-        rows["peak GPU memory, GiB"] = [f"{each['peak_gib']:.2f}" for each in figures]
-    if figures[0]["loaded"]:
-        loaded = [each["loaded"] for each in figures]
-        rows["images/s with loading"] = [f"{each['images_per_s']:,.5g}" for each in loaded]
-        rows["of ready tensors"] = [f"{each['of_ready']:.1%}" for each in loaded]
-    console, headings = table_console(), ["", *(entry["label"] for entry in measured)]
-    cells = [[name, *values] for name, values in rows.items()]
-    console.print(terminal_table(headings, cells, title=title))
-    for entry, each in zip(measured, figures):
-        if each["host_waits"]:
-            places = ", ".join(each["host_wait_places"][:5])
-            console.print(f"{entry['label']}: ERROR: the host waited for the device: {places}")
-        if (each["host_ms"] or 0) > 0.9 * each["step_ms"]["median"]:
-            console.print(f"{entry['label']}: launching a step takes the host as long as the step")
-        if each["loss"] is None:
-            console.print(f"{entry['label']}: ERROR: the loss is not finite")
-
-
-def make_figure(measured: list[dict[str, Any]], vary: str, title: str) -> Figure:
-    """Where the time of a step goes, and how it depends on what was varied."""
-    figures = [entry["figures"] for entry in measured]
-    split, whole = figures[0]["split_ms"], figures[0]["watched_ms"]
-    figure = Figure(figsize=(8.5 if vary == "none" else 13, 5.5), dpi=120, layout="constrained")
-    if vary == "none":  # one bar per stage, each beginning where the one before it ended
-        axes = figure.subplots()
-        starts = list(accumulate(split.values(), initial=0.0))[:-1]
-        bars = axes.barh(list(split), list(split.values()), left=starts, color=STAGE_COLORS)
-        axes.bar_label(bars, [f" {ms:.2f} ms, {ms / whole:.1%}" for ms in split.values()])
-        axes.invert_yaxis()
-        axes.set_xlim(0, 1.25 * whole)
-        axes.set_xlabel("ms from the start of the step, stages one after the other")
-        peak = figures[0]["peak_gib"]
-        title += f"\n{measured[0]['label']}: {figures[0]['images_per_s']:,.5g} images/s"
-        title += "" if peak is None else f", peak {peak:.1f} GiB"
-    else:
-        axes, *others = figure.subplot_mosaic("ABC;ADE", width_ratios=[1.4, 1, 1]).values()
-        labels = [entry["label"].replace("_patch", "\npatch") for entry in measured]
-        bottom = np.zeros(len(figures))
-        for stage, color in zip(split, STAGE_COLORS):
-            taken = [each["split_ms"][stage] for each in figures]
-            axes.bar(labels, taken, bottom=bottom, color=color, label=stage)
-            bottom += taken
-        axes.set_title("ms of a step by stage", loc="left")
-        axes.legend(reverse=True, frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
-        panels = {
-            "clustering, ms per step": [each["split_ms"]["clustering"] for each in figures],
-            "images/s": [each["images_per_s"] for each in figures],
-            "step, ms (median)": [each["step_ms"]["median"] for each in figures],
-            "peak GPU memory, GiB": [each["peak_gib"] or math.nan for each in figures],
-        }
-        for axes, (name, values) in zip(others, panels.items()):
-            x = labels if vary == "model" else [entry["value"] for entry in measured]
-            axes.plot(x, values, "o-", color=COLORS[0])
-            axes.set_title(name, loc="left")
-            axes.set_xlabel(VARIED[vary][2])
-            axes.set_ylim(bottom=0)
-            axes.set_visible(not math.isnan(values[0]))  # a CPU has no GPU memory
-    figure.suptitle(title, x=0.01, ha="left")
-    for axes in figure.axes:
-        axes.spines[["top", "right"]].set_visible(False)
-    return figure
+def print_figures(results: dict[str, Any]) -> None:
+    """The stages, what they add up to, and what is wrong."""
+    figures, device = results["figures"], results["hardware"]
+    whole, step = figures["watched_ms"], figures["step_ms"]
+    where = device["cpu"] if device["gpu"] == "no GPU" else device["gpu"]
+    print(f"{results['recipe']} on {where}, torch {results['versions']['torch']}")
+    rows = {
+        f"{name}, ms": f"{ms:.2f} ({ms / whole:.1%})" for name, ms in figures["split_ms"].items()
+    }
+    rows |= {
+        "step, ms": f"{step['median']:.2f}",
+        "10th–90th percentile": f"{step['p10']:.1f}–{step['p90']:.1f}",
+        "images/s": f"{figures['images_per_s']:,.5g}",
+        "TFLOP/s": f"{figures['tflops']:.3g}",
+        "of a large matrix product": f"{figures['of_ceiling']:.1%}",
+        "time to first step, s": f"{figures['first_step_s']:.1f}",
+        "time to full speed, s": f"{figures['ready_s']:.1f}",
+    }
+    if figures["host_ms"] is not None:
+        rows["host time per step, ms"] = f"{figures['host_ms']:.2f}"
+        rows["host–device syncs"] = str(figures["host_waits"])
+        rows["peak GPU memory, GiB"] = f"{figures['peak_gib']:.2f}"
+    if loaded := figures["loaded"]:
+        rows["images/s with loading"] = f"{loaded['images_per_s']:,.5g}"
+        rows["of preloaded batches"] = f"{loaded['of_ready']:.1%}"
+    for name, value in rows.items():
+        print(f"{name:27}{value:>20}")
+    if figures["host_waits"]:
+        places = ", ".join(figures["host_wait_places"][:5])
+        print(f"ERROR: the host waited for the device: {places}")
+    if (figures["host_ms"] or 0) > 0.9 * step["median"]:
+        print("launching a step takes the host as long as the step takes the GPU")
+    if figures["loss"] is None:
+        print("ERROR: the loss is not finite")

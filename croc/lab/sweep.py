@@ -1,12 +1,13 @@
 """`croc sweep`: train every setting with every seed, score every run, and plot the ablation.
 
-Any number of processes share a sweep. Each byte of an empty file stands for a run, and the process
-that works on the run has locked the byte. Such locks end with their process, however it ends.
+A sweep has no state of its own: what is finished follows from the runs' checkpoints and from
+evaluations/results.jsonl, whose cells are not computed again. Any number of processes may share it.
+A byte of an empty file stands for a run, and the process that works on the run has locked it. Such
+locks end with their process, however it ends.
 """
 
 import fcntl
 import gc
-import json
 import math
 import os
 import re
@@ -14,24 +15,22 @@ import shlex
 import textwrap
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields, make_dataclass, replace
-from datetime import UTC, datetime
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, make_dataclass, replace
 from pathlib import Path
 from statistics import fmean, stdev
 from tempfile import TemporaryDirectory
-from typing import Any, BinaryIO, Literal
+from typing import Any, Literal
 
 import torch
 from matplotlib.figure import Figure
-from rich.box import SIMPLE_HEAD
 
 from croc.config import PretrainConfig, option_names, parse, require, write_config
 from croc.data.loader import steps_per_epoch
 from croc.data.sources import open_source
 from croc.errors import Interrupted, UserError
-from croc.eval.evaluate import OpenData, find_machine, open_data
+from croc.eval.evaluate import OpenData, open_data
 from croc.eval.protocols import PROTOCOLS, Request
 from croc.eval.table import (
     STOPPED,
@@ -43,27 +42,17 @@ from croc.eval.table import (
     plan_row,
     read_options,
 )
-from croc.eval.table_formats import METRICS, data_titles
-from croc.io import gpu_versions, hardware, read_metrics, replacing, try_lock
+from croc.eval.table_formats import fill_cells, layout, make_record, to_markdown, write_record
+from croc.io import try_lock
 from croc.lab.report.hook import ReportHook
-from croc.lab.report.page import training_seconds
 from croc.plotting import COLORS, save_chart, span_enough, verbatim
-from croc.tables import (
-    MISSING,
-    markdown_table,
-    one_line,
-    plain_markdown,
-    table_console,
-    terminal_table,
-)
+from croc.tables import one_line
 from croc.train.loop import make_method, pretrain
-from croc.train.run_folder import FREE
+from croc.train.run_folder import open_run_folder
 from croc.weights.checkpoint import checkpoints, step_of
 from croc.weights.open import follow_init, open_backbone
 
-FILE, TABLE, PICTURE, LOCK = "sweep.json", "sweep.md", "sweep.png", "sweep.lock"
-RESULTS, UNTRAINED, FIRST_RUN = 0, 1, 2
-"""Bytes of the lock file; the last is followed by those of the other runs."""
+PICTURE, LOCK = "sweep.png", "sweep.lock"
 POLL_SECONDS = 1.0
 EVALUATION = (*(f"--{protocol}." for protocol in PROTOCOLS), "--device", "--precision", "--workers")
 """Prefixes of the options that are those of `croc evaluate table`."""
@@ -73,12 +62,6 @@ OURS = {
     "--run.devices": "start the same command once per GPU: the processes share the runs",
     "--run.nodes": "start the same command once per GPU: the processes share the runs",
 }
-SHOWN_METRICS = {
-    "k_mean": ("K", 2, "mean K at the end of training"),
-    "valid_share": ("valid", 3, "share of clusters that both views have"),
-}
-"""Columns from metrics.jsonl: title and digits in the table, and title in the picture."""
-NOT_METRICS = {"step", "epoch", "images_per_s", "seconds"}
 
 
 @dataclass(frozen=True)
@@ -86,7 +69,7 @@ class SweepConfig:
     """What to vary, what to evaluate on, and where to write the results."""
 
     to: str
-    """Output folder for runs, sweep.json, sweep.md and sweep.png; an existing sweep is resumed."""
+    """Output folder for runs, table.md, .tex and .json, and sweep.png; rerun to resume."""
     data: tuple[str, ...]
     """KIND:PATH (a folder or a .tar) as for `croc evaluate table`, or scenes."""
     vary: str | None = None
@@ -104,8 +87,6 @@ class SweepConfig:
     hold_out: float = 0.0
     """Score on this held-out fraction of the training split instead of the validation split, so
     that model selection does not overfit to the validation split."""
-    untrained: bool = True
-    """Also evaluate the untrained networks."""
 
     def __post_init__(self) -> None:
         require(
@@ -122,8 +103,6 @@ class Run:
 
     setting: str
     recipe: str
-    options: tuple[str, ...]
-    """The setting's own, in addition to those that all settings share."""
     config: PretrainConfig
 
     @property
@@ -164,7 +143,7 @@ def run_command(recipe: str, arguments: Sequence[str], open_recipe: OpenRecipe) 
     own = ["--help"] if {"-h", "--help"} & set(arguments) else words["sweep"]
     sweep = parse(options, own, f"croc sweep {recipe}").sweep
     runs = plan_runs(sweep, recipe, words["recipe"], open_recipe)
-    return run_sweep(name, sweep, runs, words["recipe"], words["evaluation"])
+    return run_sweep(name, sweep, runs, words["evaluation"])
 
 
 def plan_runs(
@@ -203,7 +182,7 @@ def plan_runs(
                 config = follow_init(config, recipe_name, option_names(arguments))
         except (UserError, ValueError) as error:
             raise UserError(f"setting {name!r}: {error}") from None
-        settings[slug] = Run(name, recipe_name, tuple(own), config)
+        settings[slug] = Run(name, recipe_name, config)
     runs = []
     for seed in dict.fromkeys(sweep.seeds):
         for slug, setting in settings.items():
@@ -220,19 +199,13 @@ def is_number(value: Any) -> bool:
         return False
 
 
-def run_sweep(
-    recipe: str,
-    sweep: SweepConfig,
-    runs: Sequence[Run],
-    options: Sequence[str],
-    evaluation: list[str],
-) -> bool:
+def run_sweep(recipe: str, sweep: SweepConfig, runs: Sequence[Run], evaluation: list[str]) -> bool:
     """Whether every run succeeded; all settings are checked before the first run starts."""
     if int(os.environ.get("WORLD_SIZE", 1)) > 1:
         raise UserError("start the same command once per GPU instead of torchrun")
     folder, scores_folder = Path(sweep.to), Path(sweep.to) / "evaluations"
     try:
-        table_options, columns = read_options(
+        options, columns = read_options(
             evaluation,
             program=f"croc sweep {recipe}",
             weights=("run",),
@@ -245,197 +218,73 @@ def run_sweep(
     except UserError as error:  # these options have other names here
         message = re.sub(r"--(data|protocols|hold-out)\b", r"--sweep.\1", str(error))
         raise UserError(message) from None
-    device = find_machine(table_options).device
-    identity = identify(recipe, sweep, runs, columns)
-    read_entries(folder, identity)  # before anything is written
-    steps = check_settings(runs, columns, opened, table_options)
-    command = {"recipe": recipe, "options": [*options, *evaluation], "sweep": asdict(sweep)}
-    by_setting: dict[str, list[Run]] = {}
     for run in runs:
-        by_setting.setdefault(run.setting, []).append(run)
-    titles, shown = data_titles(column.data for column in columns), []
-    for column in columns:
-        metric = METRICS.get(column.protocol, ("mIoU",))[0]
-        title = f"{titles[column.data]}: {column.name}, {metric}"
-        shown.append({"place": column.place, "metric": metric, "title": title})
+        open_run_folder(run.folder, run.config)
+    steps = check_settings(runs, columns, opened, options)
+    shown = layout([(column.name, column.data) for column in columns], average=True)
+    cells: dict[str, list[dict[str, Any]]] = {}
+    failures: list[dict[str, str]] = []
 
-    def trained(run: Run) -> bool:
-        return any(step_of(each) >= steps[run.setting] for each in checkpoints(run.folder))
-
-    def finished(run: Run) -> bool:
-        return run.name in entries and not entries[run.name]["failed"]
-
-    def score(label: str, spec: str) -> tuple[dict[str, Any], float, list[str]]:
-        """Scores by protocol and data, seconds, and what failed."""
-        row = plan_row(label, spec, columns, opened, table_options)
-        cells, failures = compute([row], opened, table_options, scores_folder)
-        lines = {column.place: cells[key] for column, _, key in row.cells if key in cells}
-        scores = {place: line["scores"] for place, line in lines.items()}
-        seconds = sum(line["seconds"] for line in lines.values())
-        return scores, seconds, [f"{failure_name(each)}: {each['reason']}" for each in failures]
-
-    def run_once(run: Run) -> dict[str, Any]:
-        """Train and score one run, whatever it may fail with; its entry in sweep.json."""
-        failures, scores, untrained, seconds = [], {}, {}, 0.0
+    def run_once(run: Run) -> None:
+        """Train and score what is missing of one run, whatever it may fail with."""
         try:
-            if not trained(run):
+            if not any(step_of(each) >= steps[run.setting] for each in checkpoints(run.folder)):
                 pretrain(run.config, run.recipe, ReportHook)
                 gc.collect()
                 torch.cuda.empty_cache()
-            scores, seconds, failures = score(run.name, str(run.folder))
-            if sweep.untrained:
-                # Runs whose networks are the same before training, such as those of two λ_pos,
-                # share these scores: one process computes them, the others wait.
-                with locked(lock_file, UNTRAINED):
-                    untrained, _, more = score(f"{run.name}, untrained", f"random:{run.folder}")
-                failures += more
+            row = plan_row(run.name, str(run.folder), columns, opened, options)
+            finished, failed = compute([row], opened, options, scores_folder)
+            lines = [(x, finished[key]) for x, _, key in row.cells if key in finished]
+            scores = {(x.name, x.data): line["scores"] for x, line in lines}
+            cells[run.name] = fill_cells(shown, scores)
+            failures.extend(failed)
         except Interrupted:  # the run has saved a checkpoint
             raise
         except Exception as error:  # the other runs may still succeed
             if not isinstance(error, UserError):
                 traceback.print_exception(error)
-            failures.append(describe(error))
-            log(f"failed: {run.name}: {failures[-1]}")
-        lines = read_metrics(run.folder) if (run.folder / "metrics.jsonl").exists() else []
-        step = int(lines[-1]["step"]) if lines else 0
-        return {
-            "seed": run.config.run.seed,
-            "folder": str(run.folder),
-            "failed": "; ".join(failures) or None,
-            "steps": step,
-            "images_seen": step * run.config.optim.batch,
-            "training_s": round(training_seconds([line["seconds"] for line in lines]), 2),
-            "evaluating_s": round(seconds, 2),
-            "scores": scores,
-            "untrained": untrained,
-            "metrics": last_metrics(lines),
-        }
-
-    def update(**new: dict[str, Any]) -> dict[str, Any]:
-        """Add entries to those in sweep.json, which other processes write too; the whole record."""
-        with locked(lock_file, RESULTS):
-            entries.update(read_entries(folder, identity))
-            for run in runs:  # forget those whose run is lost
-                if finished(run) and not trained(run):
-                    del entries[run.name]
-            entries.update(new)
-            record = {
-                "format": 1,
-                "date": datetime.now(UTC).isoformat(timespec="seconds"),
-                "hardware": hardware(device),
-                "versions": gpu_versions(),
-                "command": command,
-                "configuration": identity,
-                "columns": shown,
-                "settings": [summarize_setting(own, entries) for own in by_setting.values()],
-                "to_come": [run.name for run in runs if run.name not in entries],
-            }
-            record = to_plain(record)
-            text = json.dumps(record, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-            for name, content in ((FILE, text), (TABLE, to_markdown(record))):
-                with replacing(folder / name) as partial:
-                    partial.write_text(content, encoding="utf-8")
-            if any(setting["scores"] for setting in record["settings"]):
-                save_chart(make_figure(record), folder / PICTURE)
-        return record
+            names = {"label": run.name, "protocol": "training", "data": run.recipe}
+            failures.append({**names, "reason": describe(error)})
+            log(f"failed: {run.name}: {describe(error)}")
 
     folder.mkdir(parents=True, exist_ok=True)
-    entries: dict[str, dict[str, Any]] = {}
+    left, waits, record, written = list(runs), False, {}, []
     with (folder / LOCK).open("ab") as lock_file:
         try:
-            record, waits, tried = update(), False, set()
-            while left := [n for n, run in enumerate(runs) if n not in tried and not finished(run)]:
-                # The runs of others come last, and are repeated if their process was killed.
-                free = (each for each in left if try_lock(lock_file, FIRST_RUN + each))
-                number = next(free, None)
-                if number is None:
+            while left:
+                free = (run for run in left if try_lock(lock_file, lock_byte(run)))
+                run = next(free, None)
+                if run is None:
                     if not waits:
-                        names = "; ".join(runs[each].name for each in left)
+                        names = "; ".join(each.name for each in left)
                         log(f"waiting for runs that other processes are working on: {names}")
                     waits = True
                     time.sleep(POLL_SECONDS)
                     continue
-                run, record = runs[number], update()
-                if not finished(run):
-                    tried.add(number)
-                    log(f"run {number + 1} of {len(runs)}: {run.name}")
-                    record = update(**{run.name: run_once(run)})
-                fcntl.lockf(lock_file, fcntl.LOCK_UN, 1, FIRST_RUN + number)
+                left.remove(run)
+                log(f"run {len(runs) - len(left)} of {len(runs)}: {run.name}")
+                run_once(run)
+                fcntl.lockf(lock_file, fcntl.LOCK_UN, 1, lock_byte(run))
+                notes = [f"Not finished yet: {'; '.join(each.name for each in left)}."] * bool(left)
+                record = make_record(shown, summarize(runs, cells), columns, notes, failures)
+                written = write_record(record, folder)
+                if cells:
+                    save_chart(make_figure(record, sweep.vary or ""), folder / PICTURE)
         except (Interrupted, KeyboardInterrupt):
             log(STOPPED)
             raise
-    print_record(record)
-    drawn = f", {PICTURE}" if (folder / PICTURE).exists() else ""
-    print(f"written to {folder}: {FILE}, {TABLE}{drawn}; the runs in runs/")
-    failed = [f"{name} ({each['failed']})" for name, each in entries.items() if each["failed"]]
-    if failed:
-        count = f"{len(failed)} of {len(runs)} runs"
-        log(f"croc: {count} failed, the same command runs only these again: {'; '.join(failed)}")
-    return not failed
+    print(to_markdown(record, str))
+    drawn = [PICTURE] * bool(cells)
+    print(f"written to {folder}: {', '.join(written + drawn)}; the runs are in runs/")
+    if failures:
+        names = "; ".join(f"{failure_name(each)} ({each['reason']})" for each in failures)
+        log(f"croc: {len(failures)} failed, the same command runs only these again: {names}")
+    return not failures
 
 
-@contextmanager
-def locked(file: BinaryIO, byte: int) -> Iterator[None]:
-    """Wait until no other process has the byte."""
-    fcntl.lockf(file, fcntl.LOCK_EX, 1, byte)
-    try:
-        yield
-    finally:
-        fcntl.lockf(file, fcntl.LOCK_UN, 1, byte)
-
-
-def identify(
-    recipe: str, sweep: SweepConfig, runs: Sequence[Run], columns: Sequence[Request]
-) -> dict[str, Any]:
-    """What makes a sweep this one: not how it is run, nor where it is."""
-    settings = {run.setting: run for run in runs}
-    configs = {name: asdict(run.config) for name, run in settings.items()}
-    for config in configs.values():
-        for section, name in (*FREE, ("run", "seed")):
-            del config[section][name]
-    return to_plain(
-        {
-            "recipe": recipe,
-            "settings": list(settings),
-            "seeds": sweep.seeds,
-            "hold_out": sweep.hold_out,
-            "untrained": sweep.untrained,
-            "evaluations": [column.place for column in columns],
-            "protocols": {column.place: asdict(column.config) for column in columns},
-            "recipes": {name: run.recipe for name, run in settings.items()},
-            "configs": configs,
-        }
-    )
-
-
-def differences(before: Any, now: Any, name: str = "") -> Iterator[str]:
-    """What changed; options that an older sweep.json does not have yet are no difference."""
-    if isinstance(before, dict) and isinstance(now, dict):
-        for key, value in before.items():
-            yield from differences(value, now.get(key), f"{name}.{key}" if name else key)
-    elif before != now:
-        yield f"{name} was {before}, now {now}"
-
-
-def read_entries(folder: Path, identity: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """The entries of a sweep's finished runs by their names.
-
-    Refuses a folder with another sweep or with other things in it.
-    """
-    # Listed first, in case another process creates the sweep just now.
-    paths = list(folder.iterdir()) if folder.exists() else []
-    others = [path for path in paths if path.name != LOCK and path.suffix != ".partial"]
-    if not (folder / FILE).exists():
-        require(not others, f"{folder} exists and contains no sweep: choose another --sweep.to")
-        return {}
-    record = json.loads((folder / FILE).read_text(encoding="utf-8"))
-    if changes := list(differences(record["configuration"], identity)):
-        raise UserError(
-            f"{folder} contains another sweep ({'; '.join(changes[:3])}): choose another "
-            "--sweep.to, or pass the same settings to resume it"
-        )
-    settings = record["settings"]
-    return {f"{each['name']}, seed {run['seed']}": run for each in settings for run in each["runs"]}
+def lock_byte(run: Run) -> int:
+    """The same for all processes, also if they add other seeds or values to the sweep."""
+    return zlib.crc32(run.folder.name.encode())
 
 
 def check_settings(
@@ -463,162 +312,49 @@ def check_settings(
     return steps
 
 
-def last_metrics(lines: list[dict[str, Any]]) -> dict[str, float]:
-    """Means over the last tenth of the lines, since one line is of one batch."""
-    last = lines[-max(1, len(lines) // 10) :]
-    names = [name for name in (last[-1] if last else {}) if name not in NOT_METRICS]
-    values = {name: [line[name] for line in last if line.get(name) is not None] for name in names}
-    return {name: fmean(each) for name, each in values.items() if each}
+def summarize(runs: Sequence[Run], cells: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """A row for each setting: mean and sample deviation over the seeds, and each run's scores."""
+    rows = []
+    for setting in dict.fromkeys(run.setting for run in runs):
+        own = {run: cells[run.name] for run in runs if run.setting == setting and run.name in cells}
+        summary = []
+        for column in zip(*own.values()):
+            values = [cell["value"] for cell in column if cell["value"] is not None]
+            deviation = stdev(values) if len(values) > 1 else column[0]["deviation"]
+            mean = fmean(values) if values else None
+            summary.append({"value": mean, "deviation": deviation, "best": False})
+        if own:
+            scores = [
+                {"folder": str(run.folder), "scores": [cell["value"] for cell in each]}
+                for run, each in own.items()
+            ]
+            rows.append({"label": setting, "cells": summary, "runs": scores})
+    return rows
 
 
-def summarize_setting(runs: Sequence[Run], entries: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """The entries of a setting's runs, and mean and deviation over them."""
-    own = [entries[run.name] for run in runs if run.name in entries]
-    return {
-        "name": runs[0].setting,
-        "recipe": runs[0].recipe,
-        "options": list(runs[0].options),
-        "runs": own,
-        "scores": summarize([first_scores(run["scores"]) for run in own]),
-        "untrained": summarize([first_scores(run["untrained"]) for run in own]),
-        "metrics": summarize([run["metrics"] for run in own if not run["failed"]]),
-    }
-
-
-def first_scores(scores: dict[str, dict[str, Any]]) -> dict[str, float]:
-    """Of each protocol the metric that papers report."""
-    return {place: next(iter(each.values())) for place, each in scores.items()}
-
-
-def summarize(runs: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Mean and sample deviation over the seeds that have a value; one has no deviation."""
-    summary = {}
-    for name in dict.fromkeys(name for run in runs for name in run):
-        values = [run[name] for run in runs if name in run]
-        if all(isinstance(value, int | float) and math.isfinite(value) for value in values):
-            deviation = stdev(values) if len(values) > 1 else None
-            summary[name] = {"mean": fmean(values), "deviation": deviation, "count": len(values)}
-    return summary
-
-
-def to_plain(value: Any) -> Any:
-    """As JSON gives it back: without tuples, and with inf and nan as strings."""
-    if isinstance(value, dict):
-        return {str(name): to_plain(each) for name, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [to_plain(each) for each in value]
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def table_of(record: dict[str, Any]) -> tuple[list[str], list[list[str]], list[str]]:
-    """Headings, rows (the settings, then the networks before training) and notes."""
-    settings, places = record["settings"], [column["place"] for column in record["columns"]]
-    metrics = [name for name in SHOWN_METRICS if any(name in each["metrics"] for each in settings)]
-
-    def cell(summary: dict[str, Any] | None, digits: int = 1) -> str:
-        if summary is None:
-            return MISSING
-        mean, deviation = f"{summary['mean']:.{digits}f}", summary["deviation"]
-        return mean if deviation is None else f"{mean} ± {deviation:.{digits}f}"
-
-    headings = [
-        record["command"]["sweep"]["vary"] or "setting",
-        *(column["title"] for column in record["columns"]),
-        *(SHOWN_METRICS[name][0] for name in metrics),
-        *("seeds", "images", "training, s", "evaluating, s"),
-    ]
-    device, share = record["hardware"], record["configuration"]["hold_out"]
-    where = device["cpu"] if device["gpu"] == "no GPU" else device["gpu"]
-    recipe, version = record["configuration"]["recipe"], record["versions"]["croc"]
-    notes = [f"{recipe} on {where}, croc {version}, {record['date'][:10]}."]
-    if share:
-        notes.append(f"Scored on {100 * share:g}% of the training parts, held out.")
-    rows, untrained = [], {}
-    for setting in settings:
-        complete = [run for run in setting["runs"] if not run["failed"]]
-        costs = [MISSING] * 3
-        if complete:  # seconds are the mean of the runs
-            means = (fmean(run[n] for run in complete) for n in ("training_s", "evaluating_s"))
-            costs = [f"{complete[0]['images_seen']:,}", *(f"{mean:,.1f}" for mean in means)]
-        scores = [cell(setting["scores"].get(place)) for place in places]
-        shown = [cell(setting["metrics"].get(name), SHOWN_METRICS[name][1]) for name in metrics]
-        rows.append([setting["name"], *scores, *shown, str(len(complete)), *costs])
-        if setting["untrained"]:  # one row for all settings with the same scores
-            before = tuple(cell(setting["untrained"].get(place)) for place in places)
-            untrained.setdefault(before, []).append(setting["name"])
-        for run in setting["runs"]:
-            if run["failed"]:
-                notes.append(f"Failed: {setting['name']}, seed {run['seed']}: {run['failed']}")
-    for scores, names in untrained.items():
-        label = "untrained" if len(untrained) == 1 else f"untrained: {', '.join(names)}"
-        rows.append([label, *scores, *[MISSING] * (len(headings) - 1 - len(scores))])
-    if record["to_come"]:
-        notes.append(f"Not finished yet: {'; '.join(record['to_come'])}.")
-    return headings, rows, notes
-
-
-def to_markdown(record: dict[str, Any]) -> str:
-    headings, rows, notes = table_of(record)
-    escaped = [list(map(plain_markdown, row)) for row in (headings, *rows)]
-    notes.insert(0, "Scores in percent: mean ± standard deviation over the seeds.")
-    below = "".join(f"\n{plain_markdown(note)}\n" for note in notes)
-    return markdown_table(escaped[0], escaped[1:]) + below
-
-
-def print_record(record: dict[str, Any]) -> None:
-    console = table_console()
-    headings, rows, notes = table_of(record)
-    headings = [heading.replace(": ", ":\n") for heading in headings]
-    console.print(terminal_table(headings, rows, box=SIMPLE_HEAD, padding=(0, 1, 0, 0)))
-    for note in notes:
-        console.print(note, soft_wrap=True)
-
-
-def make_figure(record: dict[str, Any]) -> Figure:
-    """A panel per protocol and data set, and two of the clusters, with one dot per seed."""
-    settings = record["settings"]
-    names = [setting["name"] for setting in settings]
-    few = min(2, len(settings))  # one of several has nothing to be compared with
-    panels = [("scores", each["place"], each["title"], 1) for each in record["columns"]]
-    panels += [("metrics", name, title, few) for name, (_, _, title) in SHOWN_METRICS.items()]
-    panels = [each for each in panels if sum(each[1] in s[each[0]] for s in settings) >= each[3]]
-    across = min(3, len(panels))
-    down = math.ceil(len(panels) / across)
-    width = 4 if len(names) < 9 else 6
-    size = (width * across, 3.6 * down + 0.8)
+def make_figure(record: dict[str, Any], vary: str) -> Figure:
+    """A panel for each protocol and data set, with one dot per seed."""
+    rows, columns = record["rows"], record["columns"]
+    across = min(3, len(columns))
+    size = (4 * across, 3.2 * math.ceil(len(columns) / across))
     figure = Figure(figsize=size, dpi=120, layout="constrained")
-    for number, (kind, name, title, _) in enumerate(panels):
-        axes = figure.add_subplot(down, across, number + 1)
-        dots, levels = [], []
-        for x, setting in enumerate(settings):
-            runs = [run[kind] for run in setting["runs"]]
-            values = [first_scores(run) if kind == "scores" else run for run in runs]
-            dots += [(x, each[name]) for each in values if is_number(each.get(name, math.nan))]
-            if kind == "scores" and name in setting["untrained"]:
-                levels.append((setting["untrained"][name]["mean"], x - 0.5, x + 0.5))
-        means = [setting[kind].get(name, {"mean": math.nan})["mean"] for setting in settings]
+    for number, column in enumerate(columns):
+        axes = figure.add_subplot(math.ceil(len(columns) / across), across, number + 1)
+        means = [row["cells"][number]["value"] for row in rows]
+        for x, row in enumerate(rows):
+            values = [run["scores"][number] for run in row["runs"]]
+            values = [math.nan if value is None else value for value in values]
+            axes.scatter([x] * len(values), values, color=COLORS[0], alpha=0.5, lw=0)
         # A line between the means of names, not numbers, would stand for nothing.
-        line = "D-" if all(map(is_number, names)) else "D"
-        axes.scatter(*zip(*dots), color=COLORS[0], alpha=0.5, lw=0, label="one seed")
-        axes.plot(range(len(names)), means, line, color=COLORS[0], ms=4, label="mean")
-        if levels:
-            heights, left, right = zip(*levels)
-            axes.hlines(heights, left, right, COLORS[-1], "--", label="untrained")
-        axes.margins(y=0.12)
-        if kind == "scores":
-            span_enough(axes)
-        axes.set_title(verbatim(title), fontsize=9, loc="left")
-        axes.set_xlabel(record["command"]["sweep"]["vary"] or "", fontsize=8)
-        labels = [verbatim(textwrap.shorten(each, 30, placeholder="…")) for each in names]
-        slant = 0 if sum(map(len, names)) < 8 * width else 40
-        axes.set_xticks(
-            range(len(names)), labels, rotation=slant, ha="right" if slant else "center"
-        )
-        axes.set_xlim(-0.5, len(names) - 0.5)
+        line = "D-" if all(is_number(row["label"]) for row in rows) else "D"
+        heights = [math.nan if mean is None else mean for mean in means]
+        axes.plot(range(len(rows)), heights, line, color=COLORS[0], ms=4)
+        span_enough(axes)
+        axes.set_title(verbatim(f"{column['group']}, {column['title']}"), fontsize=9, loc="left")
+        axes.set_xlabel(vary, fontsize=8)
+        labels = [verbatim(textwrap.shorten(row["label"], 30, placeholder="…")) for row in rows]
+        slant = 40 if sum(map(len, labels)) > 32 else 0
+        axes.set_xticks(range(len(rows)), labels, rotation=slant, ha="right" if slant else "center")
         axes.tick_params(labelsize=8)
         axes.spines[["top", "right"]].set_visible(False)
-    about = textwrap.wrap(" ".join(table_of(record)[2]), int(14 * size[0]), max_lines=4)
-    figure.suptitle(verbatim("\n".join(about)), x=0.01, ha="left", fontsize=9)
-    handles = figure.axes[0].get_legend_handles_labels()
-    figure.legend(*handles, loc="outside lower left", ncols=3, fontsize=8, frameon=False)
     return figure

@@ -107,7 +107,7 @@ class CudaGraph:
         except RuntimeError as error:
             reason = str(error).strip().partition("\n")[0]
             raise UserError(
-                f"the step cannot be recorded ({reason}): pass --run.record False"
+                f"cannot capture the step as a CUDA graph ({reason}): pass --run.cuda-graph False"
             ) from error
         parameters = self._method.student.parameters()
         self._gradients = [(p, p.grad) for p in parameters if p.grad is not None]
@@ -117,8 +117,10 @@ class CudaGraph:
 def records(run: RunConfig, fabric: Fabric, compiled: bool) -> bool:
     """Whether steps are recorded: only on one GPU, since several wait for each other in a step."""
     alone = fabric.device.type == "cuda" and fabric.world_size == 1 and run.strategy == "ddp"
-    if run.record == "auto":
+    if run.cuda_graph == "auto":
         return alone and compiled
-    if run.record and not alone:
-        raise UserError("--run.record True is for one process on a GPU, no fsdp; leave it at auto")
-    return run.record
+    if run.cuda_graph and not alone:
+        raise UserError(
+            "--run.cuda-graph True is for one process on a GPU, no fsdp; leave it at auto"
+        )
+    return run.cuda_graph

@@ -1,4 +1,4 @@
-"""A run's health: non-finite gradients are skipped, counted and diagnosed; collapse is reported.
+"""A run's health: non-finite gradients are skipped and counted; collapse is reported.
 
 Collapse never stops a run. Its signs are those of self-distillation, a teacher that gives every
 image the same answer, either one prototype (entropy 0) or all of them alike (entropy log P); and
@@ -6,29 +6,13 @@ of the clustering: one K for all images, views that share no cluster, tokens spr
 the clusters. A run that started from other weights may also drift far from them.
 """
 
-import contextlib
-import json
 import math
 from collections.abc import Callable, Iterator, Mapping
-from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-import torch
-from torch import Tensor
 
 from croc.config import CrocConfig, DinoConfig, PretrainConfig
-from croc.data.loader import batch_indices
-from croc.data.sources import ImageSource
 from croc.errors import UserError
-from croc.io import replacing
-from croc.method.distributed import fetch, full_state
-from croc.method.types import Canvases, Settings
-from croc.train.log import finite_or_none
 from croc.weights.checkpoint import checkpoints
-
-if TYPE_CHECKING:
-    from croc.train.loop import Trainer
 
 LINES = 20
 """Logged lines in a row that must show a sign of collapse."""
@@ -36,8 +20,6 @@ ONE, ALIKE = 0.005, 0.999
 """Fractions of log P below and above which an entropy carries nothing of the image."""
 LARGE_DRIFT = 0.25
 """Half of what a network with random weights has."""
-DIAGNOSIS = "diagnosis.json"
-MAX_NAMES, MAX_STEPS = 50, 20
 
 Metrics = Mapping[str, float]
 Sign = tuple[str, str, Callable[[Metrics], bool]]
@@ -108,66 +90,13 @@ def _entropy_signs(level: str, prototypes: int) -> Iterator[Sign]:
     yield message + instead, name, lambda now: now[name] >= ALIKE * maximum
 
 
-def diagnose(
-    trainer: "Trainer",
-    source: ImageSource,
-    folder: Path,
-    canvases: Canvases,
-    settings: Settings,
-    values: dict[str, float],
-    steps: range,
-) -> UserError:
-    """Write diagnosis.json about the skipped steps: the images, and the tensors that are not
-    finite, for which the last batch is tried again. All processes must call it together."""
-    fabric, method, config = trainer.fabric, trainer.method, trainer.config
-    batches = {
-        step + 1: batch_indices(step, len(source), config.optim.batch, config.run.seed)[1]
-        for step in steps[-MAX_STEPS:]
-    }
-    record = {
-        "date": datetime.now().astimezone().isoformat(timespec="seconds"),
-        "metrics": finite_or_none(values),
-        "rate": settings.lr,
-        "weight_decay": settings.weight_decay,
-        "torch": torch.__version__,
-        "device": fabric.device.type,
-        "skipped_steps": [steps[0] + 1, steps[-1] + 1],
-        "images": {k: [source.name(i) for i in batch.tolist()] for k, batch in batches.items()},
-    }
-
-    def write() -> None:
-        if fabric.is_global_zero:
-            with contextlib.suppress(OSError), replacing(folder / DIAGNOSIS) as partial:
-                partial.write_text(json.dumps(record, indent=1) + "\n")
-
-    write()  # before another attempt, from which a process may not return
-    states = {
-        f"{module}.{name}": tensor
-        for module, each in method.modules.items()
-        for name, tensor in full_state(each.state_dict()).items()
-    }
-    bad: dict[str, list[str]] = {"weights": _non_finite(states)}
-    record["not_finite"] = bad
-    if trainer.graph:
-        trainer.graph.forget()  # its memory is needed now
-    with contextlib.suppress(torch.OutOfMemoryError):
-        metrics = fetch(trainer.launch(canvases))
-        bad["losses"] = [name for name, x in metrics.items() if not math.isfinite(x)]
-        named = method.student.named_parameters()
-        bad["gradients"] = _non_finite(
-            full_state({name: each.grad for name, each in named if each.grad is not None})
-        )
-        method.student.zero_grad()
-    write()
-    existing = checkpoints(folder)
-    left = f"the last checkpoint is {existing[-1].name}" if existing else "no checkpoint was saved"
+def no_gradient(folder: Path, values: Metrics, steps: range) -> UserError:
+    """Why a run ends whose last steps were all skipped."""
+    bad = ", ".join(name for name, value in values.items() if not math.isfinite(value))
+    saved = checkpoints(folder)
+    left = f"the last checkpoint is {saved[-1].name}" if saved else "there is no checkpoint yet"
     return UserError(
-        f"steps {steps[0] + 1} to {steps[-1] + 1} had no finite gradient and were skipped; "
-        f"{folder / DIAGNOSIS} names the images and tensors, {left}: try a lower "
-        "--optim.lr or --optim.clip-gradient 3"
+        f"steps {steps[0] + 1} to {steps[-1] + 1} had no finite gradient and were skipped "
+        f"(non-finite in the last one: {bad}); {left}: try a lower --optim.lr, "
+        "--optim.clip-gradient 3 or --run.precision float32"
     )
-
-
-def _non_finite(tensors: dict[str, Tensor]) -> list[str]:
-    floats = {name: each for name, each in tensors.items() if each.is_floating_point()}
-    return [name for name, each in floats.items() if not each.isfinite().all()][:MAX_NAMES]

@@ -34,9 +34,9 @@ from croc.signals import notice_of_end
 from croc.train.compile import CudaGraph, compile_parts, records
 from croc.train.distributed import StopRequest, compiles, make_fabric, processes_here
 from croc.train.gauges import Gauges
-from croc.train.health import Health, diagnose
+from croc.train.health import Health, no_gradient
 from croc.train.log import RunLog
-from croc.train.run_folder import Saver, TrainState, claim_folder, open_run_folder
+from croc.train.run_folder import TrainState, claim_folder, open_run_folder, try_save
 from croc.weights.checkpoint import checkpoints, load_checkpoint
 from croc.weights.open import load_into
 
@@ -133,17 +133,18 @@ def train(
     ):
         verb = f"resumes from step {state.step}" if state.step else "starts"
         devices = f"{fabric.world_size} × {fabric.device.type}"
-        images = f"{len(source):,} images, {source.name(0)} the first"
+        images = f"{len(source):,} images (first: {source.name(0)})"
         log.say(f"{folder}: {verb}, to step {last_step}, on {devices}; {images}")
         if trainer.origin:
-            log.say(f"starts from {trainer.origin}; heads are fresh")
+            log.say(f"backbone initialized from {trainer.origin}; heads start from scratch")
 
-        health, saver = Health(config), Saver(fabric, folder, run, log.say)
+        health = Health(config)
         review = Review(trainer, source, folder, log, health, state.step, on_save)
         review(state.step, last=False)
         stop_requested = StopRequest(fabric, signals, state.step)
         undecoded: list[str] = []
         postponed = False  # a checkpoint that was due after a skipped step
+        failing = False  # whether the last checkpoint could not be written
 
         for canvases in loader:
             settings = settings_at(state.step, optim, per_epoch)
@@ -156,7 +157,7 @@ def train(
             last = stops or state.step == last_step
             logs = last or state.step == 1 or state.step % run.log_every_steps == 0
             saves = last or state.step % run.checkpoint_every_steps == 0
-            saves |= logs and (saver.failed or postponed)
+            saves |= logs and postponed
 
             if logs or saves:
                 values = fetch(metrics)
@@ -170,7 +171,7 @@ def train(
                     log.say(f"{state.skipped} steps skipped so far (non-finite gradient)")
                 if in_a_row >= run.max_skipped:
                     steps = range(state.step - in_a_row, state.step)
-                    raise diagnose(trainer, source, folder, canvases, settings, values, steps)
+                    raise no_gradient(folder, values, steps)
                 # Weights that give no gradient must not replace those that gave one.
                 postponed = saves and in_a_row > 0 and not last
                 if logs:
@@ -182,9 +183,12 @@ def train(
 
             problem = ""
             if saves and not postponed:
-                problem = saver.save(state, last=last)
-                if problem and last and not (stops and checkpoints(folder)):
+                problem = try_save(fabric, folder, state, run.keep_every_steps)
+                if problem and (failing or last) and not (stops and checkpoints(folder)):
                     raise UserError(problem)
+                if problem:
+                    log.say(f"{problem}; training ends if the next one cannot be written either")
+                failing = bool(problem)
                 if not stops:  # else there is no time for gauges and pictures
                     review(state.step, last=last)
             if stops:

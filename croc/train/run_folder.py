@@ -5,10 +5,8 @@ A checkpoint is one file with everything that a resume needs, written beside its
 
 import dataclasses
 import os
-import shutil
 import socket
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,7 +27,7 @@ from croc.config import (
 from croc.data.loader import FailedFiles
 from croc.errors import UserError
 from croc.io import replacing, try_lock
-from croc.method.distributed import any_process, full_state, shard_like, union_over_processes
+from croc.method.distributed import full_state, shard_like, union_over_processes
 from croc.signals import is_first_process
 from croc.weights.checkpoint import FORMAT, checkpoint_path, checkpoints, step_of
 from croc.weights.checksum import seal_zip
@@ -44,8 +42,6 @@ FREE = {
 """Options that may differ when a run is resumed: how it is executed, not what is learned."""
 KEPT = 2
 """Most recent checkpoints that are kept."""
-LAST_TRIES, PAUSE_S, LAST_S = 5, 4.0, 16.0
-"""At the end of a run: within the half minute that a scheduler grants."""
 
 
 def open_run_folder(folder: Path, config: PretrainConfig) -> None:
@@ -181,73 +177,24 @@ def save_checkpoint(folder: Path, state: dict[str, Any], keep_every: int | None)
         torch.save(state, file)
         file.close()
         seal_zip(partial)
-    for old in _deletable(folder, keep_every, KEPT):
-        old.unlink()
+    for old in checkpoints(folder)[:-KEPT]:
+        if keep_every is None or step_of(old) % keep_every:
+            old.unlink()
     return path
 
 
-def _deletable(folder: Path, keep_every: int | None, kept: int) -> list[Path]:
-    older = checkpoints(folder)[:-kept]
-    return [path for path in older if keep_every is None or step_of(path) % keep_every]
-
-
-class Saver:
-    """Saves checkpoints on disks that fill up, refuse or vanish. The first process writes; all of
-    them learn whether it could."""
-
-    def __init__(
-        self, fabric: Fabric, folder: Path, run: RunConfig, say: Callable[[str], None]
-    ) -> None:
-        self._fabric, self._folder, self._run, self._say = fabric, folder, run, say
-        self.failed = False
-        """Whether the last attempt failed, so that the next logged step should try again."""
-
-    def save(self, state: TrainState, *, last: bool) -> str:
-        """What went wrong, if anything. During the run that is reported and tried again later; at
-        its end there is no later, and several attempts are made at once."""
-        content, deadline = state.state_dict(), time.monotonic() + LAST_S
-        problem = ""
-        for attempt in range(LAST_TRIES if last else 1):
-            if attempt and not any_process(time.monotonic() < deadline, self._fabric.device):
-                break
-            time.sleep(PAUSE_S if attempt else 0)
-            problem = ""
-            if self._fabric.is_global_zero:
-                try:
-                    self._write(content)
-                except Exception as error:  # whatever it is, the other processes wait for it
-                    problem = str(error).strip().partition("\n")[0] or type(error).__name__
-            problem = next(filter(None, union_over_processes([problem])), "")
-            if problem and not self.failed:
-                then = "trying again" if last else "training continues and will try again"
-                self._say(
-                    f"the checkpoint of step {state.step} cannot be written ({problem}); {then}; "
-                    f"{self._last_good()}"
-                )
-            elif self.failed and not problem:
-                self._say(f"checkpoints can be written again: saved step {state.step}")
-            self.failed = bool(problem)
-            if not problem:
-                break
-        return problem and f"the checkpoint of step {state.step} cannot be written: {problem}"
-
-    def _write(self, content: dict[str, Any]) -> None:
-        if not (self._folder / PAGE).exists():
-            raise OSError(f"{self._folder} has vanished")  # not to be recreated elsewhere
-        keep_every = self._run.keep_every_steps
+def try_save(fabric: Fabric, folder: Path, state: TrainState, keep_every: int | None) -> str:
+    """Save a checkpoint; returns why it cannot be written, if so. The first process writes, and all
+    of them learn the outcome; earlier checkpoints stay as they are."""
+    content, problem = state.state_dict(), ""
+    if fabric.is_global_zero:
         try:
-            save_checkpoint(self._folder, content, keep_every)
-        except (OSError, RuntimeError):
-            existing, oldest = checkpoints(self._folder), _deletable(self._folder, keep_every, 1)
-            free = shutil.disk_usage(self._folder).free
-            if not oldest or free >= 1.1 * existing[-1].stat().st_size:
-                raise
-            oldest[0].unlink()  # the disk is full: make room, but keep the last one
-            save_checkpoint(self._folder, content, keep_every)
-
-    def _last_good(self) -> str:
-        try:
-            existing = checkpoints(self._folder)
-        except OSError:
-            return "the last good one cannot be read now"
-        return f"the last good one is {existing[-1].name}" if existing else "there is none yet"
+            if not (folder / PAGE).exists():
+                raise OSError(f"{folder} has vanished")  # not to be recreated elsewhere
+            save_checkpoint(folder, content, keep_every)
+        except Exception as error:  # whatever it is, the other processes wait for it
+            problem = str(error).strip().partition("\n")[0] or type(error).__name__
+            saved = checkpoints(folder)
+            left = f"the last one is {saved[-1].name}" if saved else "there is none yet"
+            problem = f"the checkpoint of step {state.step} cannot be written ({problem}); {left}"
+    return next(filter(None, union_over_processes([problem])), "")

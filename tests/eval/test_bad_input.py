@@ -47,7 +47,6 @@ def refusal(capsys: pytest.CaptureFixture[str], to: Path, code: int) -> str:
         ("linear davis17:x --hold-out 0.5", "davis17:x has no training split"),
         (f"linear scenes:4 --to {__file__}/x", "is a file or not writable, pass a folder"),
         (f"video scenes:1 --masks {Path(__file__).parent}", "exists and is not empty"),
-        (f"video scenes:1 --overlays {__file__}", "exists and is not empty"),
         ("all scenes --data", "pass at least one data set"),
         (f"table scenes:4 --weights {TINY} B=random:vit_smal", "B: --weights: timm has no"),
         ("table x --data scenes:4 scenes:4", "--data is empty or names one twice"),

@@ -63,7 +63,7 @@ def test_points_are_scored_once(runs, tmp_path, monkeypatch, capsys):
     capsys.readouterr()
     assert curve(tmp_path, *weights) == 0
     # 8 rows of 6 networks: both runs start from the same, and dino's first step has rate 0.
-    assert "6 cells, 6 of them finished before" in capsys.readouterr().err
+    assert "6 cells, 6 already finished" in capsys.readouterr().err
 
 
 def panels(points: list[Point], values: list[float | None]) -> list[Axes]:

@@ -52,11 +52,11 @@ def test_pca_is_scikit_learns():
     np.testing.assert_allclose(got * signs, expected, rtol=2e-3, atol=2e-3)
 
 
-@pytest.mark.parametrize("reading", ["pixels", "tokens"])
-def test_separate_classes_are_recovered(reading: str):
-    config = replace(CONFIG, reading=reading)  # pyright: ignore[reportArgumentType]
+@pytest.mark.parametrize("on", ["pixels", "tokens"])
+def test_separate_classes_are_recovered(on: str):
+    config = replace(CONFIG, on=on)  # pyright: ignore[reportArgumentType]
     report = evaluate_kmeans(TwoColors(), Patches(20, 0), config, CPU)
-    least = 75 if reading == "pixels" else 100  # bilinear features blur the borders
+    least = 75 if on == "pixels" else 100  # bilinear features blur the borders
     assert min(report.scores["by seed"]) >= least
     assert report.scores["mIoU"] == pytest.approx(np.mean(report.scores["by seed"]))
     again = evaluate_kmeans(TwoColors(), Patches(20, 0), config, CPU)
@@ -64,7 +64,7 @@ def test_separate_classes_are_recovered(reading: str):
 
 
 def test_more_clusters_than_classes_are_matched_many_to_one():
-    config = replace(CONFIG, reading="tokens", clusters=6)
+    config = replace(CONFIG, on="tokens", clusters=6)
     noisy = evaluate_kmeans(MeanColor(), Patches(20, 0), config, CPU)
     assert noisy.scores["mIoU"] == 100
 
@@ -80,16 +80,16 @@ class ThreeShades(Patches):
 
 def test_as_many_clusters_as_classes_are_matched_one_to_one():
     """Most of both clusters, black and the rest, is dark: one has to be bright all the same."""
-    config = replace(CONFIG, reading="tokens")
+    config = replace(CONFIG, on="tokens")
     report = evaluate_kmeans(TwoColors(), ThreeShades(4, 0), config, CPU)
     assert report.iou.per_class.tolist() == pytest.approx([8 / 13, 3 / 8])
     expected = 100 * (8 / 13 + 3 / 8) / 2  # else 13 / 16 / 2
     assert report.scores["by seed"] == pytest.approx([expected] * 2)
 
 
-@pytest.mark.parametrize("reading", ["pixels", "tokens"])
-def test_the_requested_blocks_are_clustered(reading: str):
+@pytest.mark.parametrize("on", ["pixels", "tokens"])
+def test_the_requested_blocks_are_clustered(on: str):
     backbone = SecondToLast()
-    config = replace(CONFIG, reading=reading, blocks=2)  # pyright: ignore[reportArgumentType]
+    config = replace(CONFIG, on=on, blocks=2)  # pyright: ignore[reportArgumentType]
     assert evaluate_kmeans(backbone, Patches(20, 0), config, CPU).scores["mIoU"] > 70
     assert set(backbone.requested) == {2}

@@ -1,6 +1,7 @@
 """`croc evaluate table`: every cell is computed once, a failing one costs no other."""
 
 import json
+import re
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -69,16 +70,14 @@ def test_three_weights_by_one_command(run, tmp_path, computed, capsys):
     assert call("linear", run, "scenes:4", tmp_path) == 0
     assert make_one(tmp_path, weights) == 0
     output = capsys.readouterr()
-    assert "6 cells, 1 of them finished before" in output.err  # by `croc evaluate linear`
+    assert "6 cells, 1 already finished" in output.err  # by `croc evaluate linear`
     assert f"cell 5 of 5: {TINY}, kmeans on scenes:4" in output.err
     record = json.loads((tmp_path / "table.json").read_text())
     rows = record["rows"]
     assert [row["label"] for row in rows] == ["CrOC", "untrained", TINY]
-    assert [row["model"] for row in rows] == [*["ViT/8, 2 blocks of 192"] * 2, "ViT-Ti/16"]
-    assert (rows[0]["data"], rows[0]["epochs"]) == ("scenes", "1")
     scores = [cell["value"] for row in rows for cell in row["cells"]]
     assert scores == [line["scores"]["mIoU"] for line in read_results(tmp_path)]
-    for name in ("table.md", "table.tex", "table.html"):
+    for name in ("table.md", "table.tex"):
         text = (tmp_path / name).read_text()
         assert all(f"{value:.1f}" in text for value in scores)
         assert "±" in text or r"$\pm$" in text
@@ -103,6 +102,8 @@ def test_precision_and_hold_out_are_part_of_the_key():
     keys.add(table.line_key({**line, "machine": {"precision": "bfloat16"}}))
     assert len(keys) == 3
     assert table.cell_key("linear", {"a": 1}, "d", "w", "n", "float32", 0.0) in keys
+    older, newer = {"reading": "tokens", "best": 5}, {"on": "tokens", "top_k": 5}
+    assert table.line_key(line | {"config": older}) == table.line_key(line | {"config": newer})
 
 
 def test_resumes_after_an_interrupt(tmp_path, computed, monkeypatch):
@@ -145,7 +146,7 @@ def test_a_failing_cell_costs_no_other(tmp_path, computed, monkeypatch, capsys):
     last = capsys.readouterr().err.splitlines()[-1]
     assert last.startswith("croc: 1 of 4 cells failed, the same command computes only these again")
     assert "A, linear on scenes:4 (OutOfMemoryError: CUDA out of memory. Tried" in last
-    assert "| A | ViT-Ti/16 | – |" in (tmp_path / "table.md").read_text()
+    assert re.search(r"^\| A +\| +– \|", (tmp_path / "table.md").read_text(), re.MULTILINE)
     record = json.loads((tmp_path / "table.json").read_text())
     assert [(each["label"], each["protocol"]) for each in record["failed"]] == [("A", "linear")]
     assert len(computed) == 3

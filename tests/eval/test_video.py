@@ -49,7 +49,7 @@ def naive_propagate(features, sources, radius, best, temperature):
 )
 def test_propagation_equals_the_loops(radius: int, best: int):
     generator = torch.Generator().manual_seed(0)
-    config = VideoConfig(radius=radius, best=best)
+    config = VideoConfig(radius=radius, top_k=best)
 
     def unit() -> Tensor:
         return F.normalize(torch.randn(6, 4, 5, generator=generator), dim=0)
@@ -139,7 +139,7 @@ def test_the_first_frame_and_the_last_ones_vote_softly(last_frames, votes, monke
         return soft
 
     monkeypatch.setattr("croc.eval.video.propagate", watched)
-    mixing = replace(CONFIG, last_frames=last_frames, best=30, temperature=1.0)
+    mixing = replace(CONFIG, last_frames=last_frames, top_k=30, temperature=1.0)
     segment_video(Brightness(), SLIDING, mixing)
     assert [len(sources) for sources, _ in calls] == votes
     (first,) = calls[0][0]

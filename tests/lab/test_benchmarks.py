@@ -1,8 +1,6 @@
 """The benchmarks run at tiny sizes, and their numbers are right on inputs of known answers."""
 
 import json
-import runpy
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -116,7 +114,7 @@ def test_fold_scores_depend_on_the_features(sees: bool, least: float, most: floa
         image_px=32, blocks=1, standardize=True, rates=(0.1,), batch=4, epochs=None, steps=60,
         crop=None, train_px=8, score_px=8,
     )  # fmt: skip
-    kmeans = KmeansConfig(reading="tokens", image_px=32, label_px=8, pca=2, seeds=3)
+    kmeans = KmeansConfig(on="tokens", image_px=32, label_px=8, pca=2, seeds=3)
     machine = Machine(torch.device("cpu"), torch.float32, workers=0)
     scores = folds.score(Brightness(sees), Halves(), linear, kmeans, 4, machine)
     assert least <= scores["linear"] <= most
@@ -139,21 +137,3 @@ def test_variance(capsys: pytest.CaptureFixture[str]):
     assert 0 < record["place"] < 1
     assert 0 < record["image"] < 1
     assert 1 < record["rank"] < 192
-
-
-@pytest.mark.parametrize(
-    ("program", "options"),
-    [
-        ("folds", ("--weights", "no/run", "--data", "scenes")),
-        ("variance", ("--weights", "no/run", "--data", "scenes")),
-        ("chosen_k", ("--run", "no/run")),
-    ],
-)
-def test_bad_input_is_one_line_and_code_2(program, options, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", [f"{program}.py", *options])
-    with pytest.raises(SystemExit) as ended:
-        runpy.run_path(str(ROOT / "benchmarks" / f"{program}.py"), run_name="__main__")
-    (line,) = capsys.readouterr().err.splitlines()
-    assert ended.value.code == 2
-    assert line.startswith(f"{program}: ")
-    assert "no/run" in line

@@ -166,7 +166,7 @@ def test_one_valid_cluster_or_none_gives_no_nan(name: str, kept: int, monkeypatc
 def steps_on_the_gpu(name: str, compiles: bool, steps: int, checked_from: int) -> dict[str, Tensor]:
     """Train some steps; from `checked_from` on, waiting for the device is an error."""
     config = replace(tiny_config(), cluster=variant(name).cluster)
-    run = RunConfig(accelerator="cuda", devices=1, compile=compiles, record=False)
+    run = RunConfig(accelerator="cuda", devices=1, compile=compiles, cuda_graph=False)
     fabric = make_fabric(run)
     trainer = Trainer(fabric, replace(config, run=run))
     source = open_source(config.data, 0)

@@ -21,9 +21,9 @@ from tests.tiny import tiny_config, tiny_dino, tiny_mae
 def test_nothing_is_recorded_on_the_cpu():
     fabric = make_fabric(RunConfig(accelerator="cpu"))
     assert not records(RunConfig(), fabric, compiled=True)
-    assert not records(RunConfig(record=False), fabric, compiled=True)
-    with pytest.raises(UserError, match=r"--run\.record True is for one process on a GPU"):
-        records(RunConfig(record=True), fabric, compiled=True)
+    assert not records(RunConfig(cuda_graph=False), fabric, compiled=True)
+    with pytest.raises(UserError, match=r"--run\.cuda-graph True is for one process on a GPU"):
+        records(RunConfig(cuda_graph=True), fabric, compiled=True)
 
 
 def tiny(part: str, **changes: object) -> PretrainConfig:
@@ -62,7 +62,7 @@ def metrics_of(config: PretrainConfig, folder: Path, **run: object) -> list[dict
 @pytest.mark.parametrize("name", list(CONFIGS))
 def test_recorded_runs_equal_launched_ones(name: str, tmp_path: Path):
     launched, recorded = (
-        metrics_of(CONFIGS[name](), tmp_path / str(flag), compile=False, record=flag)
+        metrics_of(CONFIGS[name](), tmp_path / str(flag), compile=False, cuda_graph=flag)
         for flag in (False, True)
     )
     assert len(recorded) in (9, 12)
@@ -82,7 +82,7 @@ def test_compiled_steps_are_recorded_by_themselves(tmp_path: Path, monkeypatch: 
     )
     recorded = metrics_of(tiny_config(), tmp_path / "recorded", compile=True)
     assert len(replays) == 9 - WARM_UPS
-    launched = metrics_of(tiny_config(), tmp_path / "launched", compile=True, record=False)
+    launched = metrics_of(tiny_config(), tmp_path / "launched", compile=True, cuda_graph=False)
     assert len(replays) == 9 - WARM_UPS
     for one, other in zip(recorded, launched, strict=True):
         assert one["loss"] == pytest.approx(other["loss"], rel=2e-3)
@@ -91,7 +91,7 @@ def test_compiled_steps_are_recorded_by_themselves(tmp_path: Path, monkeypatch: 
 @pytest.mark.cuda
 def test_a_recorded_step_never_waits_and_leaves_the_batch_alone():
     config = tiny_config()
-    run = RunConfig(accelerator="cuda", devices=1, compile=False, record=True)
+    run = RunConfig(accelerator="cuda", devices=1, compile=False, cuda_graph=True)
     fabric = make_fabric(run)
     trainer = Trainer(fabric, replace(config, run=run))
     canvases = make_canvases(config).to(fabric.device)

@@ -8,47 +8,37 @@ from pathlib import Path
 import pytest
 
 from croc.cli import main
-from croc.train.run_folder import LOCK
-from croc.weights.checkpoint import checkpoints
-from tests.tiny import FLAGS
-from tests.train.kills import command, train
+from croc.errors import UserError
+from croc.train.loop import pretrain
+from croc.train.run_folder import LOCK, claim_folder
+from tests.tiny import FLAGS, tiny_config
+from tests.train import train
+from tests.train.kills import command
 from tests.train.test_processes import launch, wait_for_steps
 
 LONG = ("--optim.epochs", "40")
 
 
-def test_the_second_start_says_who_trains_and_the_first_goes_through(tmp_path: Path):
-    folder = tmp_path / "run"
-    both = [launch(*command(folder, *LONG)) for _ in range(2)]
-    errors = [process.communicate(timeout=240)[1] for process in both]
-    codes = [process.returncode for process in both]
-    assert sorted(codes) == [0, 2], errors
-    holder = both[codes.index(0)].pid
-    line = errors[codes.index(2)].strip()
-    assert line.startswith(f"croc: {folder} is in use by process {holder} on ")
-    assert len(checkpoints(folder)) == 2
-
-
-def test_a_start_after_the_holder_was_killed_resumes(tmp_path: Path):
+def test_a_second_start_is_refused_until_the_first_is_killed(tmp_path: Path, capsys):
     folder = tmp_path / "run"
     process = launch(*command(folder, *LONG))
     wait_for_steps(folder, 3, [process])
+    assert main(command(folder, *LONG)[3:]) == 2
+    line = capsys.readouterr().err.strip()
+    assert line.startswith(f"croc: {folder} is in use by process {process.pid} on ")
     process.send_signal(signal.SIGKILL)
-    process.wait()
+    process.communicate()
     assert (folder / LOCK).exists()
-    train(folder, (*LONG, "--run.stop-after-steps", "8"))
+    train(folder, *LONG, "--run.stop-after-steps", "8")
 
 
-def test_two_processes_of_one_run_share_the_folder(tmp_path: Path):
-    folder = tmp_path / "run"
-    process = launch(*command(folder, *LONG, "--run.devices", "2"))
-    wait_for_steps(folder, 1, [process])
-    second = subprocess.run(command(folder, *LONG), capture_output=True, text=True)
-    assert second.returncode == 2
-    assert f"in use by process {process.pid}" in second.stderr
-    process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=60)
-    assert process.returncode == 75
+def test_checkpoints_of_another_process_are_noticed(tmp_path: Path):
+    """Between looking for checkpoints and locking the folder, another one may have trained."""
+    config = tiny_config(tmp_path / "run", stop_after_steps=2, report=False)
+    folder = pretrain(config, "tiny")
+    claim = claim_folder(folder, config, "tiny", existing=[])
+    with pytest.raises(UserError, match="another process has just trained"), claim:
+        pass
 
 
 def test_a_refused_start_leaves_no_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

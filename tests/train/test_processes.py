@@ -12,6 +12,7 @@ from subprocess import PIPE
 
 import pytest
 
+from croc.cli import main
 from croc.config import RunConfig
 from croc.errors import UserError
 from croc.signals import NAMES, is_first_process, process_number
@@ -81,7 +82,7 @@ def test_two_machines_of_two_processes_give_the_losses_of_one(tmp_path: Path):
 
 
 @pytest.mark.parametrize("strategy", ["fsdp", pytest.param("ddp", marks=in_soak)])
-def test_processes_stop_together_and_one_process_resumes(tmp_path: Path, strategy: str):
+def test_processes_stop_together_and_one_process_resumes(tmp_path: Path, strategy: str, capsys):
     """One of them gets the signal; all agree on a step and save it, however rarely they log."""
     folder = tmp_path / "run"
     rarely = ("--run.log-every-steps", "5", "--run.checkpoint-every-steps", "1000")
@@ -89,6 +90,8 @@ def test_processes_stop_together_and_one_process_resumes(tmp_path: Path, strateg
         *command(folder, *LONG, *rarely, "--run.devices", "2", "--run.strategy", strategy)
     )
     wait_for_steps(folder, 2, [process])
+    assert main(command(folder, *LONG, *rarely)[3:]) == 2
+    assert f"{folder} is in use by process {process.pid}" in capsys.readouterr().err
     process.send_signal(signal.SIGTERM)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 75, errors
@@ -145,7 +148,7 @@ def test_processes_give_the_losses_of_one_until_a_lost_peer_ends_them(
 
 
 @pytest.mark.usefixtures("own_environment")
-@pytest.mark.parametrize("make", [tiny_config, tiny_mae])
+@pytest.mark.parametrize("make", [tiny_config, pytest.param(tiny_mae, marks=in_soak)])
 def test_fsdp_of_one_process_equals_ddp_and_resumes_its_checkpoints(make, tmp_path):
     whole, sharded = tmp_path / "whole", tmp_path / "sharded"
     common = {"micro_batch": 3, "report": make is tiny_config}
@@ -161,7 +164,7 @@ def test_fsdp_of_one_process_equals_ddp_and_resumes_its_checkpoints(make, tmp_pa
 @pytest.mark.parametrize("compile", [False, True])
 def test_fsdp_equals_ddp_on_a_gpu(tmp_path: Path, compile: bool):
     """In bfloat16, with the fused optimizer and our kernels."""
-    gpu = {"accelerator": "cuda", "devices": 1, "compile": compile, "record": False}
+    gpu = {"accelerator": "cuda", "devices": 1, "compile": compile, "cuda_graph": False}
     pretrain(tiny_config(tmp_path / "whole", **gpu), "demo")
     pretrain(tiny_config(tmp_path / "sharded", strategy="fsdp", **gpu), "demo")
     lines = zip(metrics_of(tmp_path / "sharded"), metrics_of(tmp_path / "whole"), strict=True)

@@ -31,6 +31,7 @@ from croc.weights.open import VitBackbone
 from croc.weights.transformers import convert
 from tests.weights.conftest import make_file
 
+pytestmark = pytest.mark.xdist_group("export folders")  # one worker makes them
 ROOT = Path(__file__).parents[2]
 Results = dict[str, dict[str, Tensor]]
 FOREIGN = """
@@ -77,8 +78,8 @@ FOLDERS = {
         for kind, names in {
             "timm": ("registers", "dinov3", "eva02"),
             "transformers": ("biasless", "dinov2", "registers", "dinov3", "plus"),
-            "onnx": ("registers", "dinov3", "eva02"),
-            "checkpoint": ("registers", "dinov3", "eva02"),
+            "onnx": ("dinov3",),
+            "checkpoint": ("dinov3",),
         }.items()
         for name in names
     },
@@ -155,7 +156,7 @@ pixels = processor(image, return_tensors="np")["pixel_values"]
 larger = processor(image.resize((90, 60)), return_tensors="np")["pixel_values"]
 results = ("mean", "std", "size", "picture", "pixels", "larger", "filter")
 """
-DOCS = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "use.md").read_text(), re.DOTALL)
+DOCS = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "weights.md").read_text(), re.DOTALL)
 DOCS = [code for code in DOCS if "mine-" in code]
 
 

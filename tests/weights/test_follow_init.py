@@ -45,11 +45,6 @@ def save_without_norm() -> None:
 CASES = {
     "DINO": (save_dino, "w.pth", ("vit_small_patch16_224", 8, 2)),
     "no final norm": (save_without_norm, "w.pth", ("vit_base_patch16_224", 16, 2)),
-    "DINOv2": (
-        lambda: save_dinov2("vit_small_patch14_dinov2"),
-        "w.pth",
-        ("vit_small_patch14_dinov2", 14, 2),
-    ),
     "DINOv2 with registers": (
         lambda: save_dinov2("vit_small_patch14_reg4_dinov2"),
         "w.pth",

@@ -103,12 +103,10 @@ def report(folders: Sequence[Path], score_files: Sequence[Path] = ()) -> str:
             }
         )
     cards = score_cards(find_scores(runs, score_files))
-    speeds = [(index, *speed) for index, run in enumerate(runs) for speed in _speeds(run)]
     sections = {
         "curves": any(run.metrics for run in runs),
         "clusters": any(run["pictures"] for run in data),
         "scores": cards,
-        "speed": speeds,
         "configuration": True,
     }
     environment = jinja2.Environment(
@@ -129,7 +127,6 @@ def report(folders: Sequence[Path], score_files: Sequence[Path] = ()) -> str:
         runs=runs,
         facts=[list(_facts(run)) for run in runs],
         cards=cards,
-        speeds=speeds,
         options=_options(runs),
         data={"runs": data},
     )
@@ -369,21 +366,6 @@ def score_cards(scores: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         if len(classes) * len(card["scores"]) <= MAX_BARS:
             card["classes"] = list(classes)
     return list(cards.values())
-
-
-def _speeds(run: Run) -> Iterator[tuple[str, str, dict[str, float]]]:
-    """Label, summary and milliseconds by stage of each setting in the folder's bench.json."""
-    path = run.folder / "bench.json"
-    if not path.exists():
-        return
-    bench = json.loads(path.read_text(encoding="utf-8"))
-    for setting in bench["settings"]:
-        if figures := setting["figures"]:  # none for a setting that did not fit
-            device, peak = bench["hardware"], figures["peak_gib"]
-            about = device["cpu"] if device["gpu"] == "no GPU" else device["gpu"]
-            about += f" · {short(figures['images_per_s'])} images per second"
-            about += f" · {peak:.2f} GiB of GPU memory" if peak else ""
-            yield setting["label"], about, figures["split_ms"]
 
 
 def _options(runs: Sequence[Run]) -> dict[str, Any]:

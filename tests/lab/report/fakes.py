@@ -65,13 +65,3 @@ def add_scores(run: Path, classes: tuple[str, ...] = ("sky", "sea"), **more: Any
             }
             file.write(json.dumps(result) + "\n")
     return folder / "results.jsonl"
-
-
-def add_bench(run: Path, *stages: str, label: str = "batch 8") -> None:
-    split = dict.fromkeys(stages or ("views", "clustering"), 8.0)
-    figures = {"split_ms": split, "images_per_s": 190.5, "peak_gib": None}
-    bench = {
-        "hardware": {"gpu": "no GPU", "cpu": "a processor"},
-        "settings": [{"label": label, "figures": figures}],
-    }
-    (run / "bench.json").write_text(json.dumps(bench))

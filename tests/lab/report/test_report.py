@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,7 +11,6 @@ import pytest
 from PIL import Image
 
 from croc.cli import main
-from croc.config import PretrainConfig
 from croc.data import open_source
 from croc.io import read_metrics
 from croc.lab.report import hook
@@ -30,8 +28,8 @@ from croc.lab.report.page import (
 )
 from croc.method.backbone import Backbone
 from croc.train.loop import pretrain as plain_pretrain
-from tests.lab.report.fakes import add_bench, add_pictures, add_scores, line, make_run
-from tests.tiny import tiny_config, tiny_dino, tiny_mae
+from tests.lab.report.fakes import add_scores, line, make_run
+from tests.tiny import tiny_config
 from tests.train import metrics_of
 
 pretrain = partial(plain_pretrain, on_save=ReportHook)
@@ -62,12 +60,6 @@ def test_checkpoints_are_drawn_without_changing_the_run(
     assert not {"report.html", "pictures"} & {path.name for path in plain.iterdir()}
 
 
-def test_drawing_takes_a_small_share_of_the_time(tmp_path: Path):
-    """A tiny run's checkpoints come too fast for it: only the first and the last are drawn."""
-    run = pretrain(tiny_config(tmp_path / "run"), "tiny")
-    assert {0, 9} <= set(picture_steps(run)) < {0, 2, 4, 6, 8, 9}
-
-
 def test_a_failure_is_reported_once_and_training_continues(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
@@ -81,17 +73,6 @@ def test_a_failure_is_reported_once_and_training_continues(
     assert capsys.readouterr().err.count(message) == 1
     assert len(read_metrics(run)) == 9
     assert "as of step 9 of 9" in (run / "report.html").read_text()  # it is only without pictures
-
-
-@pytest.mark.parametrize("tiny", [tiny_dino, tiny_mae])
-def test_methods_without_clusters_have_no_pictures(
-    tmp_path: Path, tiny: Callable[..., PretrainConfig]
-):
-    run = pretrain(tiny(tmp_path / "run", stop_after_steps=2), "tiny")
-    page = (run / "report.html").read_text()
-    assert not (run / "pictures").exists()
-    assert 'data-place="curves"' in page
-    assert 'data-place="clusters"' not in page
 
 
 def test_undecodable_images_are_passed_over(tmp_path: Path):
@@ -152,10 +133,8 @@ def test_cut_off_scores_are_left_out(tmp_path: Path):
     (results.parent / "pictures" / "one.png").unlink()
     with results.open("a") as file:
         file.write('{"half')
-    add_bench(run)
     page = report([run])
     assert "mIoU <strong>23.2</strong>" in page
-    assert "a processor · 190.5 images per second" in page
     # A token may be spread over half of the clusters, not more.
     (fact,) = re.findall(r"<dt>clusters per token</dt><dd.*?</dd>", page, re.DOTALL)
     assert "3.5 of 4.0" in fact
@@ -190,15 +169,3 @@ def test_steps_per_epoch_follow_from_the_log(per_epoch: int):
     assert run.progress == f"step 0 of {20 * per_epoch:,}"
     run.epochs = run.epochs[:1] if per_epoch > 10 else []
     assert run.steps_per_epoch is None
-
-
-def test_many_large_runs_stay_under_ten_megabytes(tmp_path: Path):
-    noise = np.random.default_rng(0).integers(0, 256, (500, 400, 3), np.uint8)
-    runs = [make_run(tmp_path / f"run-{number}", 700) for number in range(16)]
-    for run in runs:
-        add_scores(run, tuple(f"class {number}" for number in range(150)))
-        Image.fromarray(noise).save(run / "evaluations" / "pictures" / "one.png")
-        add_pictures(run, (1, 2, 3))
-        for step in (1, 2, 3):
-            Image.fromarray(noise[:300]).save(picture_path(run, step), quality=90)
-    assert 3_000_000 < len(report(runs)) < 10_000_000
