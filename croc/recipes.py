@@ -127,8 +127,9 @@ def posttrain() -> CrocConfig:
     croc pretrain posttrain --init coco-20min --data.root ~/Pictures
 
     Hardware: one GPU; `--model.grad-checkpointing` for a ViT-L or larger on less than 40 GB. Fifty
-    epochs of 5,000 photographs are 3,900 steps and 250,000 images, which should take minutes for
-    a ViT-S and well under an hour for a ViT-B. Neither time nor scores are measured yet.
+    epochs of 5,000 photographs are 3,900 steps and 250,000 images. Measured from coco-20min on
+    1,403 road scenes, in four minutes of a shared H200: linear 47.9 to 48.1 mIoU there, 21.1 to
+    20.8 on COCO-Things mini (docs/posttrain.md).
 
     Differences from the paper, so that a few thousand photographs teach the network something
     without making it forget what it knows:
