@@ -122,7 +122,7 @@ class LabelServer(LocalServer):
         try:
             content = json.loads(body)
             query = check_labels(content) if find == self.set_labels else read_numbers(content)
-        except (ValueError, TypeError, KeyError, RecursionError) as error:
+        except Exception as error:
             raise HTTPException(400, f"Not a query: {str(error)[:80]}") from None
         return JSONResponse(await self.run(partial(find, query)))
 

@@ -34,7 +34,7 @@ export function addTile({ index, name, wide }, [rows, columns], click, changed) 
   make("img", { src: `/api/photographs/${index}`, alt: "", loading: "lazy", draggable: "false" }),
   mask, dots, patch);
   const certainty = make("span", { class: "certainty", title:
-    "Mean margin between the two most probable classes of a patch" });
+    "Certainty: mean margin between the two most probable classes of a patch" });
   const node = make("figure", { class: "tile" }, stage,
     make("figcaption", {}, make("span", { class: "name", title: name }, name), certainty));
   node.style.setProperty("--wide", wide);
@@ -43,7 +43,7 @@ export function addTile({ index, name, wide }, [rows, columns], click, changed) 
     tile.revision = revision;
     mask.hidden = !answer;
     if (answer) mask.src = answer.mask;
-    certainty.textContent = answer ? `certainty ${Math.round(100 * answer.certainty)}%` : "";
+    certainty.textContent = answer ? `${Math.round(100 * answer.certainty)}%` : "";
   };
 
   let place = null; // column and row of the patch that is pointed at

@@ -25,7 +25,7 @@ from croc.io import replacing
 from croc.lab.app.photos import Photos
 
 FILE = "labels.json"
-START = {"background": "#7a7f87", "object": "#d98801"}
+START = {"background": "#7a7f87", "object": "#0c97ff"}
 """The classes of a new folder and their colors."""
 DECAY = 0.1
 """Weight of the squared weights of the linear layer: of 0.1, 0.01 and 0.001 the best in simulated
