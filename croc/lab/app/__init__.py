@@ -76,11 +76,11 @@ def label(arguments: list[str]) -> None:
     require_server()
     from croc.lab.app.label_server import LabelServer, open_segmenter
 
-    folder = Path(options.photos).expanduser().resolve()
-    to = Path(options.to).expanduser() if options.to else Path("labels") / folder.name
+    folder = Path(options.photos).expanduser()
+    to = Path(options.to or Path("labels") / folder.resolve().name).expanduser()
     with open_port(options.port) as listening:
         segmenter = open_segmenter(options.weights, options.image_px)
-        server = LabelServer(folder, to.absolute(), segmenter)
+        server = LabelServer(folder, to, segmenter)
         server.compute()
         count = f"{len(server.photos):,} photographs, labels in {to}"
         serve(server, listening, f"{segmenter.backbone.name}, {count}")

@@ -18,7 +18,7 @@ const undoable = [];
 async function begin() {
   start = await fetchJson("/api/start");
   labels = { classes: start.classes, clicks: start.clicks };
-  part("about").textContent = `${start.folder}, with ${start.weights}; labels in ${start.to}`;
+  part("about").textContent = `${start.folder}, with ${start.weights}; labels in ${start.to}/labels.json`;
   part("undo").addEventListener("click", undo);
   part("add").addEventListener("click", addClass);
   part("eraser").addEventListener("click", () => choose(ERASER));

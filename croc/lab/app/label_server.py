@@ -25,7 +25,7 @@ from torch import nn
 from croc.data.decode import fitting_size
 from croc.errors import UserError
 from croc.eval.features import Moments
-from croc.io import cores
+from croc.io import cores, try_lock
 from croc.lab.app.labels import (
     certainty,
     check_labels,
@@ -63,12 +63,17 @@ class LabelServer(LocalServer):
         self.order = iter(range(len(self.photos)))
         if not any(map(self.photos.prepare, self.order)):
             raise UserError(f"none of the {len(self.photos):,} images in {folder} can be read")
+        self.lock = (to / "lock").open("w")  # two servers would overwrite each other's labels
+        if not try_lock(self.lock):
+            self.lock.close()
+            raise UserError(f"another croc app label uses {to}: stop it, or choose another --to")
         self.worker = ThreadPoolExecutor(1, "croc tokens", torch.set_num_threads, (cores(),))
 
     def close(self) -> None:
         self.stopping = True
         self.worker.shutdown(cancel_futures=True)
         super().close()
+        self.lock.close()
 
     def compute(self) -> None:
         """The tokens of all photographs, in the background."""

@@ -38,9 +38,8 @@ class Photos:
     def __init__(self, folder: Path, to: Path, segmenter: Segmenter) -> None:
         self.segmenter = segmenter
         self.paths = list_photos(folder, to)
-        self.names = [
-            printable(os.fsencode(path.relative_to(folder).as_posix())) for path in self.paths
-        ]
+        relative = (os.path.relpath(path, folder) for path in self.paths)
+        self.names = [printable(os.fsencode(name)) for name in relative]
         self.number = {name: index for index, name in enumerate(self.names)}
         self.cache = to / "tokens" / f"{fingerprint(segmenter.backbone)}-{segmenter.image_px}"
         self.cache.mkdir(parents=True, exist_ok=True)
@@ -59,17 +58,16 @@ class Photos:
             status = self.paths[index].stat()
             about = f"{self.names[index]}\0{status.st_size}\0{status.st_mtime_ns}"
             file = self.cache / f"{hashlib.sha256(about.encode()).hexdigest()[:32]}.safetensors"
-            if not file.exists():
-                data = self.paths[index].read_bytes()
-                image = decode_image(data, WHOLE_PX)
+            missing = not file.exists()
+            image = decode_image(self.paths[index].read_bytes(), WHOLE_PX) if missing else None
         except (OSError, UndecodableImage) as error:
             self.skipped[index] = getattr(error, "strerror", None) or "not a readable image"
             return False
-        if not file.exists():
+        if image is not None:
             tensors = {"tokens": self._compute(image), "jpeg": encode(image)}
             height, width, _ = image.shape
             metadata = {"name": self.names[index], "height": str(height), "width": str(width)}
-            with replacing(file) as partial:
+            with replacing(file, shared=True) as partial:
                 save_file(tensors, partial, metadata)
         with safe_open(file, "pt") as opened:
             metadata = opened.metadata()
@@ -105,7 +103,8 @@ def list_photos(folder: Path, outside: Path) -> list[Path]:
     if not folder.is_dir():
         raise UserError(f"{folder} is not a folder of photographs")
     inside = (Path(os.fsdecode(path)) for path in sorted(walk_images(os.fsencode(folder))))
-    paths = [path for path in inside if not path.is_relative_to(outside)]
+    below = outside.resolve()
+    paths = [path for path in inside if not path.resolve().is_relative_to(below)]
     if not paths:
         raise UserError(f"no images in {folder} (searched at any depth)")
     return paths
