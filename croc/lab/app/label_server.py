@@ -4,8 +4,9 @@ import base64
 import io
 import json
 import shutil
+import traceback
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -14,13 +15,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import UInt8
+from jaxtyping import Float, UInt8
 from PIL import Image
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
-from torch import nn
+from torch import Tensor, nn
 
 from croc.data.decode import fitting_size
 from croc.errors import UserError
@@ -151,39 +152,43 @@ class LabelServer(LocalServer):
 
     def find_masks(self, numbers: list[int]) -> dict[str, Any]:
         """A mask and a certainty for each of the photographs; nothing without a head."""
-        head, answer = self.fit(), {}
-        for index in numbers if head else ():
-            if index in self.photos.sizes:
-                scores = head(self.photos.tokens(index)[None].float())[0]
-                width, height = fitting_size(self.photos.sizes[index][::-1], MASK_PX)
-                file = io.BytesIO()
-                shown = {"transparency": bytes([0] + [255] * 254), "compress_level": 1}
-                mask = to_image(largest(scores, (height, width)), self.labels)
-                mask.save(file, "PNG", **shown)
-                url = "data:image/png;base64," + base64.b64encode(file.getvalue()).decode("ascii")
-                answer[index] = {"mask": url, "certainty": certainty(scores)}
+        answer: dict[int, dict[str, Any]] = {}
+        for index, scores in self.scores(numbers):
+            height, width = self.photos.sizes[index]
+            width, height = fitting_size((width, height), MASK_PX)
+            file = io.BytesIO()
+            mask = to_image(largest(scores, (height, width)), self.labels)
+            mask.save(file, "PNG", transparency=bytes([0] + [255] * 254), compress_level=1)
+            url = "data:image/png;base64," + base64.b64encode(file.getvalue()).decode("ascii")
+            answer[index] = {"mask": url, "certainty": certainty(scores)}
         return {"masks": answer}
 
     def find_order(self, numbers: list[int]) -> dict[str, Any]:
         """The certainty of every photograph."""
+        ready = self.scores(list(self.photos.sizes))
+        return {"certainty": {index: certainty(scores) for index, scores in ready}}
+
+    def scores(self, numbers: list[int]) -> Iterator[tuple[int, Float[Tensor, "K h w"]]]:
+        """Of those photographs that are ready, once there is a head."""
         head = self.fit()
-        ready = list(self.photos.sizes) if head else []
-        scores = (head(self.photos.tokens(index)[None].float())[0] for index in ready)
-        return {"certainty": dict(zip(ready, map(certainty, scores)))}
+        for index in numbers:
+            if head and index in self.photos.sizes:
+                yield index, head(self.photos.tokens(index)[None].float())[0]
 
     def start_export(self, numbers: list[int]) -> dict[str, Any]:
         head = self.fit()
         if head is None or len(self.photos.sizes) + len(self.photos.skipped) < len(self.photos):
             raise UserError("not yet: all photographs must be ready, and two classes have clicks")
         if self.export_state["state"] != "running":
-            self.export_state = {"state": "running", "done": 0}
+            self.problem, self.export_state = "", {"state": "running", "done": 0}
             self.worker.submit(self._work, partial(self._export, head, self.labels))
         return {}
 
     def _work(self, task: Callable[[], None]) -> None:
         try:
             task()
-        except (OSError, UserError) as error:  # such as a full disk
+        except Exception as error:  # such as a full disk
+            traceback.print_exc()
             self.problem = one_line(str(error))
             self.export_state = {"state": "none"}
 

@@ -109,7 +109,7 @@ def fit_head(
             return loss
 
         optimizer.step(closure)
-        folded = nn.Conv2d(points.shape[1], count, kernel_size=1).requires_grad_(False)
+        folded: Any = nn.Conv2d(points.shape[1], count, kernel_size=1).requires_grad_(False)
         scaled = weight.detach() / deviation.clone()
         offset = bias.detach() - scaled @ mean.clone()
         folded.weight.copy_(scaled[:, :, None, None])
