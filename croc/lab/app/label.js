@@ -127,9 +127,14 @@ function show() {
   showReady();
 }
 
-// `ready`: whether all photographs have their tokens.
+// `ready`: whether all photographs have their tokens. The first of them standardize the features,
+// so masks that were made before may have changed a little.
 let allReady = false;
 function showReady(ready = allReady) {
+  if (ready && !allReady) {
+    revision++;
+    refresh();
+  }
   allReady = ready;
   const isFitted = new Set(labels.clicks.map((each) => each.class)).size > 1;
   part("hint").hidden = isFitted;
