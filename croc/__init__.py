@@ -12,8 +12,18 @@ if TYPE_CHECKING:
     from croc.errors import Interrupted, UserError
     from croc.eval.datasets import Labeled, add_data
     from croc.eval.results import Result
-    from croc.lab.api import Features, Run, cluster, evaluate, features, load_backbone, pretrain
+    from croc.lab.api import (
+        Features,
+        Run,
+        cluster,
+        evaluate,
+        features,
+        load_backbone,
+        pretrain,
+        segment,
+    )
     from croc.method.types import Clusters
+    from croc.segmentation.segmenter import Segmenter, load_segmenter
 
 __version__ = "0.1.0"
 __all__ = [
@@ -24,6 +34,7 @@ __all__ = [
     "Labeled",
     "Result",
     "Run",
+    "Segmenter",
     "UserError",
     "__version__",
     "add_data",
@@ -31,7 +42,9 @@ __all__ = [
     "evaluate",
     "features",
     "load_backbone",
+    "load_segmenter",
     "pretrain",
+    "segment",
 ]
 
 _HOMES = {
@@ -46,6 +59,9 @@ _HOMES = {
     "evaluate": "croc.lab.api",
     "Result": "croc.eval.results",
     "add_data": "croc.eval.datasets",
+    "load_segmenter": "croc.segmentation.segmenter",
+    "Segmenter": "croc.segmentation.segmenter",
+    "segment": "croc.lab.api",
     "Labeled": "croc.eval.datasets",
     "UserError": "croc.errors",
     "Interrupted": "croc.errors",

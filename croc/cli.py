@@ -44,6 +44,7 @@ HELP = """CrOC: dense visual features from unlabeled images of scenes.
   croc show report RUN ...           write an HTML report: curves, clusters, scores, settings
   croc show weights FILE             inspect a checkpoint, ours or a published one
   croc app RUN [RUN2]                explore the clusters of two crops in a browser
+  croc app label PHOTOS --weights W  label photographs by clicking patches, in a browser
   croc export RUN --to timm|transformers|torchhub|onnx|safetensors
                                      export a run's backbone and a model card to a folder
   croc export RUN --to NAME.safetensors
@@ -251,9 +252,12 @@ def export_command(arguments: list[str]) -> None:
 
 
 def app_command(arguments: list[str]) -> None:
-    from croc.lab.app import explore
+    from croc.lab.app import explore, label
 
-    explore(arguments)
+    if arguments[:1] == ["label"]:
+        label(arguments[1:])
+    else:
+        explore(arguments)
 
 
 COMMANDS: dict[tuple[str, ...], Callable[[list[str]], bool | None]] = {

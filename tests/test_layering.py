@@ -14,6 +14,7 @@ BELOW = {
     "weights": {"method", "data"},
     "train": {"method", "kernels", "data", "weights", "recipes"},
     "eval": {"method", "data", "weights"},
+    "segmentation": {"method", "data", "weights", "eval"},
 }
 
 

@@ -130,7 +130,7 @@ class FolderSource:
 
 def _list_images(folder: str) -> list[bytes]:
     names = os.listdir(folder)  # which raises without permission
-    if paths := sorted(_walk(os.fsencode(folder))):
+    if paths := sorted(walk_images(os.fsencode(folder))):
         return paths
     if any(name.endswith(".tar") for name in names):
         advice = f"to read its shards pass --data.root {folder}/*.tar"
@@ -140,7 +140,7 @@ def _list_images(folder: str) -> list[bytes]:
     raise UserError(f"no images in {folder} (searched at any depth for {extensions}): {advice}")
 
 
-def _walk(root: bytes) -> Iterator[bytes]:
+def walk_images(root: bytes) -> Iterator[bytes]:
     """Each real folder once, however many links point to it, so that cycles end."""
     visited: set[tuple[int, int]] = set()
     pending = [root]

@@ -40,6 +40,7 @@ from croc.method.clustering import cluster as cluster_joined
 from croc.method.photometric import normalize
 from croc.method.types import Clusters
 from croc.recipes import RECIPES
+from croc.segmentation.segmenter import Segmenter, load_segmenter
 from croc.weights import open as weights_open
 from croc.weights.open import ConvBackbone, VitBackbone, check_fit, follow_init
 
@@ -171,6 +172,48 @@ def features(
             patches, cls = tokens[number]
             described.append(Features(patches, cls, size))
     return described
+
+
+def segment(
+    images: Photograph | Iterable[Photograph],
+    head: str | os.PathLike[str] | Segmenter,
+    *,
+    device: str | int | torch.device | None = None,
+) -> list[np.ndarray]:
+    """The class of each pixel of photographs, by a head of `croc segment`.
+
+    Args:
+        images: One photograph or several, as `croc.features` takes them.
+        head: A folder that `croc segment fit` or `croc segment discover` wrote, or what
+            `croc.load_segmenter` returned.
+        device: Where to compute; by default on a GPU if there is one, and for an open head where
+            it is.
+
+    Returns:
+        For each photograph an array "height width" of its own size (upright), in uint8: indices
+            into the head's `classes`.
+
+    Examples:
+        >>> import croc
+        >>> head = croc.load_segmenter("heads/street")          # doctest: +SKIP
+        >>> (classes,) = croc.segment("photo.jpg", head)        # doctest: +SKIP
+        >>> share_of_sky = (classes == head.classes.index("sky")).mean()  # doctest: +SKIP
+    """
+    if not isinstance(head, Segmenter):
+        head = load_segmenter(Path(head))
+        if device is None:
+            device = "cuda" if torch.cuda.is_available() else "cpu"
+    segmenter = head if device is None else head.to(torch.device(device))
+    one = isinstance(images, str | os.PathLike | Image.Image)
+    if one or (isinstance(images, Tensor) and images.ndim != 4):
+        images = [images]
+    maps = []
+    for image in images:
+        pixels = _read_image(image)
+        if pixels.is_floating_point():
+            pixels = (pixels * 255).round().byte()
+        maps.append(segmenter.class_map(pixels.permute(1, 2, 0).contiguous().numpy()))
+    return maps
 
 
 def _read_image(image: object) -> Tensor:

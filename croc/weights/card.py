@@ -21,6 +21,7 @@ from croc.weights.files import first_line, read_metadata
 
 KEY, FORMAT = "croc", 1
 LARGEST_PX = 4_096
+LICENSE = "not stated; the photographs that it was trained on have licenses of their own"
 METHODS = {"croc": "CrOC", "dino": "DINO", "mae": "MAE"}
 HUB_LICENSES = (
     *("mit", "apache-2.0", "bsd-2-clause", "bsd-3-clause", "gpl-3.0", "lgpl-3.0", "agpl-3.0"),

@@ -13,7 +13,7 @@ import tyro
 from croc.errors import UserError
 from croc.io import read_lines, read_metrics, replacing
 from croc.weights import hub
-from croc.weights.card import WeightsRecord, make_card, make_record, read_record
+from croc.weights.card import LICENSE, WeightsRecord, make_card, make_record, read_record
 from croc.weights.checkpoint import find_checkpoint, open_run
 from croc.weights.checksum import save_sealed, write_sums
 from croc.weights.formats import WRITERS, check_onnx
@@ -26,7 +26,6 @@ from croc.weights.open import (
     shipped_hint,
 )
 
-LICENSE = "not stated; the photographs that it was trained on have licenses of their own"
 SAME_SETTINGS = ("protocol", "data", "config", "hold_out", "weights_hash", "machine")
 
 

@@ -138,9 +138,12 @@ class Recognized:
     layout: str
     """For people: whose layout, and which of its networks."""
 
-    @property
-    def is_vit(self) -> bool:
-        return PATCHES in self.weights
+    def arguments(self, image_px: int) -> dict[str, Any]:
+        """For timm.create_model, beside the name: of a ViT for images of that size, or of a ConvNet
+        dilated to an output stride of 16."""
+        if PATCHES not in self.weights:
+            return {"features_only": True, "output_stride": 16}
+        return {**self.options, "img_size": image_px, "dynamic_img_size": True, "num_classes": 0}
 
 
 def recognize(tensors: Mapping[str, Tensor], source: str = "the file") -> Recognized:
@@ -359,18 +362,6 @@ def _to_timm(own: dict[str, Tensor], network: Any) -> dict[str, Tensor]:
         own = {"mask_token": torch.empty(0), **own}  # by which timm knows DINOv2
         own = vision_transformer.checkpoint_filter_fn(own, network, adapt_layer_scale=True)
     return own if "norm.weight" in own else _rename(own, (r"^fc_norm\.", "norm."))
-
-
-def build_network(recognized: Recognized, image_px: int, source: str) -> nn.Module:
-    """A ViT for images of that size, or a ConvNet dilated to an output stride of 16."""
-    options: dict[str, Any] = {"features_only": True, "output_stride": 16}
-    if recognized.is_vit:
-        sizes = {"img_size": image_px, "dynamic_img_size": True}
-        options = {**recognized.options, **sizes, "num_classes": 0}
-    with torch.random.fork_rng(devices=[]):  # timm's initial values are overwritten
-        network = timm.create_model(recognized.architecture, **options)
-    fill(network, recognized.weights, source)
-    return network
 
 
 def fill(

@@ -23,13 +23,13 @@ from croc.errors import UserError
 from croc.method.backbone import Backbone, Vit
 from croc.tables import one_line
 from croc.weights import hub
-from croc.weights.card import WeightsRecord, read_record
+from croc.weights.blueprint import Blueprint, build_network, norm_patches, read_blueprint
+from croc.weights.card import LICENSE, WeightsRecord, make_record, read_record
 from croc.weights.checkpoint import find_checkpoint, open_run, untrained
-from croc.weights.checksum import verify
+from croc.weights.checksum import save_sealed, verify
 from croc.weights.files import first_line, read_arguments, read_named_tensors
 from croc.weights.layouts import (
     COUNTERS,
-    build_network,
     check_finite,
     fill,
     recognize,
@@ -44,6 +44,8 @@ NETWORK = {"model.name", "model.patch-px", "model.depth"}
 VARIANTS = ["vit_*_patch14_224", "vit_*_dinov2", "deit3_*_224"]
 """timm's models that a file of a known layout may contain."""
 Config = TypeVar("Config", bound=PretrainConfig)
+Made = WeightsRecord | Blueprint | None
+"""What a network can be built from again."""
 VIT_SIZES = {(192, 12): "Ti", (384, 12): "S", (768, 12): "B", (1024, 24): "L", (1280, 32): "H"}
 """Width and number of blocks, as the ViT papers name them."""
 
@@ -65,12 +67,11 @@ class DenseBackbone(Protocol):
 class VitBackbone(nn.Module):
     """The patch tokens of a ViT's last blocks, the final norm applied to each."""
 
-    def __init__(self, vit: Vit, name: str, origin: str = "") -> None:
+    def __init__(self, vit: Vit, name: str, origin: str = "", made: Made = None) -> None:
         super().__init__()
-        if isinstance(vit.norm, nn.Identity):  # a ViT made for pooled tokens norms them later
-            vit.norm, vit.fc_norm = vit.fc_norm, vit.norm
+        norm_patches(vit)
         self.vit: Any = vit.eval().requires_grad_(False)
-        self.name, self.origin = name, origin or name
+        self.name, self.origin, self.made = name, origin or name, made
         self.stride_px: int = self.vit.patch_embed.patch_size[0]
 
     @torch.no_grad()
@@ -89,10 +90,10 @@ class VitBackbone(nn.Module):
 class ConvBackbone(nn.Module):
     """The last stage of a ConvNet, dilated to an output stride of 16."""
 
-    def __init__(self, network: Any, name: str, origin: str = "") -> None:
+    def __init__(self, network: Any, name: str, origin: str = "", made: Made = None) -> None:
         super().__init__()
         self.network = network.eval().requires_grad_(False)
-        self.name, self.origin = name, origin or name
+        self.name, self.origin, self.made = name, origin or name, made
         self.stride_px: int = network.feature_info.reduction()[-1]
 
     @torch.no_grad()
@@ -130,7 +131,9 @@ def open_backbone(
     kind, _, name = spec.partition(":")
     if kind == "random" and (Path(name) / PAGE).is_file():
         config, _ = read_config(Path(name) / PAGE)
-        return VitBackbone(untrained(config).vit, f"{Path(name).name}@0")
+        vit = untrained(config).vit
+        made = Blueprint(config.model.name, _arguments(vit))
+        return VitBackbone(vit, f"{Path(name).name}@0", made=made)
     if kind in ("timm", "random") and name:
         return _open_timm(kind, name, image_px, seed, flag)
     path = find_weights(spec)
@@ -142,16 +145,45 @@ def open_backbone(
     checkpoint = find_checkpoint(path)
     if checkpoint is not None:
         run = open_run(*checkpoint)
-        return VitBackbone(run.backbone.vit, run.name, f"{run.name}, the {run.network}")
+        origin, made = f"{run.name}, the {run.network}", make_record(run, LICENSE, None)
+        return VitBackbone(run.backbone.vit, run.name, origin, made)
     name = hub.name_of(spec) or path.stem
     record = read_record(path)
     if record is not None:
         origin = f"{name}, {record.recipe}, {record.images_seen:,} images seen"
-        return VitBackbone(build_exported(path, record).vit, name, one_line(origin))
+        return VitBackbone(build_exported(path, record).vit, name, one_line(origin), record)
+    blueprint = read_blueprint(path)
+    if blueprint is not None:
+        return _wrap(build_network(path, blueprint), name, made=blueprint)
     recognized = recognize(read_named_tensors(path), str(path))
-    network: Any = build_network(recognized, image_px, str(path))
-    wrap = VitBackbone if recognized.is_vit else ConvBackbone
-    return wrap(network, name, f"{spec if name != path.stem else path.name} ({recognized.layout})")
+    origin = f"{spec if name != path.stem else path.name} ({recognized.layout})"
+    blueprint = Blueprint(recognized.architecture, recognized.arguments(image_px))
+    network: Any = blueprint.build()
+    fill(network, recognized.weights, str(path))
+    return _wrap(network, name, origin, blueprint)
+
+
+def _arguments(vit: Any) -> dict[str, Any]:
+    """Of a run's network, for timm."""
+    sizes = {"img_size": vit.patch_embed.img_size[0], "patch_size": vit.patch_embed.patch_size[0]}
+    fixed = {"num_classes": 0, "global_pool": "token", "dynamic_img_size": True}
+    return {**sizes, **fixed, "depth": len(vit.blocks)}
+
+
+def _wrap(network: Any, name: str, origin: str = "", made: Made = None) -> Any:
+    wrap = VitBackbone if isinstance(network, Vit) else ConvBackbone
+    return wrap(network, name, origin, made)
+
+
+def save_backbone(backbone: VitBackbone | ConvBackbone, path: Path) -> None:
+    """One sealed file that `open_backbone` reopens; in bfloat16 if that loses nothing."""
+    if backbone.made is None:
+        raise UserError(f"{backbone.name} was not opened by croc, so it cannot be stored")
+    network: nn.Module = backbone.vit if isinstance(backbone, VitBackbone) else backbone.network
+    weights = {name: x.detach().cpu().contiguous() for name, x in network.state_dict().items()}
+    short = {name: x.bfloat16() if x.dtype == torch.float32 else x for name, x in weights.items()}
+    is_exact = all(torch.equal(short[name].to(x.dtype), x) for name, x in weights.items())
+    save_sealed(short if is_exact else weights, path, backbone.made.metadata())
 
 
 def load_backbone(weights: str) -> VitBackbone | ConvBackbone:
@@ -237,12 +269,12 @@ def _open_timm(
         options["pretrained_cfg_overlay"] = {"state_dict": weights}
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it reports every retry
     network: Any = None
+    sizes: Any = {"num_classes": 0, "img_size": image_px, "dynamic_img_size": True}
     try:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             if re.search("vit|deit|^eva", name):
-                sizes = {"img_size": image_px, "dynamic_img_size": True}
-                network = timm.create_model(name, num_classes=0, **sizes, **options)
+                network = timm.create_model(name, **sizes, **options)
             if not isinstance(network, Vit):
                 network = timm.create_model(name, features_only=True, output_stride=16, **options)
                 network.eval()(torch.zeros(1, 3, 64, 96))  # some networks take only one size
@@ -264,8 +296,8 @@ def _open_timm(
                 f"{flag}: the file lacks {len(missing)} of {name}'s tensors "
                 f"({', '.join(missing[:3])} …); it has {', '.join(list(weights)[:3])} …"
             )
-    wrap = VitBackbone if isinstance(network, Vit) else ConvBackbone
-    return wrap(network, name)
+    own = sizes if isinstance(network, Vit) else {"features_only": True, "output_stride": 16}
+    return _wrap(network, name, made=Blueprint(name, own))
 
 
 def load_into(backbone: Backbone, spec: str) -> str:

@@ -1,4 +1,4 @@
-"""`croc app`: a page that shows the clusters of two crops while the user moves them."""
+"""`croc app`: pages on this machine that show clusters of two crops, or label photographs."""
 
 import contextlib
 import os
@@ -6,11 +6,11 @@ import socket
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import tyro
 
-from croc.config import parse
+from croc.config import at_least, parse
 from croc.errors import UserError
 
 HOST = "127.0.0.1"
@@ -36,31 +36,72 @@ class App:
         networks = max(len(self.runs), 2 * bool(self.checkpoint), len(self.checkpoint))
         if not 1 <= networks + len(self.weights) <= 2:
             raise UserError("name one or two networks: croc app RUN [RUN2], or --weights NAME")
-        if not 0 <= self.port <= 65535:
-            raise UserError(f"--port must be in 0 … 65535: {self.port}")
+
+
+@dataclass(frozen=True)
+class Label:
+    """Label photographs in a browser on this machine: click patches, see the masks of all
+    photographs, correct the worst, and export masks and a segmentation head."""
+
+    photos: Annotated[str, tyro.conf.Positional]
+    """A folder of photographs, searched recursively."""
+    weights: str
+    """The backbone, as for `croc evaluate`."""
+    to: str | None = None
+    """Folder for labels, tokens and exports; by default labels/NAME, after the folder of
+    photographs. With the same folder, labeling continues."""
+    image_px: Annotated[int, at_least(1)] = 448
+    """Photographs are resized to a square of this side length."""
+    port: int = 8000
+    """Port on 127.0.0.1; 0 picks a free one."""
 
 
 def explore(arguments: list[str]) -> None:
     """Open the networks, bind a port of this machine, serve until Ctrl-C."""
     options = parse(App, arguments, "croc app")
-    if any(find_spec(name) is None for name in ("starlette", "uvicorn")):
-        raise UserError("the explorer needs a web server: pip install 'croc[app]'")
+    require_server()
     from croc.lab.app.server import Server
     from croc.lab.show.look import look_at_run, look_at_weights
 
     with open_port(options.port) as listening:  # first: opening the networks may take a while
-        port = listening.getsockname()[1]
         steps = (*options.checkpoint, None)[:2] if options.checkpoint else (None,)
         looks = [look_at_run(Path(run), step) for run in options.runs for step in steps]
         server = Server([*looks, *map(look_at_weights, options.weights)])
-        names = " and ".join(model.name for model in server.models)
-        print(f"{names}: open http://{HOST}:{port} in a browser; press Ctrl-C to stop", flush=True)
-        with contextlib.suppress(KeyboardInterrupt):
-            server.listener(port).run(sockets=[listening])
-        server.close()
+        serve(server, listening, " and ".join(model.name for model in server.models))
+
+
+def label(arguments: list[str]) -> None:
+    """The same for the labeling page."""
+    options = parse(Label, arguments, "croc app label")
+    require_server()
+    from croc.lab.app.label_server import LabelServer, open_segmenter
+
+    folder = Path(options.photos).expanduser()
+    to = Path(options.to or Path("labels") / folder.resolve().name).expanduser()
+    with open_port(options.port) as listening:
+        segmenter = open_segmenter(options.weights, options.image_px)
+        server = LabelServer(folder, to, segmenter)
+        server.compute()
+        count = f"{len(server.photos):,} photographs, labels in {to}"
+        serve(server, listening, f"{segmenter.backbone.name}, {count}")
+
+
+def require_server() -> None:
+    if any(find_spec(name) is None for name in ("starlette", "uvicorn")):
+        raise UserError("this needs a web server: pip install 'croc[app]'")
+
+
+def serve(server: Any, listening: socket.socket, what: str) -> None:
+    port = listening.getsockname()[1]
+    print(f"{what}: open http://{HOST}:{port} in a browser; press Ctrl-C to stop", flush=True)
+    with contextlib.suppress(KeyboardInterrupt):
+        server.listener(port).run(sockets=[listening])
+    server.close()
 
 
 def open_port(port: int) -> socket.socket:
+    if not 0 <= port <= 65535:
+        raise UserError(f"--port must be in 0 … 65535: {port}")
     try:
         return socket.create_server((HOST, port))
     except OSError as error:

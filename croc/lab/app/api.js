@@ -21,9 +21,9 @@ export async function fetchJson(path, options) {
 let pending = 0;
 
 // For screen readers and tests: whether answers are pending.
-function count(change) {
+export function count(change) {
   pending += change;
-  document.getElementById("panels").setAttribute("aria-busy", String(pending > 0));
+  document.querySelector("[aria-busy]").setAttribute("aria-busy", String(pending > 0));
 }
 
 // Sends one query at a time; of those made meanwhile only the last.

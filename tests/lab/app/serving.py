@@ -37,7 +37,7 @@ class Answer(NamedTuple):
 
 @dataclass(frozen=True)
 class Served:
-    server: Server
+    server: Any
     port: int
 
     @property
@@ -75,11 +75,16 @@ def tiny_model(name: str = "tiny", seed: int = 0, **cluster: Any) -> Look:
 
 @contextmanager
 def serving(*models: Look) -> Iterator[Served]:
-    with open_port(0) as listening:
-        port = listening.getsockname()[1]
-        server = Server(list(models))
+    with listening(Server(list(models))) as served:
+        yield served
+
+
+@contextmanager
+def listening(server: Any) -> Iterator[Served]:
+    with open_port(0) as bound:
+        port = bound.getsockname()[1]
         listener = server.listener(port)
-        thread = threading.Thread(target=listener.run, kwargs={"sockets": [listening]})
+        thread = threading.Thread(target=listener.run, kwargs={"sockets": [bound]})
         thread.start()
         try:
             while not listener.started:

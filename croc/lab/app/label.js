@@ -1,0 +1,235 @@
+// The labeling page: classes, clicks and masks. After every change the labels are saved, then the
+// masks on screen are requested, and others once they are scrolled into view.
+
+import { count, fetchJson, makeLane, showMessage } from "./api.js";
+import { keepUp } from "./label_progress.js";
+import { addTile, drawDots, sortTiles, tiles, visible } from "./label_tiles.js";
+
+const AT_ONCE = 12; // masks of a request: the first appear soon
+const ERASER = -1;
+
+const part = (id) => document.getElementById(id);
+let start = null;
+let labels = { classes: [], clicks: [] };
+let chosen = 1; // a class, or ERASER
+let revision = 0; // of the labels that the server has
+const undoable = [];
+
+async function begin() {
+  start = await fetchJson("/api/start");
+  labels = { classes: start.classes, clicks: start.clicks };
+  part("about").textContent = `${start.folder}, with ${start.weights}; labels in ${start.to}/labels.json`;
+  part("undo").addEventListener("click", undo);
+  part("add").addEventListener("click", addClass);
+  part("eraser").addEventListener("click", () => choose(ERASER));
+  part("uncertain").addEventListener("click", sortByCertainty);
+  part("by-name").addEventListener("click", () => {
+    sortTiles((a, b) => a.index - b.index);
+    part("by-name").hidden = true;
+  });
+  for (const [id, unit] of [["size", "rem"], ["opacity", ""]]) {
+    const property = id === "size" ? "--tall" : "--opacity";
+    part(id).addEventListener("input", () =>
+      part("tiles").style.setProperty(property, `${part(id).value}${unit}`));
+  }
+  part("export").addEventListener("click", () => {
+    fetchJson("/api/export", { method: "POST", body: JSON.stringify({ photographs: [] }) })
+      .then(() => keepUp(start, addPhotographs, showReady))
+      .catch((error) => showMessage(error.message));
+  });
+  document.addEventListener("keydown", press);
+  show();
+  keepUp(start, addPhotographs, showReady);
+}
+
+// Labels.
+
+const save = makeLane("/api/labels", async () => {
+  revision++;
+  await refresh();
+});
+
+function change(classes, clicks) {
+  undoable.push(labels);
+  setLabels({ classes, clicks });
+}
+
+function undo() {
+  if (undoable.length) setLabels(undoable.pop());
+}
+
+function setLabels(changed) {
+  labels = changed;
+  chosen = Math.min(chosen, labels.classes.length - 1);
+  show();
+  save(labels);
+}
+
+function choose(number) {
+  chosen = number;
+  show();
+}
+
+// A click on a photograph, in shares of its width and height; one on the same patch is replaced.
+function click(photo, x, y) {
+  const [rows, columns] = start.grid;
+  const others = labels.clicks.filter((each) => each.photo === photo);
+  let old = others.find((each) => Math.floor(each.x * columns) === Math.floor(x * columns) &&
+    Math.floor(each.y * rows) === Math.floor(y * rows));
+  if (chosen === ERASER) {
+    const far = (each) => Math.hypot((each.x - x) * columns, (each.y - y) * rows);
+    old = others.filter((each) => far(each) < 2).sort((a, b) => far(a) - far(b))[0];
+    if (!old) return;
+  }
+  const clicks = labels.clicks.filter((each) => each !== old);
+  if (chosen !== ERASER) clicks.push({ photo, x, y, class: chosen });
+  change(labels.classes, clicks);
+}
+
+function addClass() {
+  const used = labels.classes.map(({ color }) => color.toLowerCase());
+  const color = start.palette.find((each) => !used.includes(each)) ?? start.palette[0];
+  chosen = labels.classes.length;
+  change([...labels.classes, { name: `class ${chosen}`, color }], labels.clicks);
+  rename(chosen);
+}
+
+function removeClass(number) {
+  const clicks = labels.clicks.filter((each) => each.class !== number)
+    .map((each) => ({ ...each, class: each.class - (each.class > number ? 1 : 0) }));
+  change(labels.classes.filter((_, n) => n !== number), clicks);
+}
+
+const setClass = (number, values) => change(
+  labels.classes.map((each, n) => (n === number ? { ...each, ...values } : each)), labels.clicks);
+
+function press(event) {
+  if (event.target.matches("input[type=text]") || event.altKey) return;
+  if (event.ctrlKey || event.metaKey) {
+    if (event.key !== "z") return;
+    undo();
+  } else if (event.key === "e") choose(ERASER);
+  else if (event.key >= "1" && event.key <= String(Math.min(9, labels.classes.length))) {
+    choose(Number(event.key) - 1);
+  } else return;
+  event.preventDefault();
+}
+
+// What is shown of them.
+
+function show() {
+  part("classes").replaceChildren(...labels.classes.map(makeClass));
+  part("eraser").setAttribute("aria-pressed", String(chosen === ERASER));
+  part("tiles").classList.toggle("erasing", chosen === ERASER);
+  part("undo").disabled = !undoable.length;
+  const colors = labels.classes.map(({ color }) => color);
+  drawDots(labels.clicks, colors);
+  showReady();
+}
+
+// `ready`: whether all photographs have their tokens. The first of them standardize the features,
+// so masks that were made before may have changed a little.
+let allReady = false;
+function showReady(ready = allReady) {
+  if (ready && !allReady) {
+    revision++;
+    refresh();
+  }
+  allReady = ready;
+  const isFitted = new Set(labels.clicks.map((each) => each.class)).size > 1;
+  part("hint").hidden = isFitted;
+  part("hint").textContent = labels.clicks.length
+    ? "Now click a patch of another class: masks appear once two classes have a click."
+    : `Click a patch of ${labels.classes[Math.max(chosen, 0)].name} in any photograph, then one ` +
+      "of another class. Masks of all photographs follow.";
+  part("uncertain").disabled = !isFitted;
+  part("export").disabled = !isFitted || !ready;
+}
+
+function makeClass({ name, color }, number) {
+  const swatch = make("input", { type: "color", value: color, "aria-label": `Color of ${name}` });
+  swatch.addEventListener("change", () => setClass(number, { color: swatch.value }));
+  const clicks = labels.clicks.filter((each) => each.class === number).length;
+  const choosing = make("button", { type: "button", class: "choose",
+    "aria-pressed": String(number === chosen), title: number < 9 ? `Key ${number + 1}` : null },
+  make("span", { class: "name" }, name), make("span", { class: "soft clicks" }, String(clicks)));
+  choosing.addEventListener("click", () => choose(number));
+  const renaming = make("button", { type: "button", class: "small-button rename",
+    "aria-label": `Rename ${name}` }, "✎");
+  renaming.addEventListener("click", () => rename(number));
+  const removing = make("button", { type: "button", class: "small-button remove",
+    "aria-label": `Remove ${name} and its clicks`, disabled: labels.classes.length < 3 }, "×");
+  removing.addEventListener("click", () => removeClass(number));
+  return make("li", {}, swatch, choosing, renaming, number ? removing : null);
+}
+
+function rename(number) {
+  const row = part("classes").children[number];
+  const { name } = labels.classes[number];
+  const field = make("input", { type: "text", value: name, maxlength: 80, "aria-label": "Name" });
+  let done = false;
+  const end = (keep) => {
+    if (done) return; // removing a field blurs it
+    done = true;
+    const changed = field.value.trim();
+    if (keep && changed && changed !== name) setClass(number, { name: changed });
+    else show();
+  };
+  field.addEventListener("blur", () => end(true));
+  field.addEventListener("keydown", (event) => {
+    if (event.key === "Enter" || event.key === "Escape") end(event.key === "Enter");
+  });
+  row.querySelector(".choose").replaceWith(field);
+  field.select();
+}
+
+// Photographs and their masks.
+
+function addPhotographs(ready) {
+  for (const [index, height, width] of ready) {
+    addTile({ index, name: start.names[index], wide: width / height }, start.grid, click, refresh);
+  }
+  drawDots(labels.clicks, labels.classes.map(({ color }) => color));
+}
+
+let refreshing = false;
+
+async function refresh() {
+  if (refreshing) return;
+  refreshing = true;
+  count(1);
+  try {
+    for (;;) {
+      const stale = visible().filter((tile) => tile.revision !== revision).slice(0, AT_ONCE);
+      if (!stale.length) break;
+      const asked = revision;
+      const photographs = stale.map((tile) => tile.index);
+      const { masks } = await fetchJson("/api/masks",
+        { method: "POST", body: JSON.stringify({ photographs }) });
+      for (const tile of stale) tile.show(masks[tile.index], asked);
+    }
+  } catch (error) {
+    showMessage(error.message);
+  } finally {
+    refreshing = false;
+    count(-1);
+  }
+}
+
+async function sortByCertainty() {
+  count(1);
+  part("uncertain").disabled = true;
+  try {
+    const { certainty } = await fetchJson("/api/order",
+      { method: "POST", body: JSON.stringify({ photographs: [] }) });
+    sortTiles((a, b) => (certainty[a.index] ?? 2) - (certainty[b.index] ?? 2));
+    part("by-name").hidden = false;
+  } catch (error) {
+    showMessage(error.message);
+  } finally {
+    part("uncertain").disabled = false;
+    count(-1);
+  }
+}
+
+begin().catch((error) => showMessage(error.message));

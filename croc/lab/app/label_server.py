@@ -1,0 +1,251 @@
+"""The labeling page's server: photographs, labels, masks, and what is exported."""
+
+import base64
+import io
+import json
+import shutil
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float, UInt8
+from PIL import Image
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from torch import Tensor, nn
+
+from croc.data.decode import fitting_size
+from croc.errors import UserError
+from croc.eval.features import Moments
+from croc.io import cores, try_lock
+from croc.lab.app.labels import (
+    certainty,
+    check_labels,
+    clicked_tokens,
+    fit_head,
+    read_labels,
+    save_labels,
+)
+from croc.lab.app.local import LocalServer, read_body
+from croc.lab.app.photos import Photos
+from croc.plotting import PALETTE_HEX
+from croc.segmentation.segmenter import Segmenter, largest, save_segmenter
+from croc.tables import one_line
+from croc.weights.open import check_fit, open_backbone
+
+MAX_JSON_BYTES = 16 << 20
+MASK_PX = 320
+"""Longer side of a mask on the page; exported ones have the photograph's size."""
+MEASURED = 32
+"""Photographs whose tokens standardize all."""
+
+
+class LabelServer(LocalServer):
+    """Opening one computes tokens up to the first readable photograph; `compute` the rest."""
+
+    def __init__(self, folder: Path, to: Path, segmenter: Segmenter) -> None:
+        super().__init__("label.html")
+        self.folder, self.to = folder, to
+        self.photos = Photos(folder, to, segmenter)
+        self.labels = read_labels(to)
+        self.head: nn.Conv2d | None = None
+        self.moments, self.measured = Moments(), 0
+        self.problem, self.export_state = "", {"state": "none"}
+        self.stopping = False
+        self.order = iter(range(len(self.photos)))
+        if not any(map(self.photos.prepare, self.order)):
+            raise UserError(f"none of the {len(self.photos):,} images in {folder} can be read")
+        self.lock = (to / "lock").open("w")  # two servers would overwrite each other's labels
+        if not try_lock(self.lock):
+            self.lock.close()
+            raise UserError(f"another croc app label uses {to}: stop it, or choose another --to")
+        self.worker = ThreadPoolExecutor(1, "croc tokens", torch.set_num_threads, (cores(),))
+
+    def close(self) -> None:
+        self.stopping = True
+        self.worker.shutdown(cancel_futures=True)
+        super().close()
+        self.lock.close()
+
+    def compute(self) -> None:
+        """The tokens of all photographs, in the background."""
+        self.worker.submit(self._work, self._compute)
+
+    def routes(self) -> Sequence[Route]:
+        answers = {
+            "labels": self.set_labels,
+            "masks": self.find_masks,
+            "order": self.find_order,
+            "export": self.start_export,
+        }
+        return [
+            Route("/api/start", self.start),
+            Route("/api/progress", self.progress),
+            Route("/api/photographs/{index:int}", self.photograph),
+            *(
+                Route(f"/api/{name}", partial(self.answer, find), methods=["POST"])
+                for name, find in answers.items()
+            ),
+        ]
+
+    async def start(self, request: Request) -> Response:
+        maps = self.photos.tokens(next(iter(self.photos.sizes)))
+        start = {
+            "weights": self.photos.segmenter.backbone.name,
+            "folder": str(self.folder),
+            "to": str(self.to),
+            "names": self.photos.names,
+            "grid": list(maps.shape[1:]),
+            "palette": [f"#{color}" for color in PALETTE_HEX.split()],
+        }
+        return JSONResponse(start | self.labels)
+
+    async def progress(self, request: Request) -> Response:
+        """The photographs that became ready after the first `since`."""
+        photos, since = self.photos, int(request.query_params.get("since", "0"))
+        ready = [[index, *size] for index, size in list(photos.sizes.items())[since:]]
+        skipped = [[photos.names[index], why] for index, why in list(photos.skipped.items())]
+        answer = {"ready": ready, "skipped": skipped, "problem": self.problem}
+        return JSONResponse(answer | {"export": self.export_state})
+
+    async def photograph(self, request: Request) -> Response:
+        index = request.path_params["index"]
+        if index not in self.photos.sizes:
+            raise HTTPException(404)
+        return Response(self.photos.jpeg(index), media_type="image/jpeg")
+
+    async def answer(self, find: Callable[[Any], Any], request: Request) -> Response:
+        body = await read_body(request, MAX_JSON_BYTES)
+        try:
+            content = json.loads(body)
+            query = check_labels(content) if find == self.set_labels else read_numbers(content)
+        except Exception as error:
+            raise HTTPException(400, f"Not a query: {str(error)[:80]}") from None
+        return JSONResponse(await self.run(partial(find, query)))
+
+    def set_labels(self, labels: dict[str, Any]) -> dict[str, Any]:
+        """Saved at once; the head is fitted anew when it is next needed."""
+        save_labels(self.to, labels)
+        self.labels, self.head = labels, None
+        return {}
+
+    def fit(self) -> nn.Conv2d | None:
+        """The head for the labels; None if fewer than two classes have clicks."""
+        while self.measured < min(MEASURED, len(self.photos.sizes)):
+            self.moments.add(self.photos.tokens(list(self.photos.sizes)[self.measured])[None])
+            self.measured, self.head = self.measured + 1, None
+        if self.head is None:
+            tokens, classes = clicked_tokens(self.photos, self.labels["clicks"])
+            if len(classes.unique()) > 1:
+                count = len(self.labels["classes"])
+                self.head = fit_head(tokens, classes, count, self.moments)
+        return self.head
+
+    def find_masks(self, numbers: list[int]) -> dict[str, Any]:
+        """A mask and a certainty for each of the photographs; nothing without a head."""
+        answer: dict[int, dict[str, Any]] = {}
+        for index, scores in self.scores(numbers):
+            height, width = self.photos.sizes[index]
+            width, height = fitting_size((width, height), MASK_PX)
+            file = io.BytesIO()
+            mask = to_image(largest(scores, (height, width)), self.labels)
+            mask.save(file, "PNG", transparency=bytes([0] + [255] * 254), compress_level=1)
+            url = "data:image/png;base64," + base64.b64encode(file.getvalue()).decode("ascii")
+            answer[index] = {"mask": url, "certainty": certainty(scores)}
+        return {"masks": answer}
+
+    def find_order(self, numbers: list[int]) -> dict[str, Any]:
+        """The certainty of every photograph."""
+        ready = self.scores(list(self.photos.sizes))
+        return {"certainty": {index: certainty(scores) for index, scores in ready}}
+
+    def scores(self, numbers: list[int]) -> Iterator[tuple[int, Float[Tensor, "K h w"]]]:
+        """Of those photographs that are ready, once there is a head."""
+        head = self.fit()
+        for index in numbers:
+            if head and index in self.photos.sizes:
+                yield index, head(self.photos.tokens(index)[None].float())[0]
+
+    def start_export(self, numbers: list[int]) -> dict[str, Any]:
+        head = self.fit()
+        if head is None or len(self.photos.sizes) + len(self.photos.skipped) < len(self.photos):
+            raise UserError("not yet: all photographs must be ready, and two classes have clicks")
+        if self.export_state["state"] != "running":
+            self.problem, self.export_state = "", {"state": "running", "done": 0}
+            self.worker.submit(self._work, partial(self._export, head, self.labels))
+        return {}
+
+    def _work(self, task: Callable[[], None]) -> None:
+        try:
+            task()
+        except Exception as error:  # such as a full disk
+            traceback.print_exc()
+            self.problem = one_line(str(error))
+            self.export_state = {"state": "none"}
+
+    def _compute(self) -> None:
+        for index in self.order:
+            if self.stopping:
+                return
+            self.photos.prepare(index)
+        self.photos.prune()
+
+    @torch.inference_mode()
+    def _export(self, head: nn.Conv2d, labels: dict[str, Any]) -> None:
+        """The head and all masks, in place of those of an earlier export."""
+        photos = self.photos
+        classes = tuple(each["name"] for each in labels["classes"])
+        colors: Any = tuple(tuple(bytes.fromhex(c["color"][1:])) for c in labels["classes"])
+        segmenter = replace(photos.segmenter, head=head, classes=classes, colors=colors)
+        new, folder = self.to / "new", self.to / "export"
+        shutil.rmtree(new, ignore_errors=True)
+        facts = {"made": "croc app label", "clicks": len(labels["clicks"])}
+        save_segmenter(segmenter, new / "head", facts)
+        names = mask_names([photos.names[index] for index in photos.sizes])
+        for done, (index, size) in enumerate(photos.sizes.items()):
+            if self.stopping:
+                return
+            scores = head(photos.tokens(index)[None].float())[0]
+            path = new / "masks" / f"{names[photos.names[index]]}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            to_image(largest(scores, size), labels).save(path)
+            self.export_state = {"state": "running", "done": done + 1}
+        shutil.rmtree(folder, ignore_errors=True)
+        new.rename(folder)
+        done = {"state": "done", "head": str(folder / "head"), "masks": str(folder / "masks")}
+        self.export_state = done | {"done": len(photos.sizes)}
+
+
+def to_image(classes: UInt8[np.ndarray, "h w"], labels: dict[str, Any]) -> Image.Image:
+    image = Image.fromarray(classes)
+    colors = b"".join(bytes.fromhex(each["color"][1:]) for each in labels["classes"])
+    image.putpalette(colors + bytes(768 - len(colors)))  # a full palette keeps 8 bits
+    return image
+
+
+def mask_names(names: Sequence[str]) -> dict[str, str]:
+    """Without the extension, unless two photographs differ only in that."""
+    bare = {name: str(PurePosixPath(name).with_suffix("")) for name in names}
+    count = Counter(name.lower() for name in bare.values())  # some file systems ignore case
+    return {name: name if count[short.lower()] > 1 else short for name, short in bare.items()}
+
+
+def read_numbers(content: Any) -> list[int]:
+    return [int(number) for number in content["photographs"]]
+
+
+def open_segmenter(weights: str, image_px: int) -> Segmenter:
+    """A backbone, on a GPU if there is one, whose head is fitted later."""
+    backbone = open_backbone(weights, image_px).float()
+    check_fit(backbone, image_px, flag="--image-px: images")
+    segmenter = Segmenter(backbone, nn.Identity(), (), (), image_px, blocks=1)
+    return segmenter.to("cuda" if torch.cuda.is_available() else "cpu")

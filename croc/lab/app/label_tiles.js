@@ -1,0 +1,97 @@
+// A tile for each photograph: its picture, its mask, the clicks, and the patch under the pointer.
+
+import { ARROWS, clamp } from "./state.js";
+
+export const tiles = [];
+const onScreen = new Set();
+const root = document.getElementById("tiles");
+const watched = new Map(); // from a node to what is called when it comes into view
+const observer = new IntersectionObserver((entries) => {
+  for (const { target, isIntersecting } of entries) {
+    const { tile, changed } = watched.get(target);
+    if (isIntersecting) onScreen.add(tile);
+    else onScreen.delete(tile);
+    changed();
+  }
+}, { rootMargin: "100px" });
+
+// From top to bottom.
+export const visible = () => tiles.filter((tile) => onScreen.has(tile));
+
+export function sortTiles(compare) {
+  tiles.sort(compare);
+  root.append(...tiles.map((tile) => tile.node));
+  window.scrollTo({ top: 0 });
+}
+
+export function addTile({ index, name, wide }, [rows, columns], click, changed) {
+  const mask = make("img", { class: "mask", alt: "", draggable: "false", hidden: "" });
+  const dots = make("div", { class: "dots" });
+  const patch = make("div", { class: "patch", hidden: "" });
+  const stage = make("div", { class: "stage", tabindex: 0, role: "application",
+    "aria-roledescription": "photograph", "aria-label": `${name}. Arrows move over its patches, ` +
+      "Enter labels one with the chosen class." },
+  make("img", { src: `/api/photographs/${index}`, alt: "", loading: "lazy", draggable: "false" }),
+  mask, dots, patch);
+  const certainty = make("span", { class: "certainty", title:
+    "Certainty: mean margin between the two most probable classes of a patch" });
+  const node = make("figure", { class: "tile" }, stage,
+    make("figcaption", {}, make("span", { class: "name", title: name }, name), certainty));
+  node.style.setProperty("--wide", wide);
+  const tile = { index, name, node, dots, revision: -1 };
+  tile.show = (answer, revision) => {
+    tile.revision = revision;
+    mask.hidden = !answer;
+    if (answer) mask.src = answer.mask;
+    certainty.textContent = answer ? `${Math.round(100 * answer.certainty)}%` : "";
+  };
+
+  let place = null; // column and row of the patch that is pointed at
+  const point = (column, row) => {
+    place = [clamp(column, 0, columns - 1), clamp(row, 0, rows - 1)];
+    Object.assign(patch.style, {
+      left: `${(100 * place[0]) / columns}%`, top: `${(100 * place[1]) / rows}%`,
+      width: `${100 / columns}%`, height: `${100 / rows}%`,
+    });
+    patch.hidden = false;
+  };
+  const shares = (event) => {
+    const box = stage.getBoundingClientRect();
+    return [clamp((event.clientX - box.left) / box.width, 0, 0.9999),
+      clamp((event.clientY - box.top) / box.height, 0, 0.9999)];
+  };
+  stage.addEventListener("pointermove", (event) => {
+    const [x, y] = shares(event);
+    point(Math.floor(x * columns), Math.floor(y * rows));
+  });
+  for (const kind of ["pointerleave", "blur"]) {
+    stage.addEventListener(kind, () => { patch.hidden = true; });
+  }
+  stage.addEventListener("click", (event) => click(name, ...shares(event)));
+  stage.addEventListener("keydown", (event) => {
+    const [column, row] = place ?? [Math.floor(columns / 2), Math.floor(rows / 2)];
+    if (event.key in ARROWS) {
+      point(column + ARROWS[event.key][0], row + ARROWS[event.key][1]);
+    } else if (event.key === "Enter") click(name, (column + 0.5) / columns, (row + 0.5) / rows);
+    else return;
+    event.preventDefault();
+  });
+  tiles.push(tile);
+  root.append(node);
+  watched.set(node, { tile, changed });
+  observer.observe(node);
+}
+
+export function drawDots(clicks, colors) {
+  const byName = Map.groupBy(clicks, (each) => each.photo);
+  for (const { name, dots } of tiles) {
+    const own = byName.get(name) ?? [];
+    if (!own.length && !dots.childElementCount) continue;
+    dots.replaceChildren(...own.map((each) => {
+      const dot = make("span", { class: "dot" });
+      Object.assign(dot.style, { left: `${100 * each.x}%`, top: `${100 * each.y}%`,
+        background: colors[each.class] });
+      return dot;
+    }));
+  }
+}

@@ -1,0 +1,123 @@
+"""Labels of patches, as labels.json and the page have them, and the head that is fitted to them.
+
+labels.json:
+
+{"classes": [{"name": "background", "color": "#808080"}, …],
+ "clicks": [{"photo": "a/b.jpg", "x": 0.31, "y": 0.72, "class": 0}, …]}
+
+x and y are shares of the photograph's width and height, classes are numbered from 0.
+"""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int64
+from torch import Tensor, nn
+
+from croc.errors import UserError
+from croc.eval.features import Moments
+from croc.eval.metrics import IGNORED
+from croc.io import replacing
+from croc.lab.app.photos import Photos
+
+FILE = "labels.json"
+START = {"background": "#7a7f87", "object": "#0c97ff"}
+"""The classes of a new folder and their colors."""
+DECAY = 0.1
+"""Weight of the squared weights of the linear layer: of 0.1, 0.01 and 0.001 the best in simulated
+labeling, though they differ little (dev/LOG.md)."""
+NEVER = -1e4  # the logit of a class without clicks
+
+
+def read_labels(folder: Path) -> dict[str, Any]:
+    path = folder / FILE
+    if not path.exists():
+        classes = [{"name": name, "color": color} for name, color in START.items()]
+        return {"classes": classes, "clicks": []}
+    try:
+        return check_labels(json.loads(path.read_text(encoding="utf-8")))
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise UserError(f"{path} cannot be read as labels: {error}") from None
+
+
+def save_labels(folder: Path, labels: dict[str, Any]) -> None:
+    with replacing(folder / FILE) as partial:
+        partial.write_text(json.dumps(labels, indent=1, ensure_ascii=False) + "\n", "utf-8")
+
+
+def check_labels(content: Any) -> dict[str, Any]:
+    """The same labels, without unknown fields; a ValueError, TypeError or KeyError if they are
+    none."""
+    classes = [{"name": str(c["name"])[:80], "color": str(c["color"])} for c in content["classes"]]
+    if not 1 < len(classes) < IGNORED:
+        raise ValueError(f"2 to {IGNORED - 1} classes, not {len(classes)}")
+    for each in classes:
+        if not re.fullmatch("#[0-9a-fA-F]{6}", each["color"]):
+            raise ValueError(f"a color is not like #0072b2: {each['color'][:20]}")
+    clicks = [
+        {"photo": str(c["photo"]), "x": float(c["x"]), "y": float(c["y"]), "class": int(c["class"])}
+        for c in content["clicks"]
+    ]
+    for click in clicks:
+        if not (0 <= click["x"] < 1 and 0 <= click["y"] < 1 and 0 <= click["class"] < len(classes)):
+            raise ValueError(f"a click is outside the photograph or the classes: {click}"[:120])
+    return {"classes": classes, "clicks": clicks}
+
+
+def clicked_tokens(
+    photos: Photos, clicks: list[dict[str, Any]]
+) -> tuple[Float[Tensor, "n C"], Int64[Tensor, "n"]]:
+    """The tokens of the clicked patches and their classes; of photographs that are ready."""
+    tokens, classes = [], []
+    for click in clicks:
+        index = photos.number.get(click["photo"])
+        if index in photos.sizes:
+            maps = photos.tokens(index)
+            row, column = (int(click[axis] * n) for axis, n in zip("yx", maps.shape[1:]))
+            tokens.append(maps[:, row, column].float())
+            classes.append(click["class"])
+    return torch.stack(tokens) if tokens else torch.zeros(0, 1), torch.tensor(classes).long()
+
+
+def fit_head(
+    tokens: Float[Tensor, "n C"], classes: Int64[Tensor, "n"], count: int, moments: Moments
+) -> nn.Conv2d:
+    """Logistic regression on standardized tokens, as one layer on the tokens themselves.
+
+    All classes weigh the same, however many clicks they have; one without clicks is never
+    predicted.
+    """
+    mean, deviation = moments.mean, moments.deviation
+    clicks = classes.bincount(minlength=count)
+    shares = (1 / clicks.clamp_min(1))[classes]
+    with torch.inference_mode(False), torch.enable_grad():
+        points = ((tokens - mean) / deviation).clone()
+        labels, shares = classes.clone(), (shares / shares.sum()).clone()
+        weight = torch.zeros(count, points.shape[1], requires_grad=True)
+        bias = torch.zeros(count, requires_grad=True)
+        optimizer = torch.optim.LBFGS([weight, bias], max_iter=60, line_search_fn="strong_wolfe")
+
+        def closure() -> Tensor:
+            optimizer.zero_grad()
+            losses = F.cross_entropy(F.linear(points, weight, bias), labels, reduction="none")
+            loss = (shares * losses).sum() + DECAY * weight.square().sum()
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+        folded: Any = nn.Conv2d(points.shape[1], count, kernel_size=1).requires_grad_(False)
+        scaled = weight.detach() / deviation.clone()
+        offset = bias.detach() - scaled @ mean.clone()
+        folded.weight.copy_(scaled[:, :, None, None])
+        folded.bias.copy_(offset.where(clicks.clone() > 0, NEVER))
+    return folded.eval()
+
+
+def certainty(scores: Float[Tensor, "classes rows columns"]) -> float:
+    """The mean over patches of the margin between the two most probable classes."""
+    best = scores.softmax(dim=0).topk(2, dim=0).values
+    return float((best[0] - best[1]).mean())

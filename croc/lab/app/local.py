@@ -1,0 +1,130 @@
+"""What the servers of `croc app` share: a page and its files, answers in one thread, refusals.
+
+They answer only to pages that they gave to a browser on this machine. Another site's page may send
+requests to localhost: its Origin is refused. Another name may be resolved to 127.0.0.1 (DNS
+rebinding): its Host is refused. Nothing allows CORS.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import uvicorn
+from starlette.applications import Starlette
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from croc.errors import UserError
+from croc.io import cores
+
+HERE = Path(__file__).parent
+WEB = HERE.parent / "web"
+SHARED = ("style.css", "theme.js", "dom.js")
+TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
+HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+        "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "X-Frame-Options": "DENY",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+
+
+class LocalServer:
+    """A page at /, its files at /files/, and the routes of a subclass."""
+
+    def __init__(self, page: str) -> None:
+        self.page = page
+        paths = [path for path in HERE.iterdir() if path.suffix[1:] in TYPES]
+        # Read once: the path of a request never becomes a path on disk.
+        self.files = {path.name: path.read_bytes() for path in [*paths, *map(WEB.joinpath, SHARED)]}
+        # One thread answers in order. One core is left to browser and server: each of torch's
+        # operations waits for all of its threads, so competing for cores would be slow.
+        threads = max(1, min(8, cores() - 1))
+        self.pool = ThreadPoolExecutor(1, "croc app", torch.set_num_threads, (threads,))
+
+    def close(self) -> None:
+        self.pool.shutdown(cancel_futures=True)
+
+    def routes(self) -> Sequence[Route]:
+        raise NotImplementedError
+
+    def listener(self, port: int) -> uvicorn.Server:
+        routes = [Route("/", self.file), Route("/files/{name}", self.file), *self.routes()]
+        kinds = (HTTPException, UserError, ClientDisconnect, Exception)
+        handlers: dict[Any, Any] = dict.fromkeys(kinds, _failed)
+        app = Starlette(routes=routes, exception_handlers=handlers)
+        config = uvicorn.Config(
+            partial(_guard, app, port),  # as a whole, so that every answer has the headers
+            interface="asgi3",
+            log_level="error",
+            access_log=False,
+            server_header=False,
+            ws="none",
+            limit_concurrency=64,
+            timeout_graceful_shutdown=2,
+        )
+        return uvicorn.Server(config)
+
+    async def file(self, request: Request) -> Response:
+        name: str = request.path_params.get("name", self.page)
+        if name not in self.files:
+            raise HTTPException(404)
+        return Response(self.files[name], media_type=TYPES[name.rpartition(".")[2]])
+
+    async def run(self, work: Callable[[], Any]) -> Any:
+        inference = torch.inference_mode()(work)
+        return await asyncio.get_running_loop().run_in_executor(self.pool, inference)
+
+
+async def read_body(request: Request, limit: int) -> bytes:
+    """The whole body; refused as soon as it is too long."""
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > limit:
+            raise HTTPException(413, f"That is too large: {limit / (1 << 20):.3g} MB at most.")
+    return bytes(body)
+
+
+async def _guard(app: ASGIApp, port: int, scope: Scope, receive: Receive, send: Send) -> None:
+    """Refuses other hosts and origins, and adds the headers that isolate the page."""
+
+    async def send_with_headers(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            MutableHeaders(scope=message).update(HEADERS)
+        await send(message)
+
+    if scope["type"] == "lifespan":
+        await app(scope, receive, send)
+        return
+    headers = Headers(scope=scope)
+    host, origin = headers.get("host", "").lower(), headers.get("origin")
+    if host not in (f"127.0.0.1:{port}", f"localhost:{port}"):
+        app = JSONResponse({"error": "This server answers to localhost only."}, 421)
+    elif scope["method"] not in ("GET", "HEAD") and origin != f"http://{host}":
+        app = JSONResponse({"error": "Only this server's own page may request that."}, 403)
+    await app(scope, receive, send_with_headers)
+
+
+async def _failed(request: Request, error: Exception) -> Response:
+    if isinstance(error, HTTPException):
+        # The rest of a body that is too large is not read.
+        headers = {"Connection": "close"} if error.status_code == 413 else error.headers
+        return JSONResponse({"error": error.detail}, error.status_code, headers)
+    if isinstance(error, UserError):  # such as more clusters than tokens
+        return JSONResponse({"error": str(error)}, 400)
+    return JSONResponse({"error": "The server failed; its terminal shows why."}, 500)

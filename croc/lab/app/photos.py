@@ -1,0 +1,116 @@
+"""Photographs of a folder with their patch tokens: computed once, kept on disk.
+
+The folder of the tokens has one file per photograph: its tokens in float16 and a small JPEG for the
+page. A file is named after the photograph's name, size and time of change, its folder after the
+network and the image size, so that whatever changes is computed anew.
+"""
+
+import hashlib
+import io
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from PIL import Image
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from croc.data import UndecodableImage, decode_image
+from croc.data.decode import reduce_image
+from croc.data.sources import printable, walk_images
+from croc.errors import UserError
+from croc.io import replacing
+from croc.lab.show.look import WHOLE_PX
+from croc.method.photometric import normalize
+from croc.segmentation.segmenter import Segmenter
+from croc.weights.open import fingerprint
+
+SHOWN_PX = 640
+"""Longer side of a photograph on the page."""
+
+
+class Photos:
+    """Numbered by name; those in `sizes` are ready."""
+
+    def __init__(self, folder: Path, to: Path, segmenter: Segmenter) -> None:
+        self.segmenter = segmenter
+        self.paths = list_photos(folder, to)
+        relative = (os.path.relpath(path, folder) for path in self.paths)
+        self.names = [printable(os.fsencode(name)) for name in relative]
+        self.number = {name: index for index, name in enumerate(self.names)}
+        self.cache = to / "tokens" / f"{fingerprint(segmenter.backbone)}-{segmenter.image_px}"
+        self.cache.mkdir(parents=True, exist_ok=True)
+        self.files: dict[int, Path] = {}
+        self.sizes: dict[int, tuple[int, int]] = {}
+        """Height and width of each photograph that is ready, in the order in which they were."""
+        self.skipped: dict[int, str] = {}
+        """Why a photograph cannot be read."""
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def prepare(self, index: int) -> bool:
+        """Compute a photograph's tokens unless they are on disk; whether it could be read."""
+        try:
+            status = self.paths[index].stat()
+            about = f"{self.names[index]}\0{status.st_size}\0{status.st_mtime_ns}"
+            file = self.cache / f"{hashlib.sha256(about.encode()).hexdigest()[:32]}.safetensors"
+            missing = not file.exists()
+            image = decode_image(self.paths[index].read_bytes(), WHOLE_PX) if missing else None
+        except (OSError, UndecodableImage) as error:
+            self.skipped[index] = getattr(error, "strerror", None) or "not a readable image"
+            return False
+        if image is not None:
+            tensors = {"tokens": self._compute(image), "jpeg": encode(image)}
+            height, width, _ = image.shape
+            metadata = {"name": self.names[index], "height": str(height), "width": str(width)}
+            with replacing(file, shared=True) as partial:
+                save_file(tensors, partial, metadata)
+        with safe_open(file, "pt") as opened:
+            metadata = opened.metadata()
+        self.files[index] = file
+        self.sizes[index] = int(metadata["height"]), int(metadata["width"])
+        return True
+
+    def prune(self) -> None:
+        """Delete the tokens of photographs that have changed or are gone."""
+        for file in set(self.cache.glob("*.safetensors")) - set(self.files.values()):
+            file.unlink()
+
+    def tokens(self, index: int) -> Float[Tensor, "C rows columns"]:
+        return self._read(index, "tokens")
+
+    def jpeg(self, index: int) -> bytes:
+        return self._read(index, "jpeg").numpy().tobytes()
+
+    def _read(self, index: int, name: str) -> Tensor:
+        with safe_open(self.files[index], "pt") as opened:
+            return opened.get_tensor(name)
+
+    @torch.inference_mode()
+    def _compute(self, image: Any) -> Float[Tensor, "C rows columns"]:
+        segmenter = self.segmenter
+        pixels = segmenter.resized(image)[None].to(segmenter.device).float() / 255
+        features = segmenter.backbone.features(normalize(pixels), segmenter.blocks)
+        return features[0].half().cpu().contiguous()
+
+
+def list_photos(folder: Path, outside: Path) -> list[Path]:
+    """The images of a folder at any depth, without hidden ones and those below `outside`."""
+    if not folder.is_dir():
+        raise UserError(f"{folder} is not a folder of photographs")
+    inside = (Path(os.fsdecode(path)) for path in sorted(walk_images(os.fsencode(folder))))
+    below = outside.resolve()
+    paths = [path for path in inside if not path.resolve().is_relative_to(below)]
+    if not paths:
+        raise UserError(f"no images in {folder} (searched at any depth)")
+    return paths
+
+
+def encode(image: Any) -> Tensor:
+    file = io.BytesIO()
+    Image.fromarray(reduce_image(image, SHOWN_PX)).save(file, "JPEG", quality=88)
+    return torch.frombuffer(bytearray(file.getvalue()), dtype=torch.uint8)

@@ -1,0 +1,238 @@
+"""A segmenter: a frozen backbone with a head that gives each patch a score for every class.
+
+On disk it is one folder, which needs nothing else:
+
+head.json                 classes, colors, sizes, the backbone's hash, how the head was made
+head.safetensors          the linear layer, or the labeled patches of an in-context head
+backbone.safetensors      the backbone; `--weights HEAD/backbone.safetensors` opens it too
+"""
+
+import json
+import os
+import shutil
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+import typeguard
+from jaxtyping import Float, UInt8
+from PIL import Image
+from torch import Tensor, nn
+
+from croc import __version__
+from croc.errors import UserError
+from croc.eval.features import kept_ratio, upsample
+from croc.eval.incontext import Memory
+from croc.eval.linear import Layer
+from croc.eval.metrics import IGNORED
+from croc.eval.pictures import class_colors
+from croc.method.photometric import normalize
+from croc.weights.checksum import save_sealed
+from croc.weights.files import first_line, opening, read_named_tensors
+from croc.weights.open import (
+    ConvBackbone,
+    VitBackbone,
+    architecture,
+    check_fit,
+    fingerprint,
+    open_backbone,
+    save_backbone,
+)
+
+FORMAT = 1
+HEAD, TENSORS, BACKBONE = "head.json", "head.safetensors", "backbone.safetensors"
+PIXELS_AT_ONCE = 2**24  # of all classes' logits at the image's size; more are made in turn
+Color = tuple[int, int, int]
+MEMORY = ("features", "histograms")
+KINDS: dict[str, Any] = {
+    "kind": Literal["linear", "incontext"],
+    "classes": list[str],
+    "colors": list[str],
+    "image_px": int,
+    "blocks": int,
+    "framing": Literal["squash", "keep"],
+    "backbone": dict[str, str],
+}
+
+
+@dataclass(frozen=True)
+class Segmenter:
+    """Images to class scores and class maps. Maps hold indices into `classes`."""
+
+    backbone: VitBackbone | ConvBackbone
+    head: nn.Module | Memory
+    """Features "B C h w" to scores: a 1×1 convolution, or a memory of labeled patches."""
+    classes: tuple[str, ...]
+    colors: tuple[Color, ...]
+    """RGB in 0 … 255, one per class."""
+    image_px: int
+    blocks: int
+    framing: Literal["squash", "keep"] = "squash"
+    """squash: images become squares of image_px. keep: their shorter side becomes image_px."""
+
+    @property
+    def kind(self) -> Literal["linear", "incontext"]:
+        return "incontext" if isinstance(self.head, Memory) else "linear"
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.backbone.parameters()).device
+
+    def to(self, device: torch.device | str, precision: torch.dtype | None = None) -> "Segmenter":
+        """Moved there, and its backbone to that precision; the head stays in float32."""
+        if isinstance(self.head, Memory):
+            parts = {name: getattr(self.head, name).to(device) for name in MEMORY}
+            head: Any = replace(self.head, **parts)
+        else:
+            head = self.head.to(device)
+        return replace(self, backbone=self.backbone.to(device, precision), head=head)
+
+    @torch.no_grad()
+    def scores(self, images: Float[Tensor, "B 3 h w"]) -> Float[Tensor, "B classes rows columns"]:
+        """Of each patch of normalized images: logits, or for an in-context head a distribution."""
+        features = self.backbone.features(images.to(self.device), self.blocks).float()
+        return self.head.predict(features) if isinstance(self.head, Memory) else self.head(features)
+
+    def input_size(self, shape: tuple[int, ...]) -> tuple[int, int]:
+        """Height and width of what the network sees of an image of this shape."""
+        if self.framing == "squash":
+            return self.image_px, self.image_px
+        return kept_ratio(shape[:2], self.image_px, self.backbone.stride_px)
+
+    def resized(self, image: UInt8[np.ndarray, "H W 3"]) -> UInt8[Tensor, "3 h w"]:
+        """As the evaluations resize an image."""
+        height, width = self.input_size(image.shape)
+        small = Image.fromarray(image).resize((width, height), Image.Resampling.BICUBIC)
+        return torch.from_numpy(np.array(small)).permute(2, 0, 1)
+
+    def class_map(self, image: UInt8[np.ndarray, "H W 3"]) -> UInt8[np.ndarray, "H W"]:
+        """The class of each pixel of an RGB image, at its own size."""
+        pixels = self.resized(image)[None].to(self.device).float() / 255
+        return largest(self.scores(normalize(pixels))[0], image.shape[:2])
+
+
+def largest(
+    scores: Float[Tensor, "classes rows columns"], size: tuple[int, ...]
+) -> UInt8[np.ndarray, "H W"]:
+    """The class of the highest upsampled score at each pixel, the first of equal ones."""
+    few = max(1, PIXELS_AT_ONCE // (size[0] * size[1]))
+    best: Any = None
+    for start in range(0, len(scores), few):
+        top, index = upsample(scores[None, start : start + few].float(), size)[0].max(dim=0)
+        index = (index + start).to(torch.uint8)
+        if best is None:
+            best, classes = top, index
+        else:
+            classes = index.where(top > best, classes)
+            best = best.maximum(top)
+    return classes.cpu().numpy()
+
+
+def fold(layer: Layer) -> nn.Conv2d:
+    """One convolution of the features themselves, with the standardization in its weights."""
+    kernel, scale = layer.linear.weight, layer.deviation.flatten()
+    folded = nn.Conv2d(kernel.shape[1], kernel.shape[0], kernel_size=1).requires_grad_(False)
+    folded.weight.copy_(kernel / scale[:, None, None])
+    shift = folded.weight.flatten(1).double() @ layer.mean.flatten().double()
+    folded.bias.copy_(layer.linear.bias - shift)  # pyright: ignore[reportOptionalMemberAccess]
+    return folded.eval()
+
+
+def default_colors(count: int) -> tuple[Color, ...]:
+    return tuple(tuple(row) for row in np.rint(class_colors(count) * 255).astype(int).tolist())
+
+
+def save_segmenter(segmenter: Segmenter, folder: str | Path, facts: dict[str, Any]) -> None:
+    """A new folder, complete or absent. `facts` are kept in head.json: how the head was made, on
+    what, and how well it does."""
+    target, head = Path(folder).absolute(), segmenter.head
+    if os.path.lexists(target):
+        raise UserError(f"{folder} exists, and nothing is overwritten: name another folder")
+    content: dict[str, Any] = {
+        "format": FORMAT,
+        "croc": __version__,
+        "kind": segmenter.kind,
+        "classes": list(segmenter.classes),
+        "colors": ["#{:02x}{:02x}{:02x}".format(*color) for color in segmenter.colors],
+        "image_px": segmenter.image_px,
+        "blocks": segmenter.blocks,
+        "framing": segmenter.framing,
+        "backbone": {
+            "name": segmenter.backbone.name,
+            "architecture": architecture(segmenter.backbone),
+            "hash": fingerprint(segmenter.backbone),
+        },
+    }
+    if isinstance(head, Memory):
+        tensors = {name: getattr(head, name).cpu().contiguous() for name in MEMORY}
+        content |= {"neighbors": head.neighbors, "temperature": head.temperature}
+    else:
+        tensors = {name: x.cpu().contiguous() for name, x in head.state_dict().items()}
+    partial = target.with_name(f".{target.name}-{os.getpid()}.partial")
+    try:
+        partial.mkdir(parents=True)
+        save_sealed(tensors, partial / TENSORS, {"format": "pt"})
+        save_backbone(segmenter.backbone, partial / BACKBONE)
+        text = json.dumps(content | {"facts": facts}, indent=2, ensure_ascii=False)
+        (partial / HEAD).write_text(text + "\n", encoding="utf-8")
+        partial.rename(target)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def load_segmenter(folder: str | Path) -> Segmenter:
+    """Open a folder of `croc segment fit` or `croc segment discover`, on the CPU."""
+    folder = Path(folder)
+    content = read_head(folder)
+    backbone = open_backbone(str(folder / BACKBONE)).float()
+    if (found := fingerprint(backbone)) != content["backbone"]["hash"]:
+        raise UserError(
+            f"{folder / BACKBONE} is another backbone ({found}) than the one this head was made "
+            f"with, {content['backbone']['name']} ({content['backbone']['hash']})"
+        )
+    backbone.name = backbone.origin = content["backbone"]["name"]
+    path, classes = folder / TENSORS, content["classes"]
+    tensors = read_named_tensors(path)
+    with opening(path):
+        if content["kind"] == "incontext":
+            parts = {name: tensors[name].float() for name in MEMORY}
+            how = {name: content[name] for name in ("neighbors", "temperature")}
+            head: Any = Memory(**parts, **how)
+            count = parts["histograms"].shape[1]
+        else:
+            count, width = tensors["weight"].shape[:2]
+            head = nn.Conv2d(width, count, kernel_size=1)
+            head.load_state_dict(tensors)
+            head.eval().requires_grad_(False)
+    if not len(classes) == len(content["colors"]) == count:
+        sizes = f"{len(classes)} classes and {len(content['colors'])} colors"
+        raise UserError(f"{folder / HEAD} has {sizes}, but the head has {count} classes")
+    check_fit(backbone, content["image_px"], content["blocks"], "head.json: images")
+    colors = tuple(tuple(bytes.fromhex(color.removeprefix("#"))) for color in content["colors"])
+    sizes = {name: content[name] for name in ("image_px", "blocks", "framing")}
+    return Segmenter(backbone, head, tuple(classes), colors, **sizes)
+
+
+def read_head(folder: Path) -> dict[str, Any]:
+    """head.json, checked; it may have been edited to rename classes or to change colors."""
+    path = folder / HEAD
+    if not path.is_file():
+        raise UserError(f"{folder} holds no head: pass a folder of croc segment fit or discover")
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if content["format"] != FORMAT:
+            raise ValueError(f"it has format {content['format']}, this version reads {FORMAT}")
+        for name, kind in KINDS.items():
+            typeguard.check_type(content[name], kind)
+        for name, kind in (("neighbors", int), ("temperature", float)):
+            if content["kind"] == "incontext":
+                typeguard.check_type(content[name], kind)
+        if not all(len(bytes.fromhex(color.removeprefix("#"))) == 3 for color in content["colors"]):
+            raise ValueError("a color is not like #0072b2")
+        if not 0 < len(content["classes"]) <= IGNORED or content["image_px"] < 1:
+            raise ValueError("its classes or sizes are impossible")
+    except (ValueError, TypeError, KeyError, RecursionError, typeguard.TypeCheckError) as error:
+        raise UserError(f"{path} cannot be read: {first_line(error)}") from None
+    return content

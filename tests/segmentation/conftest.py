@@ -1,0 +1,1 @@
+from tests.eval.conftest import run  # noqa: F401

@@ -1,0 +1,169 @@
+"""A head's folder gives back the same segmenter, on its own, or one line says why not."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import croc
+from croc.errors import UserError
+from croc.eval.features import Moments
+from croc.eval.incontext import Memory
+from croc.eval.linear import Layer
+from croc.method.photometric import normalize
+from croc.segmentation.segmenter import (
+    PIXELS_AT_ONCE,
+    Segmenter,
+    default_colors,
+    fold,
+    largest,
+    load_segmenter,
+    save_segmenter,
+)
+from croc.weights.open import open_backbone
+from tests.segmentation.heads import make_head
+
+IMAGE = np.random.default_rng(0).integers(0, 256, (41, 57, 3), np.uint8)
+
+
+@pytest.mark.parametrize("kind", ["linear", "incontext"])
+@pytest.mark.parametrize(
+    "weights",
+    [
+        "RUN",
+        "random:RUN",
+        "coco-20min",
+        "random:vit_tiny_patch16_224",
+        "random:vit_base_patch16_clip_224",  # norms pooled tokens
+        "random:eva02_tiny_patch14_224",
+        "random:resnet18",
+    ],
+)
+def test_a_saved_head_reopens_alone_with_the_same_scores(
+    run: Path, weights: str, kind: str, tmp_path: Path
+):
+    segmenter = make_head(weights.replace("RUN", str(run)), kind)
+    save_segmenter(segmenter, tmp_path / "head", {"made of": "noise"})
+    moved = (tmp_path / "head").rename(tmp_path / "elsewhere")
+    again = load_segmenter(moved)
+    images = normalize(torch.rand(2, 3, segmenter.image_px, segmenter.image_px))
+    assert torch.equal(again.scores(images), segmenter.scores(images))
+    assert np.array_equal(again.class_map(IMAGE), segmenter.class_map(IMAGE))
+    assert (again.classes, again.colors) == (segmenter.classes, segmenter.colors)
+    assert (again.kind, again.backbone.name) == (kind, segmenter.backbone.name)
+    assert json.loads((moved / "head.json").read_text())["facts"] == {"made of": "noise"}
+    reopened = open_backbone(str(moved / "backbone.safetensors"))
+    assert torch.equal(reopened.features(images), segmenter.backbone.features(images))
+
+
+def test_a_file_of_a_known_layout_can_be_stored(tmp_path: Path):
+    vit = open_backbone("random:vit_small_patch16_224", 96).vit
+    torch.save({"teacher": vit.state_dict()}, tmp_path / "published.pth")
+    segmenter = make_head(str(tmp_path / "published.pth"), "linear")
+    save_segmenter(segmenter, tmp_path / "head", {})
+    (tmp_path / "published.pth").unlink()
+    images = torch.rand(1, 3, 64, 96)
+    assert torch.equal(load_segmenter(tmp_path / "head").scores(images), segmenter.scores(images))
+
+
+def test_folding_keeps_the_logits():
+    features, moments = 100 + 3 * torch.randn(2, 12, 5, 7), Moments()
+    moments.add(features)
+    layer = Layer(12, 4, moments).requires_grad_(False)
+    torch.testing.assert_close(fold(layer)(features), layer(features), atol=1e-4, rtol=1e-5)
+
+
+def test_the_largest_score_is_found_in_parts(monkeypatch: pytest.MonkeyPatch):
+    scores = torch.randn(9, 4, 5)
+    scores[7] = scores[2]  # of equal ones the first
+    whole = largest(scores, (30, 20))
+    monkeypatch.setattr("croc.segmentation.segmenter.PIXELS_AT_ONCE", 2 * 30 * 20)
+    assert PIXELS_AT_ONCE > 9 * 30 * 20
+    assert np.array_equal(largest(scores, (30, 20)), whole)
+    assert 7 not in whole
+
+
+def test_maps_by_name_have_the_photographs_sizes(tmp_path: Path):
+    segmenter = make_head("random:vit_tiny_patch16_224", "linear")
+    save_segmenter(segmenter, tmp_path / "head", {})
+    tensor = torch.from_numpy(IMAGE).permute(2, 0, 1)
+    by_folder = croc.segment([tensor, tensor[:, :20] / 255], tmp_path / "head", device="cpu")
+    assert [(each.shape, each.dtype) for each in by_folder] == [
+        ((41, 57), np.uint8),
+        ((20, 57), np.uint8),
+    ]
+    assert np.array_equal(by_folder[0], segmenter.class_map(IMAGE))
+    assert np.array_equal(croc.segment(tensor, croc.load_segmenter(tmp_path / "head"))[0],
+                          by_folder[0])  # fmt: skip
+
+
+def edited(folder: Path, **changes: object) -> None:
+    page = folder / "head.json"
+    page.write_text(json.dumps(json.loads(page.read_text()) | changes))
+
+
+def test_classes_are_renamed_in_the_page(tmp_path: Path):
+    segmenter = make_head("random:vit_tiny_patch16_224", "linear")
+    save_segmenter(segmenter, tmp_path / "head", {})
+    names = ["road", "wall", "sky"]
+    edited(tmp_path / "head", classes=names, colors=["#000000", "#ff0000", "0000ff"])
+    again = load_segmenter(tmp_path / "head")
+    assert again.classes == tuple(names)
+    assert again.colors == ((0, 0, 0), (255, 0, 0), (0, 0, 255))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"format": 2}, "has format 2, this version reads 1"),
+        ({"classes": ["a", "b"]}, "2 classes and 3 colors, but the head has 3 classes"),
+        ({"colors": ["#000000", "#0000", "#111111"]}, "a color is not like"),
+        ({"kind": "forest"}, "cannot be read"),
+        ({"image_px": 50}, "48 or 64 px would"),
+        ({"blocks": 99}, "has 12 blocks, not 99"),
+        ({"backbone": {"name": "other", "hash": "0"}}, "is another backbone"),
+    ],
+)
+def test_a_page_that_does_not_fit_is_one_line(
+    changes: dict[str, object], message: str, tmp_path: Path
+):
+    save_segmenter(make_head("random:vit_tiny_patch16_224", "linear"), tmp_path / "head", {})
+    edited(tmp_path / "head", **changes)
+    with pytest.raises(UserError, match=message) as error:
+        load_segmenter(tmp_path / "head")
+    assert "\n" not in str(error.value)
+
+
+def test_nothing_is_overwritten_or_half_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    segmenter = make_head("random:vit_tiny_patch16_224", "linear")
+    (tmp_path / "taken").mkdir()
+    with pytest.raises(UserError, match="exists, and nothing is overwritten"):
+        save_segmenter(segmenter, tmp_path / "taken", {})
+    segmenter.backbone.made = None
+    with pytest.raises(UserError, match="cannot be stored"):
+        save_segmenter(segmenter, tmp_path / "head", {})
+    assert [path.name for path in tmp_path.iterdir()] == ["taken"]
+
+
+def test_a_folder_without_a_head_is_one_line(tmp_path: Path):
+    with pytest.raises(UserError, match="holds no head: pass a folder of croc segment fit"):
+        load_segmenter(tmp_path)
+
+
+def test_options_of_a_foreign_file_name_no_other_files(tmp_path: Path):
+    segmenter = make_head("random:vit_tiny_patch16_224", "linear")
+    made = segmenter.backbone.made
+    assert made is not None
+    made.options["checkpoint_path"] = "/etc/passwd"  # pyright: ignore
+    save_segmenter(segmenter, tmp_path / "head", {})
+    with pytest.raises(UserError, match="its options name other files"):
+        load_segmenter(tmp_path / "head")
+
+
+def test_kinds_of_heads():
+    linear, memory = (make_head("random:resnet18", kind) for kind in ("linear", "incontext"))
+    assert isinstance(linear.head, nn.Conv2d) and isinstance(memory.head, Memory)
+    assert isinstance(linear, Segmenter) and len(default_colors(40)) == 40
