@@ -8,6 +8,9 @@ checksum, can make a file look like one without a checksum.
 import hashlib
 import os
 import re
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 from safetensors.torch import save_file
@@ -77,6 +80,18 @@ def verify(path: Path) -> bool:
     if digest.hexdigest().encode() != expected:
         raise UserError(f"{path} is damaged: its checksum does not match")
     return True
+
+
+@contextmanager
+def verifying(path: Path) -> Iterator[None]:
+    """Verifies the file in a thread while the body reads it. SHA-256 takes longer than reading, and
+    neither needs the GIL. The error of a damaged file replaces the one that reading it raises."""
+    with ThreadPoolExecutor(1) as pool:
+        verification = pool.submit(verify, path)
+        try:
+            yield
+        finally:
+            verification.result()
 
 
 def _find_in_zip(path: Path) -> tuple[int, bytes] | None:
