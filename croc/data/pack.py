@@ -12,7 +12,7 @@ import mmap
 import multiprocessing as mp
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import closing
 from dataclasses import dataclass
 from multiprocessing.connection import wait
@@ -150,12 +150,12 @@ class _Packing:
     rows: Int64[np.ndarray, "count 3"]
     """Offset, height and width of each image; the height is 0 until it is written."""
 
-    def in_this_process(self) -> Iterator[int]:
+    def in_this_process(self) -> Generator[int, None, None]:
         """Yields how many images are done."""
         for number in range(self.files):
             yield from self.write_file(number)
 
-    def in_processes(self, workers: int) -> Iterator[int]:
+    def in_processes(self, workers: int) -> Generator[int, None, None]:
         context = mp.get_context("fork")  # nothing is pickled
         next_file, errors = context.Value(ctypes.c_int64), context.SimpleQueue()
         arguments = (next_file, errors, os.getpid())
@@ -204,7 +204,7 @@ class _Packing:
     def files(self) -> int:
         return -(-len(self.rows) // self.images)
 
-    def write_file(self, number: int) -> Iterator[int]:
+    def write_file(self, number: int) -> Generator[int, None, None]:
         path, offset = self.folder / f"pixels-{number:05d}.bin", 0
         first = number * self.images
         with path.open("wb") as file:

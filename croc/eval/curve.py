@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PANEL_IN, PANELS_PER_LINE = (3.8, 3.0), 4
-MARKERS = "osD^vP*X"
 MILLION = 1_000_000
 
 
@@ -84,7 +83,7 @@ def make_figure(record: dict[str, Any], points: Sequence[Point]) -> "Figure":
     import numpy as np
     from matplotlib.figure import Figure
 
-    from croc.plotting import COLORS, span_enough, verbatim
+    from croc.plotting import COLORS, MARKERS, span_enough, verbatim
 
     # Of a video's three metrics the first, which is the mean of the others.
     columns = enumerate(record["columns"])

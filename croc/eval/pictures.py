@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import matplotlib.colors
 import numpy as np
@@ -14,7 +15,7 @@ from scipy.ndimage import maximum_filter, minimum_filter
 
 from croc.eval.features import Example
 from croc.eval.metrics import IGNORED
-from croc.plotting import PALETTE
+from croc.plotting import COLORS, MARKERS, PALETTE, save_chart, span_enough, verbatim
 
 FRAMES_PER_SECOND = 24  # DAVIS'
 CODING = {"crf": "18", "preset": "veryfast"}  # x264's default takes longer than the network
@@ -74,6 +75,33 @@ def segmentation_figure(
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph")  # names in any script; boxes are fine
         figure.savefig(path)
+
+
+def few_label_figure(lines: dict[str, dict[str, Any]], path: Path, title: str) -> None:
+    """mIoU against labeled images, a panel for each method, one line for each weights' scores."""
+    figure = Figure(figsize=(7.6, 3.2), dpi=120, layout="constrained")
+    panels = figure.subplots(1, 2, sharey=True)
+    for axes, method in zip(panels, ("linear", "in-context")):
+        for index, (label, scores) in enumerate(lines.items()):
+            keys = {images: f"{method} {text}" for text, images in scores["images"].items()}
+            images = np.array(sorted(keys))
+            mean = np.array([scores[keys[n]] for n in images])
+            spread = np.array([scores["deviation"].get(keys[n], 0.0) for n in images])
+            style: Any = {"color": COLORS[index % len(COLORS)], "marker": MARKERS[index % 8]}
+            axes.plot(images, mean, lw=1.4, ms=4, label=verbatim(label), **style)
+            low, high = mean - spread, mean + spread
+            axes.fill_between(images, low, high, color=style["color"], alpha=0.15, lw=0)
+        axes.set_xscale("log")
+        axes.xaxis.set_major_formatter("{x:,g}")
+        axes.set_xlabel("labeled images", fontsize=8)
+        axes.set_title(method, fontsize=9, loc="left")
+        axes.tick_params(labelsize=8)
+        axes.spines[["top", "right"]].set_visible(False)
+    panels[0].set_ylabel("mIoU", fontsize=8)
+    span_enough(panels[0])
+    panels[0].legend(fontsize=8, frameon=False)
+    figure.suptitle(verbatim(title), fontsize=10, x=0.01, ha="left")
+    save_chart(figure, path)
 
 
 def write_masks(folder: Path, masks: Masks) -> None:
