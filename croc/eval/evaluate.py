@@ -196,7 +196,7 @@ def carry_out(
     name, score = next(iter(scores.items()))
     title = f"{protocol}, {kind}{result.part}, {result.backbone}: {name} {score:.1f}"
     if protocol == "fewlabel":
-        few_label_figure({result.backbone: scores}, folder / picture, f"{kind}{result.part}")
+        few_label_figure({kind + result.part: {result.backbone: scores}}, folder / picture)
     else:
         segmentation_figure(examples, names, folder / picture, title)
     return result

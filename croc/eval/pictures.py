@@ -77,30 +77,33 @@ def segmentation_figure(
         figure.savefig(path)
 
 
-def few_label_figure(lines: dict[str, dict[str, Any]], path: Path, title: str) -> None:
-    """mIoU against labeled images, a panel for each method, one line for each weights' scores."""
-    figure = Figure(figsize=(7.6, 3.2), dpi=120, layout="constrained")
-    panels = figure.subplots(1, 2, sharey=True)
-    for axes, method in zip(panels, ("linear", "in-context")):
-        for index, (label, scores) in enumerate(lines.items()):
-            keys = {images: f"{method} {text}" for text, images in scores["images"].items()}
-            images = np.array(sorted(keys))
-            mean = np.array([scores[keys[n]] for n in images])
-            spread = np.array([scores["deviation"].get(keys[n], 0.0) for n in images])
-            style: Any = {"color": COLORS[index % len(COLORS)], "marker": MARKERS[index % 8]}
-            axes.plot(images, mean, lw=1.4, ms=4, label=verbatim(label), **style)
-            low, high = mean - spread, mean + spread
-            axes.fill_between(images, low, high, color=style["color"], alpha=0.15, lw=0)
-        axes.set_xscale("log")
-        axes.xaxis.set_major_formatter("{x:,g}")
-        axes.set_xlabel("labeled images", fontsize=8)
-        axes.set_title(method, fontsize=9, loc="left")
-        axes.tick_params(labelsize=8)
-        axes.spines[["top", "right"]].set_visible(False)
-    panels[0].set_ylabel("mIoU", fontsize=8)
-    span_enough(panels[0])
-    panels[0].legend(fontsize=8, frameon=False)
-    figure.suptitle(verbatim(title), fontsize=10, x=0.01, ha="left")
+def few_label_figure(sets: dict[str, dict[str, dict[str, Any]]], path: Path) -> None:
+    """mIoU against labeled images: a row for each data set, a column for each method, and a line
+    for the scores of each label."""
+    size = (7.6, 2.8 * len(sets) + 0.4)
+    figure = Figure(figsize=size, dpi=120, layout="constrained")
+    panels = figure.subplots(len(sets), 2, squeeze=False, sharey="row")
+    for row, (title, lines) in zip(panels, sets.items()):
+        for axes, method in zip(row, ("linear", "in-context")):
+            for index, (label, scores) in enumerate(lines.items()):
+                names = {count: f"{method} {text}" for text, count in scores["images"].items()}
+                counts = sorted(names)
+                mean = np.array([scores[names[n]] for n in counts])
+                spread = np.array([scores["deviation"].get(names[n], 0.0) for n in counts])
+                color, marker = COLORS[index % len(COLORS)], MARKERS[index % len(MARKERS)]
+                style: Any = {"color": color, "marker": marker, "label": verbatim(label)}
+                axes.plot(counts, mean, lw=1.4, ms=4, **style)
+                axes.fill_between(counts, mean - spread, mean + spread, color=color, alpha=0.15)
+            axes.set_xscale("log")
+            axes.xaxis.set_major_formatter("{x:,g}")
+            axes.set_xlabel("labeled images", fontsize=8)
+            axes.set_title(verbatim(f"{title}, {method}"), fontsize=9, loc="left")
+            axes.tick_params(labelsize=8)
+            axes.spines[["top", "right"]].set_visible(False)
+        row[0].set_ylabel("mIoU", fontsize=8)
+        span_enough(row[0])
+    handles, labels = panels[0, 0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower left", fontsize=8, frameon=False, ncols=3)
     save_chart(figure, path)
 
 

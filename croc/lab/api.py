@@ -452,7 +452,8 @@ def evaluate(
     Args:
         protocol: "linear" (a linear layer on the features), "kmeans" (clusters matched to
             classes), "within" (the same in each image separately), "incontext" (labels of the
-            nearest neighbors), "fewlabel" (the last two with few labeled images), "video" (propagates the first frame's mask), or "all".
+            nearest neighbors), "fewlabel" (linear and in-context with few labeled images), "video"
+            (propagates the first frame's mask), or "all": all of these but "fewlabel".
         weights: What `croc.load_backbone` takes, not what it returned: a result records where
             weights came from. A run or its folder is its teacher.
         data: KIND:PATH, such as "voc12:/data/VOC2012" or "folder:mine" for your own photographs

@@ -48,6 +48,8 @@ def cielab(rgb: Float[Tensor, "B 3 h w"]) -> Float[Tensor, "B 3 h w"]:
     """L in 0 … 100, a and b, from sRGB in 0 … 1."""
     linear = torch.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
     xyz = torch.einsum("xc,bchw->bxhw", rgb.new_tensor(XYZ), linear)
-    root = torch.where(xyz > (6 / 29) ** 3, xyz.clamp_min(1e-9) ** (1 / 3), xyz * 841 / 108 + 4 / 29)
+    root = torch.where(
+        xyz > (6 / 29) ** 3, xyz.clamp_min(1e-9) ** (1 / 3), xyz * 841 / 108 + 4 / 29
+    )
     x, y, z = root.unbind(1)
     return torch.stack([116 * y - 16, 500 * (x - y), 200 * (y - z)], dim=1)
