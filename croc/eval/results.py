@@ -95,7 +95,8 @@ def print_results(results: list[Result]) -> None:
     console = Console(markup=False, emoji=False, highlight=False)
     table = Table(title=f"{results[0].weights} ({results[0].weights_hash})", title_justify="left")
     for name in ("protocol", "data", "score", "", "seconds"):
-        table.add_column(name, justify="right" if name in ("score", "seconds") else "left")
+        is_number = name in ("score", "seconds")
+        table.add_column(name, justify="right" if is_number else "left", no_wrap=is_number)
     for result in results:
         first, *others = _texts(result.scores)
         data = result.data + result.part
