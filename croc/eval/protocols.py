@@ -252,7 +252,7 @@ DEFAULTS: dict[str, Callable[[str], Any]] = {
     "kmeans": kmeans_protocol,
     "within": lambda kind: WithinConfig(**(SCENES if kind == "scenes" else {})),
     "incontext": lambda kind: InContextConfig(**(SCENES if kind == "scenes" else {})),
-    "fewlabel": lambda kind: FewLabelConfig(**(SCENES if kind == "scenes" else {})),
+    "fewlabel": lambda kind: FewLabelConfig(image_px=96) if kind == "scenes" else FewLabelConfig(),
     "video": lambda kind: VideoConfig(short_px=192 if kind == "scenes" else 480),
 }
 """From a kind of data to a protocol's configuration."""
