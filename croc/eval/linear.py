@@ -57,10 +57,12 @@ def evaluate_linear(
     return replace(by_rate[best], scores=scores)
 
 
-def train_linear(patches: PatchFeatures, config: LinearConfig) -> list[nn.Module]:
+def train_linear(
+    patches: PatchFeatures, config: LinearConfig, weight_decay: float = 0.0
+) -> list[nn.Module]:
     """One layer per learning rate, from features "B C h w" to logits "B classes h w".
 
-    Adam on the cross-entropy of upsampled logits; all layers are initialized alike. Features of
+    Adam (AdamW with a decay) on the cross-entropy of upsampled logits; all layers are initialized alike. Features of
     whole images are computed once if they fit in memory, those of random crops in each step.
     """
     train, device, crop = patches.data, patches.device, training_crop(config)
@@ -74,7 +76,7 @@ def train_linear(patches: PatchFeatures, config: LinearConfig) -> list[nn.Module
     steps = config.steps or (config.epochs or 0) * (len(train) // batch)
     order = [batch_indices(i, len(train), batch, config.seed)[1].tolist() for i in range(steps)]
     layers: list[nn.Module] = []
-    optimizers: list[torch.optim.Adam] = []
+    optimizers: list[torch.optim.AdamW] = []
     labeled = torch.zeros((), dtype=torch.bool, device=device)
     batches = patches.progress(patches.batches(order, crop), "training", steps)
     for step, (features, labels) in enumerate(batches):
@@ -85,7 +87,8 @@ def train_linear(patches: PatchFeatures, config: LinearConfig) -> list[nn.Module
                     torch.manual_seed(config.seed)
                     layer = Layer(features.shape[1], len(train.classes), moments)
                 layers.append(layer.to(device))
-                optimizers.append(torch.optim.Adam(layer.parameters(), lr=rate))
+                optimizer = torch.optim.AdamW(layer.parameters(), rate, weight_decay=weight_decay)
+                optimizers.append(optimizer)
         for layer, optimizer, rate in zip(layers, optimizers, config.rates):
             optimizer.param_groups[0]["lr"] = rate * (1 - step / steps) ** config.poly
             optimizer.zero_grad()

@@ -162,7 +162,9 @@ class FewLabelConfig(Section):
     blocks: Count = 1
     """Number of final ViT blocks whose tokens are concatenated."""
     lr: Annotated[float, POSITIVE] = 1e-3
-    """Learning rate of the linear layer, on features standardized over the subset."""
+    """Learning rate of the linear layer (AdamW), on features standardized over the subset."""
+    weight_decay: Annotated[float, at_least(0)] = 10.0
+    """Of the linear layer: times lr, the fraction by which its weights shrink in each step."""
     batch: Count = 32
     """Images per step; all images of smaller subsets."""
     steps: Count = 1500
