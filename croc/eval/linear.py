@@ -62,8 +62,9 @@ def train_linear(
 ) -> list[nn.Module]:
     """One layer per learning rate, from features "B C h w" to logits "B classes h w".
 
-    Adam (AdamW with a decay) on the cross-entropy of upsampled logits; all layers are initialized alike. Features of
-    whole images are computed once if they fit in memory, those of random crops in each step.
+    Adam on the cross-entropy of upsampled logits; all layers are initialized alike. Features of
+    whole images are computed once if they fit in memory, those of random crops in each step. The
+    weight decay is AdamW's.
     """
     train, device, crop = patches.data, patches.device, training_crop(config)
     moments = Moments() if config.standardize else None
@@ -76,7 +77,7 @@ def train_linear(
     steps = config.steps or (config.epochs or 0) * (len(train) // batch)
     order = [batch_indices(i, len(train), batch, config.seed)[1].tolist() for i in range(steps)]
     layers: list[nn.Module] = []
-    optimizers: list[torch.optim.AdamW] = []
+    optimizers: list[torch.optim.Adam] = []
     labeled = torch.zeros((), dtype=torch.bool, device=device)
     batches = patches.progress(patches.batches(order, crop), "training", steps)
     for step, (features, labels) in enumerate(batches):
@@ -87,8 +88,8 @@ def train_linear(
                     torch.manual_seed(config.seed)
                     layer = Layer(features.shape[1], len(train.classes), moments)
                 layers.append(layer.to(device))
-                optimizer = torch.optim.AdamW(layer.parameters(), rate, weight_decay=weight_decay)
-                optimizers.append(optimizer)
+                decay = {"weight_decay": weight_decay, "decoupled_weight_decay": True}
+                optimizers.append(torch.optim.Adam(layer.parameters(), lr=rate, **decay))
         for layer, optimizer, rate in zip(layers, optimizers, config.rates):
             optimizer.param_groups[0]["lr"] = rate * (1 - step / steps) ** config.poly
             optimizer.zero_grad()
