@@ -62,7 +62,8 @@ def evaluate_few_labels(
         part = PatchFeatures(backbone, Subset(train, tuple(numbers)), *sizes, quiet=True)
         if patches.held:
             part.held = (patches.held[0][numbers], patches.held[1][numbers])
-        layers = train_linear(part, linear_config(config, draw), config.weight_decay)
+        decay = config.weight_decay / counts[text]
+        layers = train_linear(part, linear_config(config, draw), decay)
         heads.append((f"linear {text}", layers[0]))
         memory = fill_memory(part, incontext_config(config, draw))
         heads.append((f"in-context {text}", memory.predict))

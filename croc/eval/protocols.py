@@ -164,7 +164,7 @@ class FewLabelConfig(Section):
     lr: Annotated[float, POSITIVE] = 1e-3
     """Learning rate of the linear layer (AdamW), on features standardized over the subset."""
     weight_decay: Annotated[float, at_least(0)] = 10.0
-    """Of the linear layer: times lr, the fraction by which its weights shrink in each step."""
+    """AdamW's weight decay with one image; with n images an n-th of it."""
     batch: Count = 32
     """Images per step; all images of smaller subsets."""
     steps: Count = 1500
