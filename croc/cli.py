@@ -32,6 +32,8 @@ HELP = """CrOC: dense visual features from unlabeled images of scenes.
   croc pretrain RECIPE [OPTIONS]     pre-train on your own images
   croc evaluate linear|kmeans|within|incontext|video|all --weights WEIGHTS --data DATA
                                      evaluate the dense features of a backbone
+  croc evaluate fewlabel --weights WEIGHTS --data DATA
+                                     the scores with 1, 5, 20 … labeled images
   croc evaluate table --weights WEIGHTS ... --data DATA ...
                                      compare several models in one table
   croc evaluate curve --weights RUN ... --data DATA ...
@@ -265,7 +267,7 @@ COMMANDS: dict[tuple[str, ...], Callable[[list[str]], bool | None]] = {
     ("pretrain",): pretrain_command,
     **{
         ("evaluate", name): partial(evaluate_command, name)
-        for name in (*PROTOCOLS, "all", "table", "curve")
+        for name in (*PROTOCOLS, "fewlabel", "all", "table", "curve")
     },
     **{
         ("show", kind): partial(show_command, kind)

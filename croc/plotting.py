@@ -10,6 +10,7 @@ from croc.io import replacing
 
 # Okabe and Ito's, which color-blind readers can tell apart.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#333333")
+MARKERS = "osD^vP*X"
 # Twelve that color-blind readers can tell apart, also over a photograph (test_figures.py). Found
 # by a search from Okabe and Ito's; the first eight differ most, the darkest come last.
 PALETTE_HEX = "d98801 0c97ff eff000 c5488f 53ff7a 0733d7 a9755b 00e6ff bb2601 b3f5cc 073826 2d104d"

@@ -286,7 +286,7 @@ def iterate(
         prefetch_factor=ahead if workers else None,
         collate_fn=_unchanged,
         pin_memory=pin and torch.cuda.is_available(),
-        worker_init_fn=_start_worker,
+        worker_init_fn=start_worker,
     )
     # A forked worker that collects this process's garbage may free CUDA tensors, which aborts it.
     gc.collect()
@@ -309,7 +309,7 @@ def _unchanged(item: object) -> object:
     return item
 
 
-def _start_worker(_: int) -> None:
+def start_worker(_: int = 0) -> None:
     """Ctrl-C and a cluster's signal reach all processes; only the main one handles them."""
     for number in NOTICES:
         signal.signal(number, signal.SIG_IGN)

@@ -1,34 +1,41 @@
 """Packed folders: photographs decoded once, for machines whose GPU outruns their CPUs.
 
-pixels-00000.bin …   uint8 pixels, channels first, about 1 GiB per file
+pixels-00000.bin …   uint8 pixels, channels first, at most 1 GiB per file
 index.npy            int64 [images, 4]: file, offset, height, width
 names.txt            the original names, one JSON string per line
 pack.json            format, canvas_px, count, names of broken files
 """
 
+import ctypes
 import json
+import mmap
+import multiprocessing as mp
 import os
 import shutil
-from contextlib import ExitStack
+from collections.abc import Generator
+from contextlib import closing
 from dataclasses import dataclass
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from jaxtyping import UInt8
+from jaxtyping import Int64, UInt8
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from torch import Tensor
 
 from croc.data.decode import UndecodableImage, reduce_image
-from croc.data.loader import iterate
+from croc.data.loader import start_worker
 from croc.data.sources import ImageSource
 from croc.errors import UserError
 from croc.signals import notice_of_end
 
 FORMAT = 1
 _BYTES_PER_FILE = 1 << 30
+# Files per worker, so that all workers finish at about the same time, and the fewest images for
+# which another file is begun.
+_FILES_PER_WORKER, _MIN_IMAGES = 8, 64
+_BROKEN = -1
 
 
 class PackedSource:
@@ -102,30 +109,28 @@ def pack(
 def _write(
     source: ImageSource, folder: Path, canvas_px: int, workers: int, signals: list[int]
 ) -> tuple[list[str], list[str]]:
-    names: list[str] = []
-    failed: list[str] = []
-    index: list[tuple[int, int, int, int]] = []
-    number, offset = 0, 0
-    decoded = iterate(_Planes(source, canvas_px), range(len(source)), workers=workers, ahead=8)
+    count = len(source)
+    images = min(
+        max(1, _BYTES_PER_FILE // (3 * canvas_px**2)),
+        max(_MIN_IMAGES, -(-count // (_FILES_PER_WORKER * max(1, workers)))),
+    )
+    # In memory that the workers share: a row of the index for every image.
+    rows = np.frombuffer(mmap.mmap(-1, 24 * count), np.int64).reshape(count, 3)
+    packing = _Packing(source, folder, canvas_px, images, rows)
+    steps = packing.in_processes(workers) if workers else packing.in_this_process()
     columns = (TextColumn("packing"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with ExitStack() as files, Progress(*columns, console=Console(stderr=True)) as progress:
-        file = files.enter_context((folder / "pixels-00000.bin").open("wb"))
-        for image, planes in progress.track(decoded, total=len(source)):
+    with closing(steps), Progress(*columns, console=Console(stderr=True)) as progress:
+        bar = progress.add_task("", total=count)
+        for done in steps:
+            progress.update(bar, completed=done)
             if signals:
                 raise KeyboardInterrupt
-            if planes is None:
-                failed.append(source.name(image))
-                continue
-            if offset >= _BYTES_PER_FILE:
-                file.close()
-                number, offset = number + 1, 0
-                file = files.enter_context((folder / f"pixels-{number:05d}.bin").open("wb"))
-            names.append(source.name(image))
-            index.append((number, offset, *planes.shape[1:]))
-            offset += file.write(planes.numpy().data)
-    if not names:
-        raise UserError(f"none of the {len(source)} images can be decoded: nothing to pack")
-    np.save(folder / "index.npy", np.array(index, np.int64))
+    (readable,) = np.nonzero(rows[:, 1] != _BROKEN)
+    if not len(readable):
+        raise UserError(f"none of the {count} images can be decoded: nothing to pack")
+    failed = [source.name(image) for image in np.nonzero(rows[:, 1] == _BROKEN)[0].tolist()]
+    np.save(folder / "index.npy", np.column_stack([readable // images, rows[readable]]))
+    names = [source.name(image) for image in readable.tolist()]
     lines = "".join(json.dumps(name) + "\n" for name in names)
     (folder / "names.txt").write_text(lines, encoding="ascii")
     record = {"format": FORMAT, "canvas_px": canvas_px, "count": len(names), "failed": failed}
@@ -134,15 +139,82 @@ def _write(
 
 
 @dataclass(eq=False)
-class _Planes:
-    """The images of a source, each with its number; None for one that cannot be decoded."""
+class _Packing:
+    """Every process decodes and writes: each file of pixels has a contiguous part of the source."""
 
     source: ImageSource
+    folder: Path
     canvas_px: int
+    images: int
+    """Per file."""
+    rows: Int64[np.ndarray, "count 3"]
+    """Offset, height and width of each image; the height is 0 until it is written."""
 
-    def __getitem__(self, index: int) -> tuple[int, UInt8[Tensor, "3 h w"] | None]:
+    def in_this_process(self) -> Generator[int, None, None]:
+        """Yields how many images are done."""
+        for number in range(self.files):
+            yield from self.write_file(number)
+
+    def in_processes(self, workers: int) -> Generator[int, None, None]:
+        context = mp.get_context("fork")  # nothing is pickled
+        next_file, errors = context.Value(ctypes.c_int64), context.SimpleQueue()
+        arguments = (next_file, errors, os.getpid())
+        processes = [
+            context.Process(target=self.write_files, args=arguments, daemon=True)
+            for _ in range(min(workers, self.files))
+        ]
         try:
-            image = reduce_image(self.source.read(index), self.canvas_px)
-        except UndecodableImage:
-            return index, None
-        return index, torch.from_numpy(image.transpose(2, 0, 1).copy())
+            for process in processes:
+                process.start()
+            running = processes
+            while running:
+                running = [process for process in processes if process.exitcode is None]
+                wait([process.sentinel for process in running], timeout=0.1)
+                yield int(np.count_nonzero(self.rows[:, 1]))
+                if not errors.empty():
+                    raise errors.get()
+                if codes := [process.exitcode for process in processes if process.exitcode]:
+                    raise UserError(
+                        f"a worker was killed (exit code {codes[0]}), perhaps for lack of memory: "
+                        "pass fewer --workers"
+                    )
+        finally:
+            for process in processes:
+                if process.pid is not None:
+                    process.kill()
+                    process.join()
+
+    def write_files(self, next_file: Any, errors: Any, parent: int) -> None:
+        """What a worker does."""
+        start_worker()
+        try:
+            while True:
+                with next_file.get_lock():
+                    number = next_file.value
+                    next_file.value += 1
+                if number >= self.files:
+                    return
+                for _ in self.write_file(number):
+                    if os.getppid() != parent:  # it was killed
+                        return
+        except OSError as error:
+            errors.put(error)
+
+    @property
+    def files(self) -> int:
+        return -(-len(self.rows) // self.images)
+
+    def write_file(self, number: int) -> Generator[int, None, None]:
+        path, offset = self.folder / f"pixels-{number:05d}.bin", 0
+        first = number * self.images
+        with path.open("wb") as file:
+            for image in range(first, min(first + self.images, len(self.rows))):
+                try:
+                    pixels = reduce_image(self.source.read(image), self.canvas_px)
+                    self.rows[image] = (offset, *pixels.shape[:2])
+                    offset += file.write(np.ascontiguousarray(pixels.transpose(2, 0, 1)).data)
+                except UndecodableImage:
+                    self.rows[image] = (0, _BROKEN, 0)
+                yield image + 1
+        if not offset:
+            path.unlink()

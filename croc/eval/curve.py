@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PANEL_IN, PANELS_PER_LINE = (3.8, 3.0), 4
-MARKERS = "osD^vP*X"
 MILLION = 1_000_000
 
 
@@ -84,11 +83,11 @@ def make_figure(record: dict[str, Any], points: Sequence[Point]) -> "Figure":
     import numpy as np
     from matplotlib.figure import Figure
 
-    from croc.plotting import COLORS, span_enough, verbatim
+    from croc.plotting import COLORS, MARKERS, span_enough, verbatim
 
-    # Of a video's three metrics the first, which is the mean of the others.
+    # Not the J and F of a video, of which J&F is the mean.
     columns = enumerate(record["columns"])
-    shown = [(n, each) for n, each in columns if each["metric"] in ("mIoU", "J&F")]
+    shown = [(n, each) for n, each in columns if each["metric"] not in ("J", "F")]
     across = min(PANELS_PER_LINE, len(shown))
     down = math.ceil(len(shown) / across)
     size = (PANEL_IN[0] * across, PANEL_IN[1] * down + 0.5)

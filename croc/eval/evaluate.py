@@ -23,11 +23,12 @@ from croc.data.loader import worker_count
 from croc.errors import UserError
 from croc.eval.datasets import SPLITS, SegmentationData, Subset, open_segmentation
 from croc.eval.features import SegmentationReport
+from croc.eval.fewlabel import evaluate_few_labels
 from croc.eval.incontext import evaluate_incontext
 from croc.eval.kmeans import evaluate_kmeans, evaluate_within
 from croc.eval.linear import evaluate_linear
 from croc.eval.metrics import IGNORED, video_means
-from croc.eval.pictures import segmentation_figure
+from croc.eval.pictures import few_label_figure, segmentation_figure
 from croc.eval.protocols import EvaluateOptions, Request
 from croc.eval.results import FILE, Result, append_result, percent, print_results
 from croc.eval.video import evaluate_video
@@ -39,6 +40,7 @@ SEGMENTATION: dict[str, Callable[..., SegmentationReport]] = {
     "kmeans": evaluate_kmeans,
     "within": evaluate_within,
     "incontext": evaluate_incontext,
+    "fewlabel": evaluate_few_labels,
 }
 READ_WHOLE_BYTES = 2**28
 SAMPLED_FILES = 64
@@ -193,7 +195,10 @@ def carry_out(
     append_result(folder, result)  # before the picture: the scores took longer
     name, score = next(iter(scores.items()))
     title = f"{protocol}, {kind}{result.part}, {result.backbone}: {name} {score:.1f}"
-    segmentation_figure(examples, names, folder / picture, title)
+    if protocol == "fewlabel":
+        few_label_figure({kind + result.part: {result.backbone: scores}}, folder / picture)
+    else:
+        segmentation_figure(examples, names, folder / picture, title)
     return result
 
 

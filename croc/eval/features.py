@@ -93,19 +93,23 @@ class PatchFeatures:
         batch: int = 32,
         keep_ratio: bool = False,
         held_bytes: int = HELD_BYTES,
+        quiet: bool = False,
     ) -> None:
         self.backbone, self.data, self.blocks, self.device = backbone, data, blocks, device
         self.reader = Reader(data, image_px, label_px, backbone.stride_px if keep_ratio else None)
-        self.workers = workers
+        self.workers, self.quiet = workers, quiet
         varies = keep_ratio or label_px is None
         self.batch, self._held_bytes = (1, 0) if varies else (batch, held_bytes)
         self.held: tuple[Tensor, Tensor] | None = None
         """Features "n C rows columns" and labels "n px px" as uint8, after a whole pass."""
 
+    def progress(self, items: Iterable[Item], what: str, total: int) -> Iterable[Item]:
+        return items if self.quiet else progress(items, what, total)
+
     def passes(self, what: str) -> Iterator[tuple[Tensor, Tensor]]:
         """The batches of all images in order; features are kept for the next pass if they fit."""
         count, order = len(self.data), in_order(len(self.data), self.batch)
-        batches = progress(self.batches(order), what, len(order))
+        batches = self.progress(self.batches(order), what, len(order))
         if self.held:
             yield from batches
             return
@@ -196,8 +200,10 @@ def kept_ratio(shape: Sequence[int], short_px: int, unit_px: int) -> tuple[int, 
 
 
 @torch.no_grad()
-def score(patches: PatchFeatures, heads: Sequence[Predict]) -> list[SegmentationReport]:
-    """A report for each head, all from one pass over the images."""
+def score(
+    patches: PatchFeatures, heads: Sequence[Predict], shown: int = EXAMPLES
+) -> list[SegmentationReport]:
+    """A report for each head, with `shown` examples, all from one pass over the images."""
     classes = len(patches.data.classes)
     counts = [torch.zeros(classes, classes, dtype=torch.long, device=patches.device) for _ in heads]
     examples: list[list[Example]] = [[] for _ in heads]
@@ -206,7 +212,7 @@ def score(patches: PatchFeatures, heads: Sequence[Predict]) -> list[Segmentation
             for logits, truth in zip(head(features), labels):  # one by one: few fit at full size
                 predicted = classify(logits, truth.shape)
                 count += confusion(predicted, truth, classes)
-                if len(kept) < EXAMPLES:
+                if len(kept) < shown:
                     kept.append(patches.example(len(kept), predicted))
     if not counts[0].any():
         raise UserError(UNLABELED)

@@ -19,7 +19,6 @@ from croc.eval.features import (
     Moments,
     PatchFeatures,
     SegmentationReport,
-    progress,
     score,
     upsample,
 )
@@ -43,7 +42,9 @@ def evaluate_linear(
     workers: int = 0,
 ) -> SegmentationReport:
     """Train one layer per learning rate on one split, score them on the other, report the best."""
-    layers = train_linear(backbone, train, config, device, workers)
+    held = 0 if training_crop(config) else HELD_BYTES
+    options = (config.image_px, config.train_px, config.blocks, device, workers)
+    layers = train_linear(PatchFeatures(backbone, train, *options, held_bytes=held), config)
     options = (config.image_px, config.score_px, config.blocks, device, workers)
     keep = config.framing == "keep"
     patches = PatchFeatures(backbone, val, *options, keep_ratio=keep, held_bytes=0)
@@ -57,20 +58,15 @@ def evaluate_linear(
 
 
 def train_linear(
-    backbone: DenseBackbone,
-    train: SegmentationData,
-    config: LinearConfig,
-    device: torch.device,
-    workers: int = 0,
+    patches: PatchFeatures, config: LinearConfig, weight_decay: float = 0.0
 ) -> list[nn.Module]:
     """One layer per learning rate, from features "B C h w" to logits "B classes h w".
 
     Adam on the cross-entropy of upsampled logits; all layers are initialized alike. Features of
-    whole images are computed once if they fit in memory, those of random crops in each step.
+    whole images are computed once if they fit in memory, those of random crops in each step. The
+    weight decay is AdamW's.
     """
-    options = (config.image_px, config.train_px, config.blocks, device, workers)
-    crop = training_crop(config)
-    patches = PatchFeatures(backbone, train, *options, held_bytes=0 if crop else HELD_BYTES)
+    train, device, crop = patches.data, patches.device, training_crop(config)
     moments = Moments() if config.standardize else None
     if moments or crop is None:
         for features, _ in patches.passes("features"):
@@ -83,7 +79,7 @@ def train_linear(
     layers: list[nn.Module] = []
     optimizers: list[torch.optim.Adam] = []
     labeled = torch.zeros((), dtype=torch.bool, device=device)
-    batches = progress(patches.batches(order, crop), "training", steps)
+    batches = patches.progress(patches.batches(order, crop), "training", steps)
     for step, (features, labels) in enumerate(batches):
         labeled |= (labels != IGNORED).any()
         if not layers:
@@ -92,7 +88,8 @@ def train_linear(
                     torch.manual_seed(config.seed)
                     layer = Layer(features.shape[1], len(train.classes), moments)
                 layers.append(layer.to(device))
-                optimizers.append(torch.optim.Adam(layer.parameters(), lr=rate))
+                decay = {"weight_decay": weight_decay, "decoupled_weight_decay": True}
+                optimizers.append(torch.optim.Adam(layer.parameters(), lr=rate, **decay))
         for layer, optimizer, rate in zip(layers, optimizers, config.rates):
             optimizer.param_groups[0]["lr"] = rate * (1 - step / steps) ** config.poly
             optimizer.zero_grad()

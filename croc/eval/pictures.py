@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import matplotlib.colors
 import numpy as np
@@ -13,7 +14,7 @@ from PIL import Image
 
 from croc.eval.features import Example
 from croc.eval.metrics import IGNORED
-from croc.plotting import PALETTE
+from croc.plotting import COLORS, MARKERS, PALETTE, save_chart, span_enough, verbatim
 
 UNLABELED = (0.5, 0.5, 0.5)
 LEGEND_ENTRIES = 24
@@ -67,6 +68,36 @@ def segmentation_figure(
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph")  # names in any script; boxes are fine
         figure.savefig(path)
+
+
+def few_label_figure(sets: dict[str, dict[str, dict[str, Any]]], path: Path) -> None:
+    """mIoU against labeled images: a row for each data set, a column for each method, and a line
+    for the scores of each label."""
+    size = (7.6, 2.8 * len(sets) + 0.4)
+    figure = Figure(figsize=size, dpi=120, layout="constrained")
+    panels = figure.subplots(len(sets), 2, squeeze=False, sharey="row")
+    for row, (title, lines) in zip(panels, sets.items()):
+        for axes, method in zip(row, ("linear", "in-context")):
+            for index, (label, scores) in enumerate(lines.items()):
+                names = {count: f"{method} {text}" for text, count in scores["images"].items()}
+                counts = sorted(names)
+                mean = np.array([scores[names[n]] for n in counts])
+                spread = np.array([scores["deviation"].get(names[n], 0.0) for n in counts])
+                color, marker = COLORS[index % len(COLORS)], MARKERS[index % len(MARKERS)]
+                style: Any = {"color": color, "marker": marker, "label": verbatim(label)}
+                axes.plot(counts, mean, lw=1.4, ms=4, **style)
+                axes.fill_between(counts, mean - spread, mean + spread, color=color, alpha=0.15)
+            axes.set_xscale("log")
+            axes.xaxis.set_major_formatter("{x:,g}")
+            axes.set_xlabel("labeled images", fontsize=8)
+            axes.set_title(verbatim(f"{title}, {method}"), fontsize=9, loc="left")
+            axes.tick_params(labelsize=8)
+            axes.spines[["top", "right"]].set_visible(False)
+        row[0].set_ylabel("mIoU", fontsize=8)
+        span_enough(row[0])
+    handles, labels = panels[0, 0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower left", fontsize=8, frameon=False, ncols=3)
+    save_chart(figure, path)
 
 
 def write_masks(folder: Path, masks: Masks) -> None:

@@ -4,6 +4,7 @@ Nothing here imports torch, so that `croc evaluate --help` answers at once.
 """
 
 import dataclasses
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import pairwise
@@ -14,10 +15,12 @@ from croc.errors import UserError
 
 SEGMENTATION = ("linear", "kmeans", "within", "incontext")
 PROTOCOLS = (*SEGMENTATION, "video")
+"""What `all` and a table run by default; `fewlabel` has to be named."""
 PAPERS = ("voc12", "coco-things", "coco-stuff", "coco-stuff-panoptic", "ade20k")
 IMAGES = (*PAPERS, "folder", "coco-things-mini", "idd-lite")
 VIDEOS = ("davis17", "davis16")
 Count = Annotated[int, at_least(1)]
+FEW = re.compile(r"all|[1-9]\d*|1/[1-9]\d*")
 ADDED: dict[str, Callable[[str, str], Any]] = {}
 """Kinds of segmentation data added by `croc.add_data`, with their openers."""
 
@@ -33,6 +36,11 @@ def protocols_of(data: str, hold_out: float = 0.0) -> tuple[str, ...]:
     if kind in (*IMAGES, *ADDED) or hold_out:
         return SEGMENTATION
     return ("video",) if kind in VIDEOS else PROTOCOLS
+
+
+def allows(data: str, protocol: str, hold_out: float = 0.0) -> bool:
+    """Few labels are for what a linear layer can be trained on."""
+    return ("linear" if protocol == "fewlabel" else protocol) in protocols_of(data, hold_out)
 
 
 @dataclass(frozen=True)
@@ -138,6 +146,52 @@ class InContextConfig(Section):
 
 
 @dataclass(frozen=True)
+class FewLabelConfig(Section):
+    """A linear layer and in-context labels, as in `linear` and `incontext`, from random subsets of
+    the training split; mean and deviation over several draws. Features are computed only once."""
+
+    section = "fewlabel"
+    images: tuple[str, ...] = ("1", "5", "20", "100", "all")
+    """Numbers of labeled images: counts, fractions such as 1/128, or all."""
+    draws: Count = 5
+    """Random orders of the training images; the subsets of one order contain one another."""
+    image_px: Count = 448
+    """Images are resized to a square of this side length."""
+    label_px: Count = 112
+    """Side length at which labels are used and scored."""
+    blocks: Count = 1
+    """Number of final ViT blocks whose tokens are concatenated."""
+    lr: Annotated[float, POSITIVE] = 1e-3
+    """Learning rate of the linear layer (AdamW), on features standardized over the subset."""
+    weight_decay: Annotated[float, at_least(0)] = 10.0
+    """AdamW's weight decay with one image; with n images an n-th of it."""
+    batch: Count = 32
+    """Images per step; all images of smaller subsets."""
+    steps: Count = 1500
+    """Training steps."""
+    memory: Count = 1_024_000
+    """Maximum number of patches stored in context."""
+    neighbors: Count = 30
+    """Number of nearest neighbors per patch."""
+    temperature: Annotated[float, POSITIVE] = 0.02
+    """Temperature of the softmax over cosine similarities that weights the neighbors' labels."""
+    seed: Annotated[int, at_least(0)] = 0
+    """Seed of the draws."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.images or not all(map(FEW.fullmatch, self.images)):
+            raise UserError(
+                f"--fewlabel.images {' '.join(self.images)}: pass counts such as 20, fractions "
+                "such as 1/128, or all"
+            )
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        return tuple(f"{method} {x}" for method in ("linear", "in-context") for x in self.images)
+
+
+@dataclass(frozen=True)
 class VideoConfig(Section):
     """Propagate the first frame's mask through each video by DINO's protocol, as in the paper."""
 
@@ -199,6 +253,7 @@ DEFAULTS: dict[str, Callable[[str], Any]] = {
     "kmeans": kmeans_protocol,
     "within": lambda kind: WithinConfig(**(SCENES if kind == "scenes" else {})),
     "incontext": lambda kind: InContextConfig(**(SCENES if kind == "scenes" else {})),
+    "fewlabel": lambda kind: FewLabelConfig(image_px=96) if kind == "scenes" else FewLabelConfig(),
     "video": lambda kind: VideoConfig(short_px=192 if kind == "scenes" else 480),
 }
 """From a kind of data to a protocol's configuration."""
@@ -236,7 +291,8 @@ class EvaluateOptions(Section):
 
     weights: str
     """Name of bundled weights, a run folder or checkpoint, a weights file, hf:USER/NAME, timm:NAME,
-    timm:NAME@FILE, random:NAME, or random:RUN for a run's untrained network."""
+    timm:NAME@FILE, random:NAME, random:RUN for a run's untrained network, or colors: no network,
+    but the patches' colors and textures."""
     data: str
     """KIND:PATH, a folder or a .tar: voc12, coco-things, coco-stuff, coco-stuff-panoptic, ade20k,
     davis17, davis16, folder, coco-things-mini, idd-lite; or scenes, which needs no path."""
@@ -292,8 +348,8 @@ def run_command(protocol: str, arguments: list[str]) -> bool:
         kind = dataclasses.make_dataclass("Options", fields, bases=(base,), frozen=True)
         kind.__doc__ = type(config).__doc__
         options = parse(kind, arguments, program)
-        allowed = protocols_of(options.data, options.hold_out)
-        if protocol not in allowed:
+        if not allows(options.data, protocol, options.hold_out):
+            allowed = protocols_of(options.data, options.hold_out)
             raise UserError(
                 f"{protocol} cannot be scored on {options.data}, it allows {', '.join(allowed)}"
             )

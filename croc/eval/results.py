@@ -95,15 +95,26 @@ def print_results(results: list[Result]) -> None:
     console = Console(markup=False, emoji=False, highlight=False)
     table = Table(title=f"{results[0].weights} ({results[0].weights_hash})", title_justify="left")
     for name in ("protocol", "data", "score", "", "seconds"):
-        table.add_column(name, justify="right" if name in ("score", "seconds") else "left")
+        is_number = name in ("score", "seconds")
+        table.add_column(name, justify="right" if is_number else "left", no_wrap=is_number)
     for result in results:
-        first, *others = (f"{name} {_short(value)}" for name, value in result.scores.items())
+        first, *others = _texts(result.scores)
         data = result.data + result.part
         table.add_row(result.protocol, data, first, ", ".join(others), f"{result.seconds:.0f}")
     console.print(table)
     for result in results:
         parts = [f"{name} {_short(value)}" for name, value in result.classes.items()]
         console.print(f"{result.protocol}, {result.data}: " + ", ".join(parts), soft_wrap=True)
+
+
+def _texts(scores: dict[str, Any]) -> list[str]:
+    """Deviations beside their means, and without the draws that these are of."""
+    spread = scores.get("deviation")
+    if not isinstance(spread, dict):
+        return [f"{name} {_short(value)}" for name, value in scores.items()]
+    hidden = ("deviation", "by draw", "images")
+    ends = {name: f" ± {_short(value)}" for name, value in spread.items()}
+    return [f"{k} {_short(x)}{ends.get(k, '')}" for k, x in scores.items() if k not in hidden]
 
 
 def _short(value: Any) -> str:

@@ -18,17 +18,19 @@ from croc.eval.protocols import (
     DEFAULTS,
     PROTOCOLS,
     EvaluateOptions,
+    FewLabelConfig,
     InContextConfig,
     KmeansConfig,
     LinearConfig,
     Request,
     VideoConfig,
     WithinConfig,
+    allows,
     by_epochs_or_steps,
     given_kind,
-    protocols_of,
 )
 from croc.eval.table_formats import (
+    data_titles,
     failure_name,
     fill_cells,
     layout,
@@ -51,12 +53,14 @@ class TableOptions(EvaluateOptions):
 
     weights: tuple[str, ...]  # pyright: ignore[reportIncompatibleVariableOverride]
     """LABEL=WEIGHTS, or just WEIGHTS, as for the individual protocols: bundled weights, a run
-    folder or checkpoint, a weights file, timm:NAME, timm:NAME@FILE, random:NAME, random:RUN; one
-    row each."""
+    folder or checkpoint, a weights file, timm:NAME, timm:NAME@FILE, random:NAME, random:RUN,
+    colors; one row each."""
     data: tuple[str, ...]  # pyright: ignore[reportIncompatibleVariableOverride]
     """KIND:PATH (a folder or a .tar) as for the individual protocols, or scenes; one column per
     protocol and dataset."""
-    protocols: tuple[Literal["linear", "kmeans", "within", "incontext", "video"], ...] = PROTOCOLS
+    protocols: tuple[
+        Literal["linear", "kmeans", "within", "incontext", "fewlabel", "video"], ...
+    ] = PROTOCOLS
     """Protocols to run, each on the datasets that support it."""
     average: bool = True
     """Add a column with the mean over a protocol's datasets, if there are several."""
@@ -67,6 +71,7 @@ class TableOptions(EvaluateOptions):
     kmeans: KmeansConfig = field(default_factory=KmeansConfig)
     within: WithinConfig = field(default_factory=WithinConfig)
     incontext: InContextConfig = field(default_factory=InContextConfig)
+    fewlabel: FewLabelConfig = field(default_factory=FewLabelConfig)
     video: VideoConfig = field(default_factory=VideoConfig)
 
 
@@ -124,7 +129,7 @@ def read_options(
     columns, share = [], options.hold_out
     by_data = {data: read(data) for data in options.data}
     for protocol in options.protocols:
-        for data in (x for x in options.data if protocol in protocols_of(x, share)):
+        for data in (x for x in options.data if allows(x, protocol, share)):
             columns.append(
                 Request(protocol, data, getattr(by_data[data], protocol), hold_out=share)
             )
@@ -163,7 +168,8 @@ def make_table(options: TableOptions, weights: dict[str, str], columns: Sequence
     except KeyboardInterrupt:
         log(STOPPED)
         raise
-    shown = layout([(column.name, column.data) for column in columns], options.average)
+    few = {each.data: each.config.metrics for each in columns if each.protocol == "fewlabel"}
+    shown = layout([(column.name, column.data) for column in columns], options.average, few)
     records, croc_versions = [], set()
     for row in rows:
         lines = {(x.name, x.data): finished[key] for x, _, key in row.cells if key in finished}
@@ -176,6 +182,19 @@ def make_table(options: TableOptions, weights: dict[str, str], columns: Sequence
         notes.append(f"Scored with different versions of croc: {', '.join(sorted(croc_versions))}.")
     record = make_record(shown, records, columns, notes, failures)
     written = write_record(record, folder)
+    if any(column.protocol == "fewlabel" for column in columns):
+        from croc.eval.pictures import few_label_figure
+
+        titles = data_titles(column.data for column in columns)
+        lines: dict[str, Any] = {}
+        for row in rows:
+            for column, _, key in row.cells:
+                if column.protocol == "fewlabel" and key in finished:
+                    own = lines.setdefault(titles[column.data], {})
+                    own[row.label] = finished[key]["scores"]
+        if lines:
+            few_label_figure(lines, folder / "fewlabel.png")
+            written.append("fewlabel.png")
     print(to_markdown(record, str))
     print(f"written to {folder}: {', '.join(written)}")
     if failures:

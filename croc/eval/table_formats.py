@@ -22,6 +22,7 @@ GROUPS = {
     "kmeans (4 blocks)": "K-means, 4 blocks (mIoU)",
     "within": "Within images (mIoU)",
     "incontext": "In-context (mIoU)",
+    "fewlabel": "Few labels (mIoU)",
     "video": "Video",
 }
 METRICS = {"video": ("J&F", "J", "F")}
@@ -65,19 +66,26 @@ def make_record(
     }
 
 
-def layout(places: Sequence[tuple[str, str]], average: bool) -> list[dict[str, Any]]:
-    """The columns of the (protocol, data) pairs, grouped by protocol; the mean has data None."""
+def layout(
+    places: Sequence[tuple[str, str]], average: bool, few: dict[str, tuple[str, ...]] | None = None
+) -> list[dict[str, Any]]:
+    """The columns of the (protocol, data) pairs, grouped by protocol; the mean has data None. `few`
+    has the metrics of few labels on each data set, which get no mean."""
     titles = data_titles(data for _, data in places)
     shown = []
     for protocol, group in GROUPS.items():
         metrics = METRICS.get(protocol, ("mIoU",))
         sets: list[str | None] = [data for name, data in places if name == protocol]
-        pairs = [(data, metric) for data in sets for metric in metrics]
-        if average and len(sets) > 1:
+        pairs = [
+            (data, metric)
+            for data in sets
+            for metric in (few[data] if few and data and protocol == "fewlabel" else metrics)
+        ]
+        if average and len(sets) > 1 and protocol != "fewlabel":
             pairs.append((None, metrics[0]))
         for data, metric in pairs:
             title = "Avg." if data is None else titles[data]
-            title = f"{title} {metric}" if len(metrics) > 1 else title
+            title = f"{title} {metric}" if metric != "mIoU" else title
             names = {"protocol": protocol, "data": data, "metric": metric}
             shown.append({**names, "title": title, "group": group})
     return shown
@@ -102,6 +110,7 @@ def fill_cells(
         protocol, data, metric = column["protocol"], column["data"], column["metric"]
         own = scores.get((protocol, data), {})
         value, deviation = own.get(metric), own.get("deviation")
+        deviation = deviation.get(metric) if isinstance(deviation, dict) else deviation
         if data is None:  # the mean comes after the columns it is of
             same = [(x["protocol"], x["metric"]) == (protocol, metric) for x in shown]
             values: Any = [cell["value"] for cell, is_same in zip(cells, same) if is_same]

@@ -28,8 +28,8 @@ from croc.eval.evaluate import Request
 from croc.eval.evaluate import evaluate as evaluate_requests
 from croc.eval.protocols import (
     DEFAULTS,
-    PROTOCOLS,
     EvaluateOptions,
+    allows,
     by_epochs_or_steps,
     protocols_of,
 )
@@ -47,7 +47,7 @@ from croc.weights.open import ConvBackbone, VitBackbone, check_fit, follow_init
 Weights = str | os.PathLike[str]
 Photograph = str | os.PathLike[str] | Image.Image | Tensor
 Roots = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
-Protocol = Literal["linear", "kmeans", "within", "incontext", "video"]
+Protocol = Literal["linear", "kmeans", "within", "incontext", "fewlabel", "video"]
 Config = TypeVar("Config")
 SHORT = {"init": "model", "resume": "run", "folder": "run"}
 """Options of `pretrain` that are given without their section, and that section."""
@@ -495,7 +495,8 @@ def evaluate(
     Args:
         protocol: "linear" (a linear layer on the features), "kmeans" (clusters matched to
             classes), "within" (the same in each image separately), "incontext" (labels of the
-            nearest neighbors), "video" (propagates the first frame's mask), or "all".
+            nearest neighbors), "fewlabel" (linear and in-context with few labeled images), "video"
+            (propagates the first frame's mask), or "all": all of these but "fewlabel".
         weights: What `croc.load_backbone` takes, not what it returned: a result records where
             weights came from. A run or its folder is its teacher.
         data: KIND:PATH, such as "voc12:/data/VOC2012" or "folder:mine" for your own photographs
@@ -524,13 +525,13 @@ def evaluate(
         Traceback (most recent call last):
         croc.errors.UserError: there is no option step; perhaps you meant steps
     """
-    _check_names([protocol], [*PROTOCOLS, "all"], noun="protocol")
+    _check_names([protocol], [*DEFAULTS, "all"], noun="protocol")
     machine = {"device": device, "precision": precision, "workers": workers, "hold_out": hold_out}
     request = _change(EvaluateOptions(_weights_name(weights), data), machine)
     allowed = protocols_of(data, hold_out)
     if protocol == "all" and options:
         raise UserError(f"to change {', '.join(options)}, name one protocol instead of all")
-    if protocol not in ("all", *allowed):
+    if protocol != "all" and not allows(data, protocol, hold_out):
         raise UserError(f"{protocol} cannot be scored on {data}, it allows {', '.join(allowed)}")
     requests = []
     for name in allowed if protocol == "all" else (protocol,):

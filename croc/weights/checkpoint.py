@@ -14,7 +14,7 @@ import torch
 from croc.config import PAGE, MaeConfig, PretrainConfig, read_config
 from croc.errors import UserError
 from croc.method.backbone import Backbone, start_as_mae
-from croc.weights.checksum import verify
+from croc.weights.checksum import verify, verifying
 from croc.weights.files import first_line
 
 FORMAT = 2
@@ -37,12 +37,10 @@ def step_of(checkpoint: Path) -> int:
 def load_checkpoint(path: Path) -> dict[str, Any]:
     """The state in a file, checked to be an undamaged checkpoint of ours; no pickle is executed."""
     try:
-        verify(path)
+        with warnings.catch_warnings(action="ignore"), verifying(path):
+            state = torch.load(path, map_location="cpu", weights_only=True)
     except UserError as error:
         raise UserError(f"{error}; {_good_before(path)}") from None
-    try:
-        with warnings.catch_warnings(action="ignore"):
-            state = torch.load(path, map_location="cpu", weights_only=True)
     except (FileNotFoundError, MemoryError):
         raise
     except Exception as error:  # torch raises almost anything for a broken file

@@ -3,23 +3,33 @@
 torch.load and safetensors give back whatever a damaged file contains. A checkpoint has the checksum
 in its zip comment, a safetensors file in its metadata. No single flipped bit, not even one in the
 checksum, can make a file look like one without a checksum.
+
+The checksum is the SHA-256 of the SHA-256s of the content's pieces, since one core takes longer to
+hash a file than to read it. Files of earlier versions have the SHA-256 of all content.
 """
 
 import hashlib
 import os
 import re
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from safetensors.torch import save_file
 from torch import Tensor
 
 from croc.errors import UserError
+from croc.io import cores
 
-TAG, DIGITS = b"sha256 ", 64
+TAG, WHOLE_TAG, DIGITS = b"sha256t ", b"sha256 ", 64
+"""Before the digits in a zip comment; the second is that of earlier versions."""
 END = b"PK\x05\x06"
 """Of a zip: this, 16 bytes, the length of the comment in two bytes, the comment."""
 BLANK = "0" * DIGITS
-IN_METADATA = re.compile(rb'"sha256":"(.{64})"|"[^"]{6}":"([0-9a-f]{64})"', re.DOTALL)
+IN_METADATA = re.compile(rb'"(sha256t?)":"(.{64})"|"([^"]{6,7})":"([0-9a-f]{64})"', re.DOTALL)
+PIECE, CHUNK = 2**22, 2**20  # chunks stay in a core's cache
 
 
 def seal_zip(path: Path) -> None:
@@ -28,22 +38,20 @@ def seal_zip(path: Path) -> None:
     with path.open("r+b") as file:
         file.seek(-2, 2)
         file.write(length.to_bytes(2, "little") + TAG)
-        file.seek(0)
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-        file.seek(0, 2)
-        file.write(digest.encode())
+        place = file.seek(0, 2)
+        file.flush()
+        file.write(_digest(path, place, place).encode())
         file.flush()
         os.fsync(file.fileno())  # before it is renamed, or a crash could leave an empty file
 
 
 def save_sealed(weights: dict[str, Tensor], path: Path, metadata: dict[str, str]) -> None:
     """As safetensors' save_file, with the checksum in the metadata."""
-    save_file(weights, path, metadata | {"sha256": BLANK})
+    save_file(weights, path, metadata | {"sha256t": BLANK})
+    place = _header(path).index(b'"sha256t":"' + BLANK.encode()) + len('"sha256t":"')
     with path.open("r+b") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-        place = _header(path).index(b'"sha256":"' + BLANK.encode())
-        file.seek(place + len('"sha256":"'))
-        file.write(digest.encode())
+        file.seek(place)
+        file.write(_digest(path, path.stat().st_size, place).encode())
 
 
 def write_sums(folder: Path) -> None:
@@ -61,42 +69,69 @@ def verify(path: Path) -> bool:
     match = _find_in_safetensors(path) if path.suffix == ".safetensors" else _find_in_zip(path)
     if match is None:
         return False
-    place, expected = match
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        if path.suffix == ".safetensors":  # the checksum counts as zeros
-            digest.update(file.read(place) + BLANK.encode())
-            file.seek(DIGITS, 1)
-            while chunk := file.read(2**20):
-                digest.update(chunk)
-        else:
-            remaining = place
-            while chunk := file.read(min(2**20, remaining)):
-                digest.update(chunk)
-                remaining -= len(chunk)
-    if digest.hexdigest().encode() != expected:
+    place, expected, in_pieces = match
+    end = path.stat().st_size if path.suffix == ".safetensors" else place
+    if _digest(path, end, place, in_pieces).encode() != expected:
         raise UserError(f"{path} is damaged: its checksum does not match")
     return True
 
 
-def _find_in_zip(path: Path) -> tuple[int, bytes] | None:
-    """Where the checksum is, and the checksum."""
+def _digest(path: Path, end: int, place: int, in_pieces: bool = True) -> str:
+    """Of the first `end` bytes, in which the checksum at `place` counts as zeros."""
+    size = PIECE if in_pieces else end
+    with path.open("rb", buffering=0) as file, ThreadPoolExecutor(min(8, cores())) as pool:
+
+        def hash_piece(start: int) -> Any:
+            digest, stop = hashlib.sha256(), min(start + size, end)
+            for at in range(start, stop, CHUNK):
+                chunk = os.pread(file.fileno(), min(CHUNK, stop - at), at)
+                low, high = max(place, at) - at, min(place + DIGITS, at + len(chunk)) - at
+                if low < high:
+                    chunk = chunk[:low] + b"0" * (high - low) + chunk[high:]
+                digest.update(chunk)
+            return digest
+
+        pieces = list(pool.map(hash_piece, range(0, end, size)))
+    if not in_pieces:
+        return pieces[0].hexdigest()
+    return hashlib.sha256(b"".join(piece.digest() for piece in pieces)).hexdigest()
+
+
+@contextmanager
+def verifying(path: Path) -> Iterator[None]:
+    """Verifies the file in threads while the body reads it; neither needs the GIL. The error of a
+    damaged file replaces the one that reading it raises."""
+    with ThreadPoolExecutor(1) as pool:
+        verification = pool.submit(verify, path)
+        try:
+            yield
+        finally:
+            verification.result()
+
+
+def _find_in_zip(path: Path) -> tuple[int, bytes, bool] | None:
+    """Where the checksum is, the checksum, and whether it is of pieces."""
     with path.open("rb") as file:
         place = file.seek(0, 2) - DIGITS
-        if place < len(END) + 18 + len(TAG):
-            return None
-        file.seek(place - len(TAG) - 18 - len(END))
-        end = file.read()
-    comment = len(TAG) + DIGITS
-    # Either is enough: one of them may be what is damaged.
-    has_comment = end[:4] == END and end[20:22] == comment.to_bytes(2, "little")
-    return (place, end[-DIGITS:]) if has_comment or end[22:-DIGITS] == TAG else None
+        for tag in (TAG, WHOLE_TAG):
+            start = place - len(tag) - 18 - len(END)
+            if start < 0:
+                continue
+            file.seek(start)
+            end = file.read()
+            length = (len(tag) + DIGITS).to_bytes(2, "little")
+            # Either is enough: one of them may be what is damaged.
+            if (end[:4] == END and end[20:22] == length) or end[22:-DIGITS] == tag:
+                return place, end[-DIGITS:], tag == TAG
+    return None
 
 
-def _find_in_safetensors(path: Path) -> tuple[int, bytes] | None:
+def _find_in_safetensors(path: Path) -> tuple[int, bytes, bool] | None:
     match = IN_METADATA.search(_header(path))
-    group = match and match.lastindex
-    return (match.start(group), match[group]) if match and group else None
+    if match is None:
+        return None
+    key = 1 if match[1] else 3
+    return match.start(key + 1), match[key + 1], match[key] != b"sha256"
 
 
 def _header(path: Path) -> bytes:

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from croc.errors import UserError
 from croc.tables import one_line
-from croc.weights.checksum import verify
+from croc.weights.checksum import verifying
 
 ARGUMENTS = ("args", "opt", "hyper_parameters", "cfg", "config", "meta")
 BRIEF = reprlib.Repr()
@@ -150,8 +150,7 @@ def first_line(error: Exception) -> str:
 
 def read_content(path: Path) -> Any:
     """All of a file, be it `.safetensors`, torch's or a pickle."""
-    with opening(path):
-        verify(path)
+    with opening(path), verifying(path):
         if path.suffix == ".safetensors":
             return load_file(path)
         with path.open("rb") as file:

@@ -27,6 +27,7 @@ from croc.weights.blueprint import Blueprint, build_network, norm_patches, read_
 from croc.weights.card import LICENSE, WeightsRecord, make_record, read_record
 from croc.weights.checkpoint import find_checkpoint, open_run, untrained
 from croc.weights.checksum import save_sealed, verify
+from croc.weights.colors import color_features
 from croc.weights.files import first_line, read_arguments, read_named_tensors
 from croc.weights.layouts import (
     COUNTERS,
@@ -38,6 +39,7 @@ from croc.weights.layouts import (
 WEIGHTS, INIT = "--weights", "--init"
 SHIPPED = "CROC_WEIGHTS"
 """The environment variable with a folder of weights."""
+COLORS = "colors"
 WRAPPERS = ("state_dict.", "model.", "teacher.")
 NETWORK = {"model.name", "model.patch-px", "model.depth"}
 """Options that describe the network."""
@@ -104,6 +106,20 @@ class ConvBackbone(nn.Module):
         return self.network(images.to(next(self.network.parameters()).dtype))[-1]
 
 
+class ColorBackbone(ConvBackbone):
+    """No network: colors and textures of patches of 16 px."""
+
+    def __init__(self) -> None:
+        nn.Module.__init__(self)
+        self.name = self.origin = COLORS
+        self.stride_px = 16
+
+    def features(
+        self, images: Float[Tensor, "B 3 h w"], blocks: int = 1
+    ) -> Float[Tensor, "B C rows columns"]:
+        return color_features(images, self.stride_px)
+
+
 def check_fit(backbone: DenseBackbone, side_px: int, blocks: int = 1, flag: str = "images") -> None:
     """Whether a side of an image is whole patches, and whether the backbone has so many blocks."""
     stride = backbone.stride_px
@@ -126,8 +142,11 @@ def open_backbone(
 
     hf:USER/NAME, hf:USER/NAME@REVISION and hf:USER/NAME/FILE are files on the Hugging Face hub.
     timm:NAME has timm's own weights, timm:NAME@FILE those of a file in timm's layout, random:NAME
-    none yet; random:RUN is a run's network before its first step. Messages name `flag`.
+    none yet; random:RUN is a run's network before its first step; `colors` is no network but the
+    patches' colors and textures. Messages name `flag`.
     """
+    if spec == COLORS:
+        return ColorBackbone()
     kind, _, name = spec.partition(":")
     if kind == "random" and (Path(name) / PAGE).is_file():
         config, _ = read_config(Path(name) / PAGE)
@@ -321,7 +340,7 @@ def load_into(backbone: Backbone, spec: str) -> str:
 
 
 def _open_init(spec: str, image_px: int = 448) -> VitBackbone:
-    if spec.startswith("random:"):
+    if spec.startswith("random:") or spec == COLORS:
         raise UserError(f"--init {spec}: that has no weights to start from; leave --init out")
     opened = open_backbone(spec, image_px, flag=INIT)
     if not isinstance(opened, VitBackbone):

@@ -1,8 +1,10 @@
 """Packs: round trip, several files, damage, and interruption that leaves nothing behind."""
 
 import json
+import multiprocessing
 import os
 import pickle
+import resource
 import signal
 import subprocess
 import sys
@@ -101,6 +103,47 @@ def test_stopped_leaves_nothing(tmp_path):
     assert b"KeyboardInterrupt" in errors
     assert process.returncode != 0
     assert os.listdir(tmp_path) == []
+
+
+class Killed(MemorySource):
+    def read(self, index: int) -> np.ndarray:
+        if index == 900:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().read(index)
+
+
+class Full(MemorySource):
+    def read(self, index: int) -> np.ndarray:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (5000, resource.RLIM_INFINITY))
+        return super().read(index)
+
+
+@pytest.mark.parametrize(
+    ("source", "error", "message"),
+    [(Killed, UserError, r"a worker was killed \(exit code -9\)"), (Full, OSError, "too large")],
+)
+def test_a_worker_that_fails_leaves_nothing(tmp_path, source, error, message):
+    with pytest.raises(error, match=message):
+        pack(source(1000), tmp_path / "packed", 40, workers=2)
+    assert os.listdir(tmp_path) == []
+    assert not multiprocessing.active_children()
+
+
+def test_workers_change_nothing_but_the_files(tmp_path):
+    """The same images in the same order; a file whose images are all broken does not exist."""
+    source = MemorySource(500, broken=(3, *range(63, 130), 499))
+    packed = []
+    for workers in (0, 3):
+        folder = tmp_path / str(workers)
+        count, failed = pack(source, folder, 7, workers)
+        assert (count, failed) == (431, [source.name(index) for index in sorted(source.broken)])
+        packed.append(PackedSource(str(folder)))
+    assert sorted(path.name for path in (tmp_path / "3").glob("*.bin")) == [
+        f"pixels-{number:05d}.bin" for number in (0, 2, 3, 4, 5, 6, 7)
+    ]
+    for index in range(431):
+        assert packed[0].name(index) == packed[1].name(index)
+        np.testing.assert_array_equal(packed[0].read(index), packed[1].read(index))
 
 
 def shorten(path: Path) -> None:

@@ -165,5 +165,7 @@ def test_options_of_a_foreign_file_name_no_other_files(tmp_path: Path):
 
 def test_kinds_of_heads():
     linear, memory = (make_head("random:resnet18", kind) for kind in ("linear", "incontext"))
-    assert isinstance(linear.head, nn.Conv2d) and isinstance(memory.head, Memory)
-    assert isinstance(linear, Segmenter) and len(default_colors(40)) == 40
+    assert isinstance(linear.head, nn.Conv2d)
+    assert isinstance(memory.head, Memory)
+    assert isinstance(linear, Segmenter)
+    assert len(default_colors(40)) == 40

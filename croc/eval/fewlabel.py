@@ -1,0 +1,117 @@
+"""Segmentation with few labels: the scores on random subsets of the training split.
+
+The features of both splits are computed once and used for all subsets.
+"""
+
+from collections import defaultdict
+from fractions import Fraction
+
+import numpy as np
+import torch
+
+from croc.data.loader import epoch_order
+from croc.errors import UserError
+from croc.eval.datasets import SegmentationData, Subset
+from croc.eval.features import (
+    HELD_BYTES,
+    PatchFeatures,
+    Predict,
+    SegmentationReport,
+    progress,
+    score,
+)
+from croc.eval.incontext import fill_memory
+from croc.eval.linear import train_linear
+from croc.eval.metrics import IGNORED
+from croc.eval.protocols import FewLabelConfig, InContextConfig, LinearConfig
+from croc.weights.open import DenseBackbone
+
+
+def evaluate_few_labels(
+    backbone: DenseBackbone,
+    train: SegmentationData,
+    val: SegmentationData,
+    config: FewLabelConfig,
+    device: torch.device,
+    workers: int = 0,
+) -> SegmentationReport:
+    """For each number of labeled images, the mean and deviation of the scores over the draws.
+
+    A draw is a random order of the images with any label, the same for all weights; its subsets are
+    the first images, so that larger ones contain smaller ones. The examples and the classes' scores
+    are those of the linear layer of the last subset.
+    """
+    sizes = (config.image_px, config.label_px, config.blocks, device, workers)
+    # On a GPU all features are kept that leave half of its free memory.
+    held_bytes = torch.cuda.mem_get_info(device)[0] // 2 if device.type == "cuda" else HELD_BYTES
+    patches = PatchFeatures(backbone, train, *sizes, held_bytes=held_bytes)
+    labeled = [(labels != IGNORED).flatten(1).any(1) for _, labels in patches.passes("features")]
+    usable = torch.cat(labeled).nonzero()[:, 0].cpu().numpy()
+    if not len(usable):
+        raise UserError("no training pixel is labeled: all labels are 255")
+    counts = {text: labeled_images(text, len(usable)) for text in config.images}
+    heads: list[tuple[str, Predict]] = []
+    subsets = [
+        (text, draw)
+        for text, count in counts.items()
+        for draw in range(config.draws if count < len(usable) else 1)
+    ]
+    for text, draw in progress(subsets, "subsets", len(subsets)):
+        order = epoch_order(len(usable), config.seed, draw)
+        numbers = np.sort(usable[order[: counts[text]]]).tolist()
+        part = PatchFeatures(backbone, Subset(train, tuple(numbers)), *sizes, quiet=True)
+        if patches.held:
+            part.held = (patches.held[0][numbers], patches.held[1][numbers])
+        decay = config.weight_decay / counts[text]
+        layers = train_linear(part, linear_config(config, draw), decay)
+        heads.append((f"linear {text}", layers[0]))
+        memory = fill_memory(part, incontext_config(config, draw))
+        heads.append((f"in-context {text}", memory.predict))
+    scored = PatchFeatures(backbone, val, *sizes, held_bytes=0)
+    reports = score(scored, [predict for _, predict in heads])
+    by_draw: dict[str, list[float]] = defaultdict(list)
+    for (name, _), report in zip(heads, reports):
+        by_draw[name].append(report.scores["mIoU"])
+    names = [f"{method} {text}" for method in ("linear", "in-context") for text in counts]
+    scores = {name: float(np.mean(by_draw[name])) for name in names} | {
+        "deviation": {name: float(np.std(x)) for name, x in by_draw.items() if len(x) > 1},
+        "by draw": {name: by_draw[name] for name in names},
+        "images": counts,
+    }
+    last = reports[-2]
+    return SegmentationReport(scores, last.iou, last.examples)
+
+
+def labeled_images(text: str, total: int) -> int:
+    """How many images `all`, a fraction or a count is; no more than there are."""
+    if text == "all":
+        return total
+    return max(1, round(total * Fraction(text))) if "/" in text else min(total, int(text))
+
+
+def linear_config(config: FewLabelConfig, draw: int) -> LinearConfig:
+    return LinearConfig(
+        image_px=config.image_px,
+        blocks=config.blocks,
+        standardize=True,
+        rates=(config.lr,),
+        batch=config.batch,
+        epochs=None,
+        steps=config.steps,
+        crop=None,
+        train_px=config.label_px,
+        score_px=config.label_px,
+        seed=config.seed + draw,
+    )
+
+
+def incontext_config(config: FewLabelConfig, draw: int) -> InContextConfig:
+    return InContextConfig(
+        image_px=config.image_px,
+        label_px=config.label_px,
+        blocks=config.blocks,
+        memory=config.memory,
+        neighbors=config.neighbors,
+        temperature=config.temperature,
+        seed=config.seed + draw,
+    )
