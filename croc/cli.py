@@ -47,6 +47,14 @@ HELP = """CrOC: dense visual features from unlabeled images of scenes.
   croc show weights FILE             inspect a checkpoint, ours or a published one
   croc app RUN [RUN2]                explore the clusters of two crops in a browser
   croc app label PHOTOS --weights W  label photographs by clicking patches, in a browser
+  croc segment fit --weights WEIGHTS --data folder:LABELED --to HEAD
+                                     train a segmenter on a few labeled images
+  croc segment predict HEAD PHOTOS ... --to MASKS
+                                     write a mask for every photograph of a folder
+  croc segment discover PHOTOS ... --weights WEIGHTS --classes K --to HEAD
+                                     segment photographs without labels
+  croc segment export HEAD --to FILE.onnx|FILE.pt2
+                                     one network from image to classes, which runs without croc
   croc export RUN --to timm|transformers|torchhub|onnx|safetensors
                                      export a run's backbone and a model card to a folder
   croc export RUN --to NAME.safetensors
@@ -253,6 +261,32 @@ def export_command(arguments: list[str]) -> None:
     print(*export(parse(Export, arguments, "croc export")), sep="\n")
 
 
+def segment_command(name: str, arguments: list[str]) -> None:
+    from croc.segmentation import options
+
+    program = f"croc segment {name}"
+    if name == "fit":
+        request = options.parse_fit(arguments)
+        from croc.segmentation.fit import fit_head
+
+        print(fit_head(*request))
+    elif name == "predict":
+        predict_options = parse(options.PredictOptions, arguments, program)
+        from croc.segmentation.predict import predict
+
+        print(*predict(predict_options), sep="\n")
+    elif name == "discover":
+        discover_options = parse(options.DiscoverOptions, arguments, program)
+        from croc.segmentation.discover import discover
+
+        print(*discover(discover_options), sep="\n")
+    else:
+        export_options = parse(options.ExportOptions, arguments, program)
+        from croc.segmentation.export import export_head
+
+        print(export_head(export_options))
+
+
 def app_command(arguments: list[str]) -> None:
     from croc.lab.app import explore, label
 
@@ -272,6 +306,10 @@ COMMANDS: dict[tuple[str, ...], Callable[[list[str]], bool | None]] = {
     **{
         ("show", kind): partial(show_command, kind)
         for kind in ("clusters", "merging", "features", "report", "weights")
+    },
+    **{
+        ("segment", name): partial(segment_command, name)
+        for name in ("fit", "predict", "discover", "export")
     },
     ("data", "pack"): pack_command,
     ("bench",): bench_command,

@@ -23,6 +23,7 @@ _MAX_MEGAPIXELS, _MAX_WHOLE_MEGAPIXELS, _MAX_WEBP_MEGAPIXELS = 200, 128, 48
 # Large images are first reduced by whole factors to no less than GAP times the final size, so
 # that the bicubic filter, not their blocks, makes the final pixels.
 GAP = 2
+WHOLE_PX = 1 << 16  # longer than any photograph: none is reduced
 _BAND_PIXELS = 1 << 22  # of a large image that are converted at once
 _EXIF_ORIENTATION = 0x0112
 

@@ -133,7 +133,8 @@ def fit(request: Request, backbone: VitBackbone | ConvBackbone) -> tuple[Request
     return request, note
 
 
-def find_machine(options: EvaluateOptions) -> Machine:
+def find_machine(options: Any) -> Machine:
+    """From options that have device, precision and workers."""
     if options.device == "cuda" and not torch.cuda.is_available():
         raise UserError("--device cuda: torch sees no GPU here; pass --device cpu")
     available = "cuda" if torch.cuda.is_available() else "cpu"

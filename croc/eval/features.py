@@ -70,6 +70,8 @@ class SegmentationReport:
     """In percent; the number that papers report comes first."""
     iou: IouReport
     examples: tuple[Example, ...]
+    counts: Int64[Tensor, "C C"] | None = None
+    """The confusion matrix, to add up over folds."""
 
 
 class PatchFeatures:
@@ -220,7 +222,7 @@ def score(
     for count, kept in zip(counts, examples):
         result = iou(count)
         scores = {"mIoU": 100 * result.mean, "accuracy": 100 * result.accuracy}
-        reports.append(SegmentationReport(scores, result, tuple(kept)))
+        reports.append(SegmentationReport(scores, result, tuple(kept), count.cpu()))
     return reports
 
 

@@ -363,6 +363,10 @@ def run_command(protocol: str, arguments: list[str]) -> bool:
 
 def given_kind(arguments: list[str]) -> str:
     """The kind of data decides the defaults, so it is looked up before the flags are parsed."""
+    return given_value(arguments, "--data").partition(":")[0]
+
+
+def given_value(arguments: list[str], flag: str) -> str:
+    """Of a flag, before the flags are parsed; empty without it."""
     words = [part for word in arguments for part in word.split("=", 1)]
-    given = [value for flag, value in pairwise(words) if flag == "--data"]
-    return given[-1].partition(":")[0] if given else ""
+    return ([value for each, value in pairwise(words) if each == flag] or [""])[-1]

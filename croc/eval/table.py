@@ -186,14 +186,14 @@ def make_table(options: TableOptions, weights: dict[str, str], columns: Sequence
         from croc.eval.pictures import few_label_figure
 
         titles = data_titles(column.data for column in columns)
-        lines: dict[str, Any] = {}
+        few_lines: dict[str, Any] = {}
         for row in rows:
             for column, _, key in row.cells:
                 if column.protocol == "fewlabel" and key in finished:
-                    own = lines.setdefault(titles[column.data], {})
+                    own = few_lines.setdefault(titles[column.data], {})
                     own[row.label] = finished[key]["scores"]
-        if lines:
-            few_label_figure(lines, folder / "fewlabel.png")
+        if few_lines:
+            few_label_figure(few_lines, folder / "fewlabel.png")
             written.append("fewlabel.png")
     print(to_markdown(record, str))
     print(f"written to {folder}: {', '.join(written)}")

@@ -7,9 +7,11 @@ head.safetensors          the linear layer, or the labeled patches of an in-cont
 backbone.safetensors      the backbone; `--weights HEAD/backbone.safetensors` opens it too
 """
 
+import hashlib
 import json
 import os
 import shutil
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -95,22 +97,25 @@ class Segmenter:
         features = self.backbone.features(images.to(self.device), self.blocks).float()
         return self.head.predict(features) if isinstance(self.head, Memory) else self.head(features)
 
-    def input_size(self, shape: tuple[int, ...]) -> tuple[int, int]:
-        """Height and width of what the network sees of an image of this shape."""
-        if self.framing == "squash":
-            return self.image_px, self.image_px
-        return kept_ratio(shape[:2], self.image_px, self.backbone.stride_px)
-
-    def resized(self, image: UInt8[np.ndarray, "H W 3"]) -> UInt8[Tensor, "3 h w"]:
-        """As the evaluations resize an image."""
-        height, width = self.input_size(image.shape)
-        small = Image.fromarray(image).resize((width, height), Image.Resampling.BICUBIC)
-        return torch.from_numpy(np.array(small)).permute(2, 0, 1)
+    @property
+    def unit_px(self) -> int | None:
+        """The patches' side if the aspect ratio is kept, as `resize_as_evaluated` takes it."""
+        return self.backbone.stride_px if self.framing == "keep" else None
 
     def class_map(self, image: UInt8[np.ndarray, "H W 3"]) -> UInt8[np.ndarray, "H W"]:
         """The class of each pixel of an RGB image, at its own size."""
-        pixels = self.resized(image)[None].to(self.device).float() / 255
-        return largest(self.scores(normalize(pixels))[0], image.shape[:2])
+        pixels = resize_as_evaluated(image, self.image_px, self.unit_px)
+        return largest(self.scores(normalize(pixels[None] / 255))[0], image.shape[:2])
+
+
+def resize_as_evaluated(
+    image: UInt8[np.ndarray, "H W 3"], image_px: int, unit_px: int | None = None
+) -> UInt8[Tensor, "3 h w"]:
+    """To a square of image_px; with `unit_px` to a shorter side of image_px, the longer one a
+    multiple of it."""
+    size = kept_ratio(image.shape[:2], image_px, unit_px) if unit_px else (image_px, image_px)
+    small = Image.fromarray(image).resize((size[1], size[0]), Image.Resampling.BICUBIC)
+    return torch.from_numpy(np.array(small)).permute(2, 0, 1)
 
 
 def largest(
@@ -118,10 +123,18 @@ def largest(
 ) -> UInt8[np.ndarray, "H W"]:
     """The class of the highest upsampled score at each pixel, the first of equal ones."""
     few = max(1, PIXELS_AT_ONCE // (size[0] * size[1]))
+    return largest_of(upsample(part[None].float(), size)[0] for part in scores.split(few))
+
+
+def largest_of(parts: Iterable[Float[Tensor, "_ H W"]]) -> UInt8[np.ndarray, "H W"]:
+    """The same from scores at the image's size, of some classes after the other."""
     best: Any = None
-    for start in range(0, len(scores), few):
-        top, index = upsample(scores[None, start : start + few].float(), size)[0].max(dim=0)
+    classes: Any = None
+    start = 0
+    for part in parts:
+        top, index = part.max(dim=0)
         index = (index + start).to(torch.uint8)
+        start += len(part)
         if best is None:
             best, classes = top, index
         else:
@@ -136,7 +149,7 @@ def fold(layer: Layer) -> nn.Conv2d:
     folded = nn.Conv2d(kernel.shape[1], kernel.shape[0], kernel_size=1).requires_grad_(False)
     folded.weight.copy_(kernel / scale[:, None, None])
     shift = folded.weight.flatten(1).double() @ layer.mean.flatten().double()
-    folded.bias.copy_(layer.linear.bias - shift)  # pyright: ignore[reportOptionalMemberAccess]
+    folded.bias.copy_(layer.linear.bias - shift)  # pyright: ignore
     return folded.eval()
 
 
@@ -144,12 +157,33 @@ def default_colors(count: int) -> tuple[Color, ...]:
     return tuple(tuple(row) for row in np.rint(class_colors(count) * 255).astype(int).tolist())
 
 
-def save_segmenter(segmenter: Segmenter, folder: str | Path, facts: dict[str, Any]) -> None:
-    """A new folder, complete or absent. `facts` are kept in head.json: how the head was made, on
-    what, and how well it does."""
-    target, head = Path(folder).absolute(), segmenter.head
-    if os.path.lexists(target):
+def check_new(folder: str | Path) -> Path:
+    path = Path(folder).absolute()
+    if os.path.lexists(path):
         raise UserError(f"{folder} exists, and nothing is overwritten: name another folder")
+    return path
+
+
+def head_hash(segmenter: Segmenter) -> str:
+    """Of all numbers that masks depend on."""
+    head: Any = segmenter.head
+    if isinstance(head, Memory):
+        parts = nn.ParameterDict({name: getattr(head, name) for name in MEMORY})
+        text = f"{fingerprint(parts)} {head.neighbors} {head.temperature}"
+    else:
+        text = fingerprint(head)
+    return hashlib.sha256(f"{fingerprint(segmenter.backbone)} {text}".encode()).hexdigest()[:16]
+
+
+def save_segmenter(
+    segmenter: Segmenter,
+    folder: str | Path,
+    facts: dict[str, Any],
+    write_more: Callable[[Path], None] = lambda partial: None,
+) -> None:
+    """A new folder, complete or absent. `facts` are kept in head.json: how the head was made, on
+    what, and how well it does. `write_more` adds files of its own."""
+    target, head = check_new(folder), segmenter.head
     content: dict[str, Any] = {
         "format": FORMAT,
         "croc": __version__,
@@ -177,6 +211,7 @@ def save_segmenter(segmenter: Segmenter, folder: str | Path, facts: dict[str, An
         save_backbone(segmenter.backbone, partial / BACKBONE)
         text = json.dumps(content | {"facts": facts}, indent=2, ensure_ascii=False)
         (partial / HEAD).write_text(text + "\n", encoding="utf-8")
+        write_more(partial)
         partial.rename(target)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
@@ -210,7 +245,9 @@ def load_segmenter(folder: str | Path) -> Segmenter:
         sizes = f"{len(classes)} classes and {len(content['colors'])} colors"
         raise UserError(f"{folder / HEAD} has {sizes}, but the head has {count} classes")
     check_fit(backbone, content["image_px"], content["blocks"], "head.json: images")
-    colors = tuple(tuple(bytes.fromhex(color.removeprefix("#"))) for color in content["colors"])
+    colors: Any = tuple(
+        tuple(bytes.fromhex(color.removeprefix("#"))) for color in content["colors"]
+    )
     sizes = {name: content[name] for name in ("image_px", "blocks", "framing")}
     return Segmenter(backbone, head, tuple(classes), colors, **sizes)
 

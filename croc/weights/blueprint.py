@@ -32,7 +32,8 @@ class Blueprint:
 
     def build(self) -> nn.Module:
         with torch.random.fork_rng(devices=[]):  # timm's initial values are overwritten
-            network: Any = timm.create_model(self.architecture, pretrained=False, **self.options)
+            options: dict[str, Any] = self.options
+            network: Any = timm.create_model(self.architecture, pretrained=False, **options)
         norm_patches(network)
         return network
 

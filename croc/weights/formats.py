@@ -4,6 +4,8 @@ import json
 import logging
 import shutil
 import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,8 +19,10 @@ from torch.export import Dim
 
 from croc.errors import UserError
 from croc.method.photometric import IMAGENET_MEAN, IMAGENET_STD
+from croc.weights.blueprint import Blueprint
 from croc.weights.card import WeightsRecord, hub_license
 from croc.weights.checksum import save_sealed
+from croc.weights.open import ConvBackbone, VitBackbone
 from croc.weights.transformers import convert
 
 Weights = dict[str, Tensor]
@@ -85,12 +89,17 @@ class _ClsAndPatches(nn.Module):
     def __init__(self, vit: Any) -> None:
         super().__init__()
         self.vit = vit
-        if isinstance(getattr(vit, "rope", None), RotaryEmbeddingDinoV3):
-            vit.rope.get_embed = partial(_rotations, vit.rope)
+        trace_rotations(vit)
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
         tokens = self.vit.forward_features(images)
         return tokens[:, 0], tokens[:, self.vit.num_prefix_tokens :]
+
+
+def trace_rotations(network: Any) -> None:
+    """Make DINOv3's rotary positions depend on the size of the images in a graph as well."""
+    if isinstance(getattr(network, "rope", None), RotaryEmbeddingDinoV3):
+        network.rope.get_embed = partial(_rotations, network.rope)
 
 
 def _rotations(rope: Any, shape: Any) -> Tensor:
@@ -107,39 +116,64 @@ def check_onnx(dtype: str | None) -> None:
         raise UserError("--to onnx needs onnx and onnxscript: pip install 'croc[onnx]'")
 
 
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Without the exporter's progress and warnings."""
+    disabled = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            yield
+    finally:
+        logging.disable(disabled)
+
+
+def make_graph(
+    network: nn.Module,
+    example: Tensor,
+    inputs: list[str],
+    outputs: list[str],
+    dynamic_shapes: Any,
+    output_shapes: Sequence[Sequence[str | int]],
+) -> Any:
+    """An ONNX program of a network; its `save(path)` writes it."""
+    from onnx_ir import Shape
+
+    with quiet():
+        program: Any = torch.onnx.export(
+            network,
+            (example,),
+            dynamo=True,
+            verbose=False,
+            opset_version=OPSET,
+            input_names=inputs,
+            output_names=outputs,
+            dynamic_shapes=dynamic_shapes,
+        )
+    graph = program.model.graph
+    for value, shape in zip(graph.outputs, output_shapes):
+        value.shape = Shape(shape)
+    nodes = [part for node in graph.all_nodes() for part in (node, *node.outputs)]
+    for part in (program.model, graph, *graph.inputs, *graph.initializers.values(), *nodes):
+        part.metadata_props.clear()  # paths of this machine's Python files
+    return program
+
+
 def write_onnx(folder: Path, record: WeightsRecord, weights: Weights) -> None:
     """One graph for batches and images of any size that the patches divide; it resizes the
     position embedding as timm does."""
-    from onnx_ir import Shape
-
     vit = _plain_vit(record, weights)
     patch_px, width, rows = record.patch_px, vit.embed_dim, vit.patch_embed.grid_size[0]
     # Not the training's grid: for that one timm resizes nothing, and neither would the graph.
     example = torch.zeros(2, 3, patch_px * (rows + 1), patch_px * (rows + 2))
-    disabled = logging.root.manager.disable
-    logging.disable(logging.CRITICAL)  # the exporter's progress
-    try:
-        with warnings.catch_warnings(action="ignore"):
-            program: Any = torch.onnx.export(
-                _ClsAndPatches(vit).eval(),
-                (example,),
-                dynamo=True,
-                verbose=False,
-                opset_version=OPSET,
-                input_names=["images"],
-                output_names=["cls", "patches"],
-                dynamic_shapes=(
-                    {0: Dim("batch"), 2: patch_px * Dim("rows"), 3: patch_px * Dim("columns")},
-                ),
-            )
-    finally:
-        logging.disable(disabled)
-    graph = program.model.graph
-    graph.outputs[0].shape = Shape(["batch", width])
-    graph.outputs[1].shape = Shape(["batch", "rows*columns", width])
-    nodes = [part for node in graph.all_nodes() for part in (node, *node.outputs)]
-    for part in (program.model, graph, *graph.inputs, *graph.initializers.values(), *nodes):
-        part.metadata_props.clear()  # paths of this machine's Python files
+    program = make_graph(
+        _ClsAndPatches(vit).eval(),
+        example,
+        ["images"],
+        ["cls", "patches"],
+        ({0: Dim("batch"), 2: patch_px * Dim("rows"), 3: patch_px * Dim("columns")},),
+        (["batch", width], ["batch", "rows*columns", width]),
+    )
     program.save(folder / "model.onnx")  # weights of more than 2 GB go into a file beside it
     config = {
         "architecture": record.model,
@@ -176,6 +210,20 @@ def _plain_vit(record: WeightsRecord, weights: Weights) -> Any:
         vit: Any = timm.create_model(record.model, **_timm_arguments(record))
     vit.load_state_dict(weights)
     return vit.eval().requires_grad_(False)
+
+
+def plain_network(backbone: VitBackbone | ConvBackbone) -> Any:
+    """A copy of timm's own layers, for a graph."""
+    made = backbone.made
+    network: Any = backbone.vit if isinstance(backbone, VitBackbone) else backbone.network
+    if isinstance(made, WeightsRecord):
+        made = Blueprint(made.model, _timm_arguments(made))
+    if made is None:
+        raise UserError(f"{backbone.name} was not opened by croc, so it cannot be exported")
+    plain: Any = made.build()
+    plain.load_state_dict(network.state_dict())
+    trace_rotations(plain)
+    return plain.eval().requires_grad_(False)
 
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:

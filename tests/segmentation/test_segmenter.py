@@ -2,22 +2,19 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 import croc
 from croc.errors import UserError
 from croc.eval.features import Moments
-from croc.eval.incontext import Memory
 from croc.eval.linear import Layer
 from croc.method.photometric import normalize
 from croc.segmentation.segmenter import (
     PIXELS_AT_ONCE,
-    Segmenter,
-    default_colors,
     fold,
     largest,
     load_segmenter,
@@ -60,7 +57,7 @@ def test_a_saved_head_reopens_alone_with_the_same_scores(
 
 
 def test_a_file_of_a_known_layout_can_be_stored(tmp_path: Path):
-    vit = open_backbone("random:vit_small_patch16_224", 96).vit
+    vit: Any = open_backbone("random:vit_small_patch16_224", 96).vit
     torch.save({"teacher": vit.state_dict()}, tmp_path / "published.pth")
     segmenter = make_head(str(tmp_path / "published.pth"), "linear")
     save_segmenter(segmenter, tmp_path / "head", {})
@@ -161,11 +158,3 @@ def test_options_of_a_foreign_file_name_no_other_files(tmp_path: Path):
     save_segmenter(segmenter, tmp_path / "head", {})
     with pytest.raises(UserError, match="its options name other files"):
         load_segmenter(tmp_path / "head")
-
-
-def test_kinds_of_heads():
-    linear, memory = (make_head("random:resnet18", kind) for kind in ("linear", "incontext"))
-    assert isinstance(linear.head, nn.Conv2d)
-    assert isinstance(memory.head, Memory)
-    assert isinstance(linear, Segmenter)
-    assert len(default_colors(40)) == 40

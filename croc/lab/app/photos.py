@@ -19,13 +19,12 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from croc.data import UndecodableImage, decode_image
-from croc.data.decode import reduce_image
-from croc.data.sources import printable, walk_images
-from croc.errors import UserError
+from croc.data.decode import WHOLE_PX, reduce_image
+from croc.data.sources import printable
 from croc.io import replacing
-from croc.lab.show.look import WHOLE_PX
 from croc.method.photometric import normalize
-from croc.segmentation.segmenter import Segmenter
+from croc.segmentation.photos import list_photos
+from croc.segmentation.segmenter import Segmenter, resize_as_evaluated
 from croc.weights.open import fingerprint
 
 SHOWN_PX = 640
@@ -37,8 +36,9 @@ class Photos:
 
     def __init__(self, folder: Path, to: Path, segmenter: Segmenter) -> None:
         self.segmenter = segmenter
-        self.paths = list_photos(folder, to)
-        relative = (os.path.relpath(path, folder) for path in self.paths)
+        photos, root = list_photos([str(folder)], to.absolute())
+        self.paths = [photo.path for photo in photos]
+        relative = (os.path.relpath(path, root) for path in self.paths)
         self.names = [printable(os.fsencode(name)) for name in relative]
         self.number = {name: index for index, name in enumerate(self.names)}
         self.cache = to / "tokens" / f"{fingerprint(segmenter.backbone)}-{segmenter.image_px}"
@@ -93,21 +93,10 @@ class Photos:
     @torch.inference_mode()
     def _compute(self, image: Any) -> Float[Tensor, "C rows columns"]:
         segmenter = self.segmenter
-        pixels = segmenter.resized(image)[None].to(segmenter.device).float() / 255
-        features = segmenter.backbone.features(normalize(pixels), segmenter.blocks)
+        pixels = resize_as_evaluated(image, segmenter.image_px, segmenter.unit_px)
+        inputs = normalize(pixels[None].to(segmenter.device) / 255)
+        features = segmenter.backbone.features(inputs, segmenter.blocks)
         return features[0].half().cpu().contiguous()
-
-
-def list_photos(folder: Path, outside: Path) -> list[Path]:
-    """The images of a folder at any depth, without hidden ones and those below `outside`."""
-    if not folder.is_dir():
-        raise UserError(f"{folder} is not a folder of photographs")
-    inside = (Path(os.fsdecode(path)) for path in sorted(walk_images(os.fsencode(folder))))
-    below = outside.resolve()
-    paths = [path for path in inside if not path.resolve().is_relative_to(below)]
-    if not paths:
-        raise UserError(f"no images in {folder} (searched at any depth)")
-    return paths
 
 
 def encode(image: Any) -> Tensor:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from croc.config import CrocConfig
 from croc.data import open_source
+from croc.data.decode import WHOLE_PX
 from croc.errors import UserError
 from croc.lab.show import ShowClusters, ShowMerging
 from croc.lab.show import look as looks
@@ -113,7 +114,7 @@ def views_of(look: Look, options: ShowClusters) -> list[tuple[Views, Int64[Tenso
     config, patch_px, names = look.croc, look.backbone.patch_px, options.images
     if not names and look.folder is None:  # weights have no data of their own
         names = own_photographs()
-    longest_px = looks.WHOLE_PX if options.whole else config.data.canvas_px
+    longest_px = WHOLE_PX if options.whole else config.data.canvas_px
     pictures = [looks.read_photograph(name, longest_px) for name in names]
     if not names:
         source = open_source(config.data, config.run.seed)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from croc.config import PAGE, CrocConfig, ModelConfig, PretrainConfig, parse_config, read_config
 from croc.data import ImageSource, UndecodableImage, decode_image, place_on_canvas
+from croc.data.decode import WHOLE_PX
 from croc.errors import UserError
 from croc.method.backbone import Backbone
 from croc.method.photometric import normalize
@@ -22,8 +23,6 @@ from croc.method.types import Canvases, Views
 from croc.weights.card import LARGEST_PX, read_record
 from croc.weights.checkpoint import checkpoint_path, checkpoints, open_run, step_of, untrained
 from croc.weights.open import build_exported, find_weights, shipped_hint
-
-WHOLE_PX = 1 << 16  # longer than any photograph: none is reduced
 
 
 @dataclass(frozen=True)

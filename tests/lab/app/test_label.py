@@ -213,7 +213,7 @@ def test_bad_input_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
     with_labels = [str(mixed), *known, "--to", str(tmp_path / "to")]
     for arguments, message in (
         ([str(empty), *known], "no images in"),
-        ([str(tmp_path / "none"), *known], "is not a folder of photographs"),
+        ([str(tmp_path / "none"), *known], "none does not exist: pass folders or image files"),
         ([str(broken), *known, "--to", str(tmp_path / "b")], "none of the 1 images in"),
         ([str(mixed), "--weights", "nothing"], "--weights nothing: no such run or file"),
         ([str(mixed), *known[:2], "--image-px", "100"], "do not consist of"),

@@ -1,0 +1,220 @@
+"""`croc segment discover`: classes of photographs without any label, by K-means.
+
+Everything is fitted on a sample of the photographs. The nearest centroid is linear in the features,
+so that the clusters are a head like any other.
+"""
+
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from PIL import Image
+from torch import Tensor, nn
+
+from croc.data.decode import WHOLE_PX, decode_image
+from croc.data.loader import iterate
+from croc.errors import UserError
+from croc.eval.evaluate import Request, find_machine, fit
+from croc.eval.features import Moments, progress
+from croc.eval.kmeans import ITERATIONS, POINTS_PER_CENTROID, Reduction, fit_kmeans
+from croc.eval.protocols import WithinConfig
+from croc.io import versions
+from croc.method.photometric import normalize
+from croc.method.randomness import sample_key
+from croc.segmentation.options import DiscoverOptions, PredictOptions
+from croc.segmentation.photos import Loaded, Photo, Reader, list_photos
+from croc.segmentation.predict import predict
+from croc.segmentation.segmenter import (
+    HEAD,
+    Color,
+    Segmenter,
+    check_new,
+    default_colors,
+    read_head,
+    save_segmenter,
+)
+from croc.weights.card import bare
+from croc.weights.open import ConvBackbone, VitBackbone, fingerprint, open_backbone
+
+SAMPLE, SAMPLE_BYTES = 500, 2**30
+"""Photographs whose features are in memory together, and at most so many bytes of them."""
+PCA = 50
+EXAMPLES, COLUMNS, TILE_PX, BORDER_PX = 12, 4, 192, 6
+CROP = 0.45
+"""Side of an example, of the photograph's shorter side."""
+DIMMED = 0.35
+Place = tuple[Photo, int, int, np.ndarray]
+"""A photograph, the row and column of a patch, and the patches of the same cluster."""
+
+
+def discover(options: DiscoverOptions) -> list[str]:
+    """The head and its sheets, unless they are there, then the masks; returns what to print."""
+    folder = Path(options.to).expanduser()
+    asked = {name: getattr(options, name) for name in ("classes", "image_px", "blocks", "seed")}
+    if (folder / HEAD).is_file():
+        facts = read_head(folder).get("facts", {})
+        if facts.get("config") != asked or facts.get("weights") != bare(options.weights):
+            raise UserError(f"{folder} has a head of other settings: name another folder")
+        print(f"{folder} has its head, the masks are completed", file=sys.stderr)
+    else:
+        make_head(options, folder, asked)
+    lines = predict(
+        PredictOptions(
+            head=str(folder),
+            photos=options.photos,
+            to=str(folder / "masks"),
+            overlays=options.overlays,
+            batch=options.batch,
+            device=options.device,
+            precision=options.precision,
+            workers=options.workers,
+        )
+    )
+    return [*lines, f"examples of each cluster: {folder / 'clusters'}"]
+
+
+def make_head(options: DiscoverOptions, folder: Path, asked: dict[str, Any]) -> None:
+    started = time.perf_counter()
+    check_new(folder)
+    machine = find_machine(options)
+    backbone = open_backbone(options.weights).float()
+    sizes = WithinConfig(image_px=options.image_px, blocks=options.blocks)
+    request, note = fit(Request("discover", "photographs", sizes), backbone)
+    if note:
+        print(note, file=sys.stderr)
+    photos, _ = list_photos(options.photos, folder.absolute())
+    order = np.random.Generator(np.random.Philox(sample_key(options.seed, 0, 0) % 2**63))
+    order = order.permutation(len(photos))[:SAMPLE]
+    backbone = backbone.to(machine.device)
+    reader = Reader([photos[index] for index in sorted(order)], request.config.image_px)
+    sample, features = read_features(reader, backbone, options, machine.workers)
+    backbone = backbone.cpu()
+    head, places, shares = fit_clusters(sample, features, options)
+    names = tuple(f"cluster {number}" for number in range(options.classes))
+    colors = default_colors(options.classes)
+    px = request.config.image_px
+    segmenter = Segmenter(backbone, head, names, colors, px, options.blocks)
+
+    def write_sheets(partial: Path) -> None:
+        (partial / "clusters").mkdir()
+        for name, color, some in zip(names, colors, places):
+            draw_sheet(some, color).save(partial / "clusters" / f"{name}.png")
+
+    facts = {
+        "made by": "croc segment discover",
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "weights": bare(options.weights),
+        "backbone hash": fingerprint(backbone),
+        "images": len(photos),
+        "fitted on": len(sample),
+        "share of patches": dict(zip(names, shares)),
+        "config": asked,
+        "seconds": round(time.perf_counter() - started, 1),
+        "versions": versions(),
+    }
+    save_segmenter(segmenter, folder, facts, write_sheets)
+
+
+@torch.inference_mode()
+def read_features(
+    reader: Reader, backbone: VitBackbone | ConvBackbone, options: DiscoverOptions, workers: int
+) -> tuple[list[Photo], Float[Tensor, "n C rows columns"]]:
+    """Of the readable photographs, in half precision, as many as fit into memory."""
+    device = next(backbone.parameters()).device
+    sample: list[Photo] = []
+    kept: list[Tensor] = []
+    size = 0
+
+    def batches() -> Iterator[list[Loaded]]:
+        waiting: list[Loaded] = []
+        for each in iterate(reader, range(len(reader.photos)), workers=workers, ahead=4):
+            waiting += [each] if isinstance(each, Loaded) else []
+            if len(waiting) == options.batch:
+                yield waiting
+                waiting = []
+        if waiting:
+            yield waiting
+
+    total = -(-len(reader.photos) // options.batch)
+    for some in progress(batches(), "features", total):
+        pixels = torch.stack([each.pixels for each in some if each.pixels is not None])
+        features = backbone.features(normalize(pixels.to(device) / 255), options.blocks)
+        kept.append(features.half().cpu())
+        sample += [each.photo for each in some]
+        size += kept[-1].nbytes
+        if size >= SAMPLE_BYTES:
+            break
+    if not sample:
+        raise UserError(f"none of the {len(reader.photos)} photographs can be decoded")
+    return sample, torch.cat(kept)
+
+
+def fit_clusters(
+    sample: Sequence[Photo], features: Float[Tensor, "n C rows columns"], options: DiscoverOptions
+) -> tuple[nn.Conv2d, list[list[Place]], list[float]]:
+    """A layer whose highest score is at the nearest centroid; each cluster's typical places; and
+    its share of the patches.
+
+    As in the evaluation: features are standardized and reduced by PCA before K-means.
+    """
+    moments = Moments()
+    for some in features.split(32):
+        moments.add(some)
+    reduce = Reduction(moments, min(PCA, features.shape[1]))
+    tokens = torch.cat([reduce(some.movedim(1, -1)) for some in features.split(32)])
+    flat = tokens.flatten(0, 2).numpy()
+    generator = np.random.Generator(np.random.Philox(sample_key(options.seed, 1, 0) % 2**63))
+    count = min(len(flat), POINTS_PER_CENTROID * options.classes)
+    points = flat[np.sort(generator.choice(len(flat), count, replace=False))]
+    numbers = (options.classes, ITERATIONS["tokens"], options.restarts, options.seed)
+    centroids = torch.from_numpy(fit_kmeans(points, *numbers))
+    # |z − c|² is |z|² less 2 z·c − |c|², and z is affine in the features.
+    kernel = 2 * centroids @ (reduce.directions / reduce.deviation[:, None]).mT
+    head = nn.Conv2d(features.shape[1], options.classes, kernel_size=1).requires_grad_(False)
+    head.weight.copy_(kernel[..., None, None])
+    head.bias.copy_(-centroids.square().sum(dim=1) - kernel @ reduce.mean)  # pyright: ignore
+    best: list[list[tuple[float, int, int, int, np.ndarray]]] = [[] for _ in centroids]
+    sizes = torch.zeros(len(centroids), dtype=torch.long)
+    for number, grid in enumerate(tokens):
+        distances = (grid[..., None, :] - centroids).square().sum(dim=-1).permute(2, 0, 1)
+        clusters = distances.argmin(dim=0)
+        around = F.avg_pool2d(distances, 3, stride=1, padding=1, count_include_pad=False)
+        sizes += clusters.flatten().bincount(minlength=len(centroids))
+        for cluster in clusters.unique().tolist():
+            inside = clusters == cluster
+            place = int(around[cluster].where(inside, torch.inf).argmin())
+            found = (float(around[cluster].flatten()[place]), number, *divmod(place, grid.shape[1]))
+            best[cluster].append((*found, inside.numpy()))
+    places = [
+        [(sample[number], row, column, inside) for _, number, row, column, inside in chosen]
+        for chosen in (sorted(some, key=lambda each: each[:4])[:EXAMPLES] for some in best)
+    ]
+    return head.eval(), places, (sizes / sizes.sum()).tolist()
+
+
+def draw_sheet(places: Sequence[Place], color: Color) -> Image.Image:
+    """Parts of different photographs around a cluster's most typical patches; what is not of the
+    cluster is dimmed."""
+    side = TILE_PX + 2 * BORDER_PX
+    rows = max(1, -(-len(places) // COLUMNS))
+    sheet = Image.new("RGB", (COLUMNS * side, rows * side), color)
+    for number, (photo, row, column, inside) in enumerate(places):
+        image = Image.fromarray(decode_image(photo.path.read_bytes(), WHOLE_PX))
+        width, height = image.size
+        mask = Image.fromarray((255 * inside).astype(np.uint8)).resize(image.size)
+        dark = image.point(lambda value: int(DIMMED * value))
+        crop = max(1, round(CROP * min(width, height)))
+        x = (column + 0.5) / inside.shape[1] * width - crop / 2
+        y = (row + 0.5) / inside.shape[0] * height - crop / 2
+        left, top = (round(min(max(0, x), width - crop)), round(min(max(0, y), height - crop)))
+        part = Image.composite(image, dark, mask).crop((left, top, left + crop, top + crop))
+        place = (number % COLUMNS * side + BORDER_PX, number // COLUMNS * side + BORDER_PX)
+        sheet.paste(part.resize((TILE_PX, TILE_PX)), place)
+    return sheet

@@ -1,0 +1,117 @@
+"""`croc segment export`: image to classes as one network, which runs without CrOC."""
+
+import json
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, UInt8
+from timm.models import eva, vision_transformer
+from torch import Tensor, nn
+from torch.export import Dim
+
+from croc.errors import UserError
+from croc.eval.incontext import Memory
+from croc.io import replacing
+from croc.method.photometric import IMAGENET_MEAN, IMAGENET_STD
+from croc.segmentation.options import ExportOptions
+from croc.segmentation.segmenter import Segmenter, check_new, load_segmenter
+from croc.weights.formats import check_onnx, make_graph, plain_network, quiet
+from croc.weights.open import VitBackbone
+
+
+class ImageToClasses(nn.Module):
+    """RGB images in 0 … 1, of sides that patches divide, to the class of each pixel."""
+
+    def __init__(self, segmenter: Segmenter) -> None:
+        super().__init__()
+        self.network: Any = plain_network(segmenter.backbone)
+        self.blocks = segmenter.blocks
+        self.head: Any = segmenter.head
+        self.is_vit = isinstance(segmenter.backbone, VitBackbone)
+        colors = [torch.tensor(each)[:, None, None] for each in (IMAGENET_MEAN, IMAGENET_STD)]
+        self.mean, self.deviation = (nn.Buffer(each) for each in colors)
+
+    def forward(self, images: Float[Tensor, "B 3 H W"]) -> UInt8[Tensor, "B H W"]:
+        pixels = (images - self.mean) / self.deviation
+        if self.is_vit:
+            maps = self.network.forward_intermediates(
+                pixels, indices=self.blocks, norm=True, output_fmt="NCHW", intermediates_only=True
+            )
+            features = torch.cat(maps, dim=1)
+        else:
+            features = self.network(pixels)[-1]
+        size = (images.shape[2], images.shape[3])
+        scores = F.interpolate(self.head(features), size=size, mode="bilinear")
+        return scores.argmax(dim=1).to(torch.uint8)
+
+
+def resample_positions(
+    positions: Tensor, new_size: Any, num_prefix_tokens: int = 1, **_: Any
+) -> Tensor:
+    """As timm's, which leaves out sizes that need no change: that would be a condition on the
+    images."""
+    first, rest = positions[:, :num_prefix_tokens], positions[:, num_prefix_tokens:]
+    side = math.isqrt(rest.shape[1])
+    grid = rest.float().unflatten(1, (side, side)).permute(0, 3, 1, 2)
+    grid = F.interpolate(grid, size=tuple(new_size), mode="bicubic", antialias=True)
+    return torch.cat([first, grid.flatten(2).mT.to(first.dtype)], dim=1)
+
+
+@contextmanager
+def any_size() -> Iterator[None]:
+    """Within, timm's positions are resampled for every size."""
+    name = "resample_abs_pos_embed"
+    modules, usual = (vision_transformer, eva), getattr(eva, name)
+    for module in modules:
+        setattr(module, name, resample_positions)
+    try:
+        yield
+    finally:
+        for module in modules:
+            setattr(module, name, usual)
+
+
+def export_head(options: ExportOptions) -> str:
+    path = Path(options.to)
+    if path.suffix not in (".onnx", ".pt2"):
+        raise UserError(f"--to {options.to}: pass a file that ends in .onnx or .pt2")
+    check_new(path)
+    if path.suffix == ".onnx":
+        check_onnx(None)
+    segmenter = load_segmenter(options.head)
+    if isinstance(segmenter.head, Memory):
+        raise UserError(
+            f"{options.head} is an in-context head, which is not exported: fit one of --kind linear"
+        )
+    unit = segmenter.backbone.stride_px
+    count = segmenter.image_px // unit
+    # Not the size of the positions: for that one timm resizes nothing, and neither would the graph.
+    example = torch.rand(2, 3, unit * (count + 1), unit * (count + 2))
+    dynamic = ({0: Dim("batch"), 2: unit * Dim("rows"), 3: unit * Dim("columns")},)
+    facts = {
+        "classes": list(segmenter.classes),
+        "colors": [list(color) for color in segmenter.colors],
+        "input": f"RGB in 0 … 1, sides multiples of {unit}; trained at {segmenter.image_px}",
+        "image_px": segmenter.image_px,
+        "framing": segmenter.framing,
+    }
+    network = ImageToClasses(segmenter).eval()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as partial, any_size():
+        if path.suffix == ".onnx":
+            output = (["batch", f"{unit}*rows", f"{unit}*columns"],)
+            graph = make_graph(network, example, ["images"], ["classes"], dynamic, output)
+            graph.model.metadata_props.update({key: json.dumps(x) for key, x in facts.items()})
+            graph.save(partial)
+        else:
+            with quiet(), torch.no_grad():
+                program = torch.export.export(network, (example,), dynamic_shapes=dynamic)
+            named = partial.with_suffix(".pt2")  # torch insists on the name's end
+            torch.export.save(program, named, extra_files={"facts.json": json.dumps(facts)})
+            named.rename(partial)
+    return f"{path}: images in 0 … 1 to the indices of {len(segmenter.classes)} classes"

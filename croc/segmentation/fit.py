@@ -1,0 +1,188 @@
+"""`croc segment fit`: a head from labeled images, with a score of how well such a head does."""
+
+import copy
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from croc.errors import UserError
+from croc.eval.datasets import SegmentationData, Subset, open_segmentation
+from croc.eval.evaluate import Request, find_machine, fit, open_weights, split_training
+from croc.eval.features import HELD_BYTES, PatchFeatures, SegmentationReport, score
+from croc.eval.incontext import Memory, fill_memory
+from croc.eval.linear import train_linear, training_crop
+from croc.eval.metrics import IGNORED, iou
+from croc.eval.protocols import InContextConfig, LinearConfig
+from croc.eval.results import percent
+from croc.io import versions
+from croc.segmentation.options import FitOptions
+from croc.segmentation.segmenter import Segmenter, check_new, default_colors, fold, save_segmenter
+from croc.weights.card import bare
+from croc.weights.open import DenseBackbone
+
+MANY = 50
+"""Images from which a part is held out; of fewer, every one is scored."""
+COUNTED = 2_000
+"""Images of which the labeled pixels are counted before training; larger sets take too long."""
+LEAST_STEPS, STEPS_PER_IMAGE = 200, 50
+Config = LinearConfig | InContextConfig
+
+
+def fit_head(options: FitOptions, config: Config, is_length_chosen: bool = False) -> str:
+    """Train, score and save; returns a summary."""
+    started = time.perf_counter()
+    check_new(options.to)
+    machine = find_machine(options)
+    data = open_segmentation(options.data, "train", alone=True)
+    weights = open_weights(options.weights)
+    request, note = fit(Request(options.kind, options.data, config), weights.backbone)
+    config = request.config
+    if note:
+        print(note, file=sys.stderr)
+    pixels = count_pixels(data) if len(data) <= COUNTED else None
+    where = (machine.device, machine.workers)
+
+    def config_for(images: int) -> Any:
+        if is_length_chosen or not isinstance(config, LinearConfig) or not config.steps:
+            return config
+        return replace(config, steps=few_label_steps(images, config.steps))
+
+    # On a GPU the working copy is rounded; the stored one is not.
+    backbone: Any = copy.deepcopy(weights.backbone).to(machine.device, machine.precision)
+    scores, best = score_heads(backbone, data, config_for, options.hold_out, *where)
+    config = config_for(len(data))
+    if isinstance(config, LinearConfig):
+        config = replace(config, rates=(config.rates[best],))
+    trained: Any = train_heads(backbone, data, config, *where)[0]
+    head = trained if isinstance(trained, Memory) else fold(trained)
+    segmenter = Segmenter(
+        weights.backbone,
+        head,
+        tuple(data.classes),
+        default_colors(len(data.classes)),
+        config.image_px,
+        config.blocks,
+        getattr(config, "framing", "squash"),
+    )
+    kind, _, path = options.data.partition(":")
+    facts = {
+        "made by": "croc segment fit",
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "weights": bare(options.weights),
+        "data": f"{kind}:{bare(path)}",
+        "images": len(data),
+        "labeled pixels": pixels,
+        "score": scores,
+        "config": asdict(config),
+        "machine": {"device": machine.device.type, "precision": machine.precision_name},
+        "seconds": round(time.perf_counter() - started, 1),
+        "versions": versions(),
+    }
+    save_segmenter(segmenter, options.to, facts)
+    measured = f"mIoU {scores['mIoU']:.1f} ({scores['how']})" if scores else "not scored"
+    return f"{options.to}: {len(data.classes)} classes from {len(data)} images, {measured}"
+
+
+def few_label_steps(images: int, steps: int) -> int:
+    """For a few images, which 1,500 steps overfit: 50 per image, but at least 200."""
+    return min(steps, max(LEAST_STEPS, STEPS_PER_IMAGE * images))
+
+
+def count_pixels(data: SegmentationData) -> dict[str, int]:
+    """Labeled pixels of each class. Every label map is read, so that bad ones are found before
+    training; classes without a pixel are reported."""
+    counts = np.zeros(256, np.int64)
+    for index in range(len(data)):
+        counts += np.bincount(data.read(index).labels.ravel(), minlength=256)
+    by_class = dict(zip(data.classes, counts.tolist()))
+    missing = [name for name, count in by_class.items() if not count]
+    if len(missing) == len(by_class):
+        raise UserError(f"no training pixel is labeled: all labels are {IGNORED}")
+    if missing:
+        names = ", ".join(missing)
+        print(f"no labeled pixel of {names}: the head cannot learn that", file=sys.stderr)
+    return by_class
+
+
+def score_heads(
+    backbone: DenseBackbone,
+    data: SegmentationData,
+    config_for: Callable[[int], Config],
+    hold_out: float | None,
+    device: torch.device,
+    workers: int,
+) -> tuple[dict[str, Any] | None, int]:
+    """Scores of heads trained on other images than they are scored on, how that was done, and the
+    number of the best learning rate; None where nothing can be scored."""
+    count = len(data)
+    if hold_out == 0 or count < 2:
+        return None, 0
+    if hold_out is None and count < MANY:
+        halves = list(split_training(data, 0.5).values())
+        folds = [(halves[0], halves[1]), (halves[1], halves[0])]
+        how = "each half of the images scored by a head trained on the other"
+    else:
+        parts = split_training(data, 0.2 if hold_out is None else hold_out)
+        folds = [(parts["train"], parts["val"])]
+        how = f"on {len(parts['val'])} held-out images by a head trained on {len(parts['train'])}"
+    reports = []
+    for train, val in folds:
+        try:
+            reports.append(
+                score_fold(backbone, train, val, config_for(len(train)), device, workers)
+            )
+        except UserError as error:  # a half of a few partly labeled images may have no labels
+            if len(folds) == 1 or "labeled" not in str(error):
+                raise
+            return None, 0
+    # One confusion matrix per learning rate, over all folds.
+    totals = [iou(sum((each.counts for each in same), torch.tensor(0))) for same in zip(*reports)]
+    best = max(range(len(totals)), key=lambda number: totals[number].mean)
+    total = totals[best]
+    per_class = map(percent, total.per_class.tolist())
+    scores: dict[str, Any] = {
+        "how": how,
+        "mIoU": 100 * total.mean,
+        "accuracy": 100 * total.accuracy,
+    }
+    return scores | {"classes": dict(zip(data.classes, per_class))}, best
+
+
+def score_fold(
+    backbone: DenseBackbone,
+    train: Subset,
+    val: Subset,
+    config: Config,
+    device: torch.device,
+    workers: int,
+) -> Sequence[SegmentationReport]:
+    """As `croc evaluate` does; for each learning rate."""
+    heads = train_heads(backbone, train, config, device, workers)
+    size = config.score_px if isinstance(config, LinearConfig) else config.label_px
+    keep = getattr(config, "framing", "squash") == "keep"
+    options = (config.image_px, size, config.blocks, device, workers)
+    predict = [head.predict if isinstance(head, Memory) else head for head in heads]
+    return score(PatchFeatures(backbone, val, *options, keep_ratio=keep, held_bytes=0), predict)
+
+
+def train_heads(
+    backbone: DenseBackbone,
+    data: SegmentationData,
+    config: Config,
+    device: torch.device,
+    workers: int,
+) -> Sequence[nn.Module | Memory]:
+    """As `croc evaluate` does: a layer for each learning rate, or one memory."""
+    if isinstance(config, LinearConfig):
+        sizes = (config.image_px, config.train_px, config.blocks, device, workers)
+        held = 0 if training_crop(config) else HELD_BYTES
+        return train_linear(PatchFeatures(backbone, data, *sizes, held_bytes=held), config)
+    sizes = (config.image_px, config.label_px, config.blocks, device, workers)
+    return [fill_memory(PatchFeatures(backbone, data, *sizes, held_bytes=0), config)]

@@ -1,0 +1,213 @@
+"""`croc segment predict`: a mask for every photograph, in a stream; killed, it resumes."""
+
+import hashlib
+import json
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import UInt8
+from PIL import Image
+from PIL.PngImagePlugin import PngInfo
+from torch import Tensor
+
+from croc import __version__
+from croc.data.loader import iterate
+from croc.errors import UserError
+from croc.eval.evaluate import find_machine
+from croc.eval.features import progress
+from croc.io import replacing
+from croc.segmentation.edges import follow_edges
+from croc.segmentation.options import PredictOptions
+from croc.segmentation.photos import Loaded, Photo, Reader, list_photos
+from croc.segmentation.rle import write_coco
+from croc.segmentation.scores import score_photos
+from croc.segmentation.segmenter import Segmenter, head_hash, largest, load_segmenter
+from croc.signals import notice_of_end
+from croc.weights.open import check_fit
+
+SETTINGS, FORMAT = "settings.json", 1
+MARK = "croc"
+"""The key of a PNG's text that says with which settings a mask was made."""
+OVERLAY_PX = 1280
+WRITERS, WRITING = 4, 16
+SHOWN = 20
+
+
+@dataclass(frozen=True)
+class Output:
+    """The folder of the masks, and how they are made."""
+
+    folder: Path
+    head: str
+    """Its hash."""
+    segmenter: Segmenter
+    tile_px: int | None = None
+    edges: str = "plain"
+    overlays: bool = False
+    probabilities: bool = False
+
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        """All that the files depend on, but for the photographs."""
+        sizes = ("image_px", "blocks", "framing", "colors")
+        return {
+            "format": FORMAT,
+            "head": self.head,
+            **{name: getattr(self.segmenter, name) for name in sizes},
+            **{name: getattr(self, name) for name in ("tile_px", "edges")},
+            **{name: getattr(self, name) for name in ("overlays", "probabilities")},
+        }
+
+    @cached_property
+    def mark(self) -> str:
+        return hashlib.sha256(json.dumps(self.settings).encode()).hexdigest()[:16]
+
+    def mask(self, photo: Photo) -> Path:
+        return self.folder / f"{photo.name}.png"
+
+    def has(self, photo: Photo) -> bool:
+        """Whether its mask was made with these settings; it is the last file written."""
+        try:
+            with Image.open(self.mask(photo)) as image:
+                return image.info.get(MARK) == self.mark
+        except OSError:
+            return False
+
+    def open(self, photos: str) -> None:
+        """Create the folder, or check that its masks are of this head and these photographs."""
+        page = self.folder / SETTINGS
+        content = {
+            "croc": __version__,
+            "photographs": photos,
+            "classes": self.segmenter.classes,
+            **self.settings,
+        }
+        try:
+            before = json.loads(page.read_text(encoding="utf-8"))
+            other = [name for name in ("head", "photographs") if before[name] != content[name]]
+        except FileNotFoundError:
+            other = []
+        except (ValueError, KeyError, TypeError):
+            raise UserError(f"{page} cannot be read: choose another --to") from None
+        if other:
+            of = "made by another head" if "head" in other else "of other photographs"
+            raise UserError(f"the masks in {self.folder} are {of}: choose another --to")
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with replacing(page) as partial_page:
+            partial_page.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+    def write(self, loaded: Loaded, classes: UInt8[np.ndarray, "H W"], scores: Tensor) -> None:
+        photo = loaded.photo
+        if self.overlays and loaded.image is not None:
+            painted = paint(loaded.image, classes, self.segmenter.colors)
+            save = partial(painted.save, format="JPEG", quality=90)
+            _write(self.folder / "overlays" / f"{photo.name}.jpg", save)
+        if self.probabilities:
+            shares = scores if self.segmenter.kind == "incontext" else scores.softmax(dim=0)
+            save = partial(_save_npz, shares.half().cpu().numpy())
+            _write(self.folder / "probabilities" / f"{photo.name}.npz", save)
+        mask = Image.fromarray(classes)
+        colors = [value for color in self.segmenter.colors for value in color]
+        mask.putpalette(colors + [0] * (768 - len(colors)))  # a full palette keeps 8 bits
+        info = PngInfo()
+        info.add_text(MARK, self.mark)
+        _write(self.mask(photo), partial(mask.save, format="PNG", pnginfo=info))
+
+
+def _write(path: Path, save: Any) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path, shared=True) as partial_file:
+        save(partial_file)
+
+
+def _save_npz(shares: np.ndarray, path: Path) -> None:
+    with path.open("wb") as file:  # given a name, numpy adds .npz
+        np.savez_compressed(file, probabilities=shares)
+
+
+def paint(
+    image: UInt8[np.ndarray, "H W 3"],
+    classes: UInt8[np.ndarray, "H W"],
+    colors: Sequence[tuple[int, int, int]],
+) -> Image.Image:
+    """The photograph, half of each pixel in its class's color; at most 1280 px long."""
+    scale = min(1.0, OVERLAY_PX / max(classes.shape))
+    size = (max(1, round(classes.shape[1] * scale)), max(1, round(classes.shape[0] * scale)))
+    small = Image.fromarray(image).resize(size, Image.Resampling.BILINEAR, reducing_gap=2.0)
+    labels = np.array(Image.fromarray(classes).resize(size, Image.Resampling.NEAREST))
+    tint = Image.fromarray(np.array(colors, np.uint8)[labels])
+    return Image.blend(small, tint, 0.5)
+
+
+def predict(options: PredictOptions) -> list[str]:
+    """Write what is missing; returns what to print."""
+    machine = find_machine(options)
+    segmenter = load_segmenter(options.head)
+    if options.tile_px is not None:
+        check_fit(segmenter.backbone, options.tile_px, segmenter.blocks, "--tile-px: tiles")
+    folder = Path(options.to).expanduser()
+    photos, root = list_photos(options.photos, folder.absolute())
+    how = (options.tile_px, options.edges, options.overlays, options.probabilities)
+    output = Output(folder, head_hash(segmenter), segmenter, *how)
+    output.open(root)
+    segmenter = segmenter.to(machine.device, machine.precision)
+    failed = write_masks(photos, segmenter, output, options.batch, machine.workers)
+    lines = [f"{len(photos) - len(failed):,} masks in {folder}"]
+    if options.rle:
+        path = folder / "masks.json"
+        masks = [(str(photo.path), output.mask(photo)) for photo in photos if photo not in failed]
+        relative = [(Path(name).relative_to(root).as_posix(), mask) for name, mask in masks]
+        write_coco(path, relative, segmenter.classes)
+        lines.append(f"all of them in COCO's format: {path}")
+    lines += [f"skipped, cannot be decoded: {photo.path}" for photo in failed[:SHOWN]]
+    return lines + [f"and {len(failed) - SHOWN} more"] * (len(failed) > SHOWN)
+
+
+def write_masks(
+    photos: Sequence[Photo], segmenter: Segmenter, output: Output, batch: int, workers: int
+) -> list[Photo]:
+    """Masks that are not there yet; returns the photographs that cannot be decoded."""
+    missing = [photo for photo in photos if not output.has(photo)]
+    failed: list[Photo] = []
+    whole = output.overlays or output.edges == "guided"
+    tiled = output.tile_px is not None
+    reader = Reader(missing, segmenter.image_px, segmenter.unit_px, tiled, whole)
+    items = iterate(reader, range(len(missing)), workers=workers, ahead=4)
+
+    def readable() -> Iterator[Loaded]:
+        for each in progress(items, "masks", len(missing)):
+            if isinstance(each, Photo):
+                failed.append(each)
+            else:
+                yield each
+
+    pending: deque[Future[None]] = deque()
+    with (
+        closing(items),
+        notice_of_end() as signals,
+        ThreadPoolExecutor(WRITERS) as pool,  # files are compressed while the network runs
+        torch.inference_mode(),
+    ):
+        for loaded, scores in score_photos(readable(), segmenter, batch, output.tile_px):
+            if output.edges == "guided" and loaded.image is not None:
+                classes = follow_edges(scores, loaded.image)
+            else:
+                classes = largest(scores, loaded.size)
+            pending.append(pool.submit(output.write, loaded, classes, scores))
+            while len(pending) >= WRITING or (pending and pending[0].done()):
+                pending.popleft().result()
+            if signals:
+                raise KeyboardInterrupt
+        for future in pending:
+            future.result()
+    if missing and len(failed) == len(photos):
+        raise UserError(f"none of the {len(photos)} photographs can be decoded")
+    return failed

@@ -1,0 +1,105 @@
+"""Clusters of photographs without labels, as a head, masks and sheets of examples."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from croc.cli import main
+from croc.eval.kmeans import nearest
+from croc.segmentation.discover import fit_clusters
+from croc.segmentation.options import DiscoverOptions
+from croc.segmentation.photos import Photo
+from croc.segmentation.segmenter import load_segmenter
+
+WEIGHTS = "random:vit_tiny_patch16_224"
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """The left half is dark noise, the right half bright; one file is broken."""
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    for number in range(14):
+        noise = np.random.default_rng(number).integers(0, 60, (48, 96, 3), np.uint8)
+        noise[:, 48:] += 190
+        Image.fromarray(noise).save(folder / f"{number}.png")
+    (folder / "broken.jpg").write_bytes(b"no image")
+    return folder
+
+
+def discover(photos: Path, to: Path, *more: str) -> int:
+    words = (str(photos), "--weights", WEIGHTS, "--to", str(to), "--workers", "0")
+    return main(["segment", "discover", *words, "--image-px", "96", *more])
+
+
+def test_halves_are_told_apart(photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    head = tmp_path / "head"
+    assert discover(photos, head, "--classes", "2", "--overlays") == 0
+    assert "skipped, cannot be decoded" in capsys.readouterr().out
+    segmenter = load_segmenter(head)
+    assert segmenter.classes == ("cluster 0", "cluster 1")
+    for number in range(14):
+        with Image.open(head / "masks" / f"{number}.png") as image:
+            mask = np.array(image)
+        with Image.open(photos / f"{number}.png") as image:
+            assert np.array_equal(segmenter.class_map(np.array(image)), mask)
+        left, right = (np.bincount(half.ravel(), minlength=2) for half in np.hsplit(mask, 2))
+        assert left.argmax() != right.argmax()
+        assert min(left.max(), right.max()) > 0.8 * 48 * 48
+    facts = json.loads((head / "head.json").read_text())["facts"]
+    assert facts["fitted on"] == 14
+    assert sum(facts["share of patches"].values()) == pytest.approx(1)
+    brightness = {}
+    for number in range(2):  # sheets show the cluster's own half, from 12 photographs
+        with Image.open(head / "clusters" / f"cluster {number}.png") as sheet:
+            assert sheet.size == (4 * 204, 3 * 204)
+            brightness[number] = np.median(np.array(sheet.convert("L")))
+    with Image.open(head / "masks" / "0.png") as mask:
+        bright = int(np.bincount(np.array(mask)[:, 48:].ravel()).argmax())
+    assert brightness[bright] > 2 * brightness[1 - bright]
+
+
+def test_the_layer_is_the_nearest_centroid():
+    """On the features themselves, standardization and PCA included."""
+    features = torch.randn(6, 60, 5, 5) * torch.rand(60, 1, 1) + torch.randn(60, 1, 1)
+    features = features + 3 * torch.randn(6, 1, 5, 5)
+    sample = [Photo(Path(f"{number}.png"), str(number)) for number in range(6)]
+    options = DiscoverOptions(photos=("x",), weights="x", classes=3, to="x")
+    layer, places, shares = fit_clusters(sample, features.half(), options)
+    flat = features.half().float().movedim(1, -1).flatten(0, 2)
+    scale = flat.std(dim=0)
+    values, vectors = torch.linalg.eigh(torch.corrcoef(flat.mT).double())
+    directions = vectors[:, -50:].float()
+    assert values[0] > 0
+    points = (flat - flat.mean(dim=0)) / scale @ directions
+    classes = layer(features.half().float()).argmax(dim=1).flatten()
+    centroids = torch.stack([points[classes == k].mean(dim=0) for k in range(3)])
+    grid = points.view(6, 5, 5, 50).movedim(-1, 1)
+    agree = (nearest(grid, centroids).flatten() == classes).float().mean()
+    assert agree > 0.97  # K-means stops near a fixed point
+    assert shares == pytest.approx((classes.bincount(minlength=3) / 150).tolist())
+    assert all(len({photo.name for photo, *_ in some}) == len(some) for some in places)
+
+
+def test_the_same_command_completes_the_masks(photos: Path, tmp_path: Path, capsys):
+    head = tmp_path / "head"
+    assert discover(photos, head, "--classes", "3") == 0
+    first = (head / "masks" / "0.png").stat().st_mtime_ns
+    (head / "masks" / "1.png").unlink()
+    page = json.loads((head / "head.json").read_text())
+    page["classes"] = ["road", "sky", "wall"]  # named by a person
+    (head / "head.json").write_text(json.dumps(page))
+    assert discover(photos, head, "--classes", "3") == 0
+    assert (head / "masks" / "1.png").exists()
+    assert (head / "masks" / "0.png").stat().st_mtime_ns == first
+    assert load_segmenter(head).classes == ("road", "sky", "wall")
+    capsys.readouterr()
+    assert discover(photos, head, "--classes", "4") == 2
+    assert "has a head of other settings" in capsys.readouterr().err
+    assert discover(photos / "broken.jpg", tmp_path / "none", "--classes", "2") == 2
+    assert "none of the 1 photographs can be decoded" in capsys.readouterr().err
+    assert not (tmp_path / "none").exists()

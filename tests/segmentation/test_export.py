@@ -1,0 +1,74 @@
+"""One network from image to classes: the same classes as here, without this package."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from croc.cli import main
+from croc.method.photometric import normalize
+from croc.segmentation.segmenter import largest, load_segmenter, save_segmenter
+from tests.segmentation.heads import make_head
+
+SIZES = ((4, 4), (3, 7), (9, 2))
+
+ALONE = """
+import json, sys, torch
+files = {"facts.json": ""}
+module = torch.export.load("head.pt2", extra_files=files).module()
+inputs = torch.load("inputs.pt")
+torch.save([module(each) for each in inputs], "outputs.pt")
+assert json.loads(files["facts.json"])["classes"] == ["class 0", "class 1", "class 2"]
+assert "croc" not in sys.modules and "timm" not in sys.modules
+"""
+
+
+@pytest.mark.parametrize(
+    ("weights", "blocks"), [("RUN", 2), ("random:vit_tiny_patch16_224", 4), ("random:resnet18", 1)]
+)
+def test_exports_give_the_same_classes(run: Path, weights: str, blocks: int, tmp_path: Path):
+    ort = pytest.importorskip("onnxruntime")
+    save_segmenter(
+        make_head(weights.replace("RUN", str(run)), blocks=blocks), tmp_path / "head", {}
+    )
+    for name in ("head.onnx", "head.pt2"):
+        assert (
+            main(["segment", "export", str(tmp_path / "head"), "--to", str(tmp_path / name)]) == 0
+        )
+    segmenter = load_segmenter(tmp_path / "head")
+    unit = segmenter.backbone.stride_px
+    inputs = [torch.rand(2, 3, unit * rows, unit * columns) for rows, columns in SIZES]
+    expected = [
+        np.stack([largest(scores, each.shape[2:]) for scores in segmenter.scores(normalize(each))])
+        for each in inputs
+    ]
+    session = ort.InferenceSession(str(tmp_path / "head.onnx"))
+    facts = session.get_modelmeta().custom_metadata_map
+    assert json.loads(facts["classes"]) == list(segmenter.classes)
+    torch.save(inputs, tmp_path / "inputs.pt")
+    alone = [sys.executable, "-c", ALONE]
+    done = subprocess.run(alone, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    for each, truth, loaded in zip(inputs, expected, torch.load(tmp_path / "outputs.pt")):
+        (classes,) = session.run(None, {"images": each.numpy()})
+        assert (classes.dtype, classes.shape) == (np.uint8, truth.shape)
+        assert (classes == truth).mean() >= 0.999
+        assert (loaded.numpy() == truth).mean() >= 0.999
+        assert len(np.unique(truth)) > 1
+
+
+def test_bad_input_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    save_segmenter(make_head("random:resnet18", "incontext"), tmp_path / "memory", {})
+    (tmp_path / "taken.onnx").touch()
+    for to, message in (
+        ("x.onnx", "is an in-context head, which is not exported"),
+        ("x.engine", "pass a file that ends in .onnx or .pt2"),
+        ("taken.onnx", "exists, and nothing is overwritten"),
+    ):
+        words = ["segment", "export", str(tmp_path / "memory"), "--to", str(tmp_path / to)]
+        assert main(words) == 2
+        assert message in capsys.readouterr().err

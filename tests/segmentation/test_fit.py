@@ -1,0 +1,161 @@
+"""A head is what the evaluation trains, on everything; its score is of images it has not seen."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from croc.cli import main
+from croc.eval.datasets import open_segmentation
+from croc.eval.evaluate import split_training
+from croc.eval.features import PatchFeatures, score
+from croc.eval.incontext import fill_memory
+from croc.eval.linear import evaluate_linear, train_linear
+from croc.eval.protocols import InContextConfig, linear_protocol
+from croc.segmentation.fit import MANY, few_label_steps
+from croc.segmentation.segmenter import load_segmenter
+from croc.weights.open import open_backbone
+
+CPU = torch.device("cpu")
+WEIGHTS = "random:vit_tiny_patch16_224"
+SMALL = ("--linear.image-px", "64", "--linear.train-px", "16", "--linear.score-px", "16")
+STEPS = ("--linear.steps", "60")
+CONFIG = {"image_px": 64, "train_px": 16, "score_px": 16}
+
+
+def make_data(root: Path, count: int, classes: tuple[str, ...] = ("dark", "bright")) -> str:
+    """Gray stripes whose brightness is their class; a corner is not labeled."""
+    generator = np.random.default_rng(0)
+    for split, images in (("train", count), ("val", 4)):
+        for kind in ("images", "labels"):
+            (root / kind / split).mkdir(parents=True, exist_ok=True)
+        for number in range(images):
+            labels = generator.integers(0, 2, (4, 5), np.uint8).repeat(10, 0).repeat(10, 1)
+            Image.fromarray(60 + 130 * labels).convert("RGB").save(
+                root / "images" / split / f"{number}.png"
+            )
+            labels[:10, :10] = 255
+            Image.fromarray(labels).save(root / "labels" / split / f"{number}.png")
+    (root / "classes.txt").write_text("\n".join(classes))
+    return f"folder:{root}"
+
+
+def fit(data: str, to: Path, *more: str, kind: str = "linear") -> int:
+    small = SMALL if kind == "linear" else ("--incontext.image-px", "64", "--kind", "incontext")
+    words = ("--weights", WEIGHTS, "--data", data, "--to", str(to), "--workers", "0")
+    return main(["segment", "fit", *words, *small, *more])
+
+
+def facts(folder: Path) -> dict:
+    return json.loads((folder / "head.json").read_text())["facts"]
+
+
+def config_of(folder: Path):
+    saved = facts(folder)["config"]
+    return replace(linear_protocol("folder"), **CONFIG, steps=saved["steps"])
+
+
+def test_the_layer_is_that_of_the_evaluation(tmp_path: Path):
+    data = make_data(tmp_path / "data", 6)
+    assert fit(data, tmp_path / "head", *STEPS) == 0
+    segmenter, config = load_segmenter(tmp_path / "head"), config_of(tmp_path / "head")
+    train, val = (open_segmentation(data, split) for split in ("train", "val"))
+    backbone = open_backbone(WEIGHTS).float()
+    layer = train_linear(PatchFeatures(backbone, train, 64, 16, 1, CPU), config)[0]
+    images = torch.randn(2, 3, 64, 64)
+    expected = layer(backbone.features(images))
+    torch.testing.assert_close(segmenter.scores(images), expected, atol=1e-3, rtol=1e-4)
+    patches = PatchFeatures(segmenter.backbone, val, 64, 16, 1, CPU)
+    head: Any = segmenter.head
+    ours = score(patches, [head])[0].scores
+    theirs = evaluate_linear(backbone, train, val, config, CPU).scores
+    assert ours == pytest.approx(theirs, abs=0.05)
+    assert segmenter.classes == ("dark", "bright")
+
+
+def test_the_memory_is_that_of_the_evaluation(tmp_path: Path):
+    data = make_data(tmp_path / "data", 5)
+    assert fit(data, tmp_path / "head", kind="incontext") == 0
+    segmenter = load_segmenter(tmp_path / "head")
+    train = open_segmentation(data, "train")
+    backbone, config = open_backbone(WEIGHTS).float(), InContextConfig(image_px=64)
+    memory = fill_memory(PatchFeatures(backbone, train, 64, 448, 1, CPU, held_bytes=0), config)
+    features = backbone.features(torch.randn(2, 3, 64, 64))
+    torch.testing.assert_close(segmenter.head.predict(features), memory.predict(features))  # pyright: ignore
+    assert 0 <= facts(tmp_path / "head")["score"]["mIoU"] <= 100
+
+
+def test_a_hold_out_is_scored_by_a_head_without_it(tmp_path: Path):
+    data = make_data(tmp_path / "data", 10)
+    assert fit(data, tmp_path / "head", *STEPS, "--hold-out", "0.3") == 0
+    score = facts(tmp_path / "head")["score"]
+    assert score["how"] == "on 3 held-out images by a head trained on 7"
+    parts = split_training(open_segmentation(data, "train", alone=True), 0.3)
+    backbone, config = open_backbone(WEIGHTS).float(), config_of(tmp_path / "head")
+    expected = evaluate_linear(backbone, parts["train"], parts["val"], config, CPU).scores
+    assert score["mIoU"] == pytest.approx(expected["mIoU"])
+    assert facts(tmp_path / "head")["images"] == 10
+
+
+def test_few_images_are_scored_in_halves(tmp_path: Path):
+    data = make_data(tmp_path / "data", 4)
+    assert fit(data, tmp_path / "head", *STEPS) == 0
+    score = facts(tmp_path / "head")["score"]
+    assert score["how"] == "each half of the images scored by a head trained on the other"
+    assert set(score["classes"]) == {"dark", "bright"}
+
+
+def test_one_image_is_enough(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    data = make_data(tmp_path / "data", 1, ("dark", "bright", "absent"))
+    assert fit(data, tmp_path / "head") == 0
+    printed = capsys.readouterr()
+    assert "3 classes from 1 images, not scored" in printed.out
+    assert "no labeled pixel of absent: the head cannot learn that" in printed.err
+    saved = facts(tmp_path / "head")
+    assert saved["score"] is None
+    assert saved["labeled pixels"]["absent"] == 0
+    segmenter = load_segmenter(tmp_path / "head")
+    image = np.array(Image.open(tmp_path / "data/images/train/0.png"))
+    labels = np.array(Image.open(tmp_path / "data/labels/train/0.png"))
+    predicted = segmenter.class_map(image)
+    labeled = labels != 255
+    assert (predicted[labeled] == labels[labeled]).mean() > 0.6
+
+
+def test_fewer_labels_take_fewer_steps():
+    steps = [few_label_steps(count, 1500) for count in (1, 5, 20, MANY, 100, 1000)]
+    assert steps == sorted(steps)
+    assert steps[0] < 1500
+    assert steps[-2:] == [1500, 1500]
+    assert few_label_steps(1, 10) == 10
+
+
+def test_bad_input_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    good = make_data(tmp_path / "good", 3)
+    bad = make_data(tmp_path / "bad", 3)
+    Image.fromarray(np.full((40, 50), 7, np.uint8)).save(tmp_path / "bad/labels/train/1.png")
+    blank = make_data(tmp_path / "blank", 2)
+    for path in (tmp_path / "blank/labels/train").iterdir():
+        Image.fromarray(np.full((40, 50), 255, np.uint8)).save(path)
+    (tmp_path / "empty/images/train").mkdir(parents=True)
+    (tmp_path / "empty/labels/train").mkdir(parents=True)
+    (tmp_path / "taken").mkdir()
+    head = tmp_path / "head"
+    for data, to, more, message in (
+        (bad, head, (), "1.png has the label 7, which this data set does not define"),
+        (blank, head, (), "no training pixel is labeled: all labels are 255"),
+        (f"folder:{tmp_path / 'empty'}", head, (), "images/train/*.jpg is missing"),
+        ("folder:nowhere", head, (), "nowhere is missing"),
+        (good, tmp_path / "taken", (), "exists, and nothing is overwritten"),
+        (good, head, ("--hold-out", "0.1"), "leaves none to score"),
+        (good, head, ("--linear.blocks", "13"), "has 12 blocks, not 13"),
+        (good, head, ("--incontext.memory", "9"), "--incontext.memory"),
+    ):
+        assert fit(data, to, *more) == 2
+        assert message in capsys.readouterr().err.splitlines()[-1]
+    assert not head.exists()

@@ -1,0 +1,195 @@
+"""Masks of folders: where they go, what they hold, and that no work is done twice or lost."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from croc.cli import main
+from croc.segmentation.segmenter import load_segmenter, save_segmenter
+from tests.segmentation.heads import make_head
+
+
+@pytest.fixture(scope="module")
+def head(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("heads") / "head"
+    save_segmenter(make_head("random:vit_tiny_patch16_224"), folder, {})
+    return folder
+
+
+def draw_photo(path: Path, seed: int, size: tuple[int, int] = (40, 30)) -> np.ndarray:
+    coarse = np.random.default_rng(seed).integers(0, 256, (4, 5, 3), np.uint8)
+    image = np.array(Image.fromarray(coarse).resize(size, Image.Resampling.NEAREST))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(image).save(path, lossless=True)
+    return image
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> dict[str, np.ndarray]:
+    names = ("a.png", "sub/a.png", "sub/b.bmp", "sub/b.png", "c.webp")
+    folder = tmp_path / "photos"
+    return {name: draw_photo(folder / name, seed) for seed, name in enumerate(names)}
+
+
+def predict(head: Path | str, *words: Path | str) -> int:
+    return main(["segment", "predict", str(head), *map(str, words), "--workers", "0"])
+
+
+def read(path: Path) -> np.ndarray:
+    with Image.open(path) as image:
+        assert image.mode == "P"
+        return np.array(image)
+
+
+def files(folder: Path) -> dict[str, tuple[int, bytes]]:
+    """When each file was written, and its content."""
+    return {
+        path.relative_to(folder).as_posix(): (path.stat().st_mtime_ns, path.read_bytes())
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+def test_masks_mirror_the_folder(head: Path, photos: dict[str, np.ndarray], tmp_path: Path):
+    masks = tmp_path / "masks"
+    assert predict(head, tmp_path / "photos", "--to", masks, "--batch", "3") == 0
+    segmenter = load_segmenter(head)
+    names = {"a.png": "a", "sub/a.png": "sub/a", "c.webp": "c"}
+    names |= {"sub/b.bmp": "sub/b.bmp", "sub/b.png": "sub/b.png"}  # of one stem
+    assert set(files(masks)) == {"settings.json", *(f"{name}.png" for name in names.values())}
+    for photo, name in names.items():
+        path = masks / f"{name}.png"
+        assert np.array_equal(read(path), segmenter.class_map(photos[photo]))
+        with Image.open(path) as image:
+            palette = image.getpalette()
+        assert palette is not None
+        assert palette[:9] == [value for color in segmenter.colors for value in color]
+
+
+def test_other_files_on_request(head: Path, photos: dict[str, np.ndarray], tmp_path: Path):
+    masks = tmp_path / "masks"
+    more = ("--overlays", "--probabilities", "--rle")
+    assert predict(head, tmp_path / "photos", "--to", masks, *more) == 0
+    with Image.open(masks / "overlays" / "sub" / "a.jpg") as overlay:
+        assert overlay.size == (40, 30)
+    with np.load(masks / "probabilities" / "sub" / "a.npz") as content:
+        shares = content["probabilities"]
+    assert (shares.shape, shares.dtype) == ((3, 4, 4), np.float16)
+    np.testing.assert_allclose(shares.astype(float).sum(axis=0), 1, atol=2e-3)
+    page = json.loads((masks / "masks.json").read_text())
+    assert {each["file_name"] for each in page["images"]} == set(photos)
+    assert sum(each["area"] for each in page["annotations"]) == len(photos) * 40 * 30
+
+
+def test_what_is_there_is_kept_until_settings_change(
+    head: Path, photos: dict[str, np.ndarray], tmp_path: Path
+):
+    source, masks = tmp_path / "photos", tmp_path / "masks"
+    assert predict(head, source, "--to", masks) == 0
+    before = files(masks)
+    (masks / "a.png").unlink()
+    draw_photo(source / "new.png", 9)
+    assert predict(head, source, "--to", masks, "--batch", "2") == 0
+    after = files(masks)
+    assert set(after) == {*before, "new.png"}
+    same = set(before) - {"a.png", "settings.json"}
+    assert {name: after[name] for name in same} == {name: before[name] for name in same}
+    assert after["a.png"][1] == before["a.png"][1]
+    assert predict(head, source, "--to", masks, "--tile-px", "32") == 0
+    assert all(files(masks)[name][0] > after[name][0] for name in after)
+
+
+def test_masks_inside_the_folder_are_no_photographs(
+    head: Path, photos: dict[str, np.ndarray], tmp_path: Path
+):
+    source = tmp_path / "photos"
+    for _ in range(2):
+        assert predict(head, source, "--to", source / "masks") == 0
+    assert sum(path.suffix == ".png" for path in (source / "masks").rglob("*")) == len(photos)
+
+
+def test_broken_files_are_skipped_and_listed(
+    head: Path, photos: dict[str, np.ndarray], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    broken = tmp_path / "photos" / "broken.jpg"
+    broken.write_bytes(b"\xff\xd8\xff")
+    assert predict(head, tmp_path / "photos", "--to", tmp_path / "masks", "--rle") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"5 masks in {tmp_path / 'masks'}"
+    assert lines[-1] == f"skipped, cannot be decoded: {broken}"
+    assert predict(head, broken, "--to", tmp_path / "none") == 2
+    assert "none of the 1 photographs can be decoded" in capsys.readouterr().err
+
+
+def test_a_full_disk_is_one_line_and_leaves_whole_masks(
+    head: Path, tmp_path: Path, small_disk, capsys: pytest.CaptureFixture[str]
+):
+    for number in range(60):
+        draw_photo(tmp_path / "photos" / f"{number}.png", number, (400, 300))
+    disk = small_disk(200)
+    assert predict(head, tmp_path / "photos", "--to", disk / "masks", "--probabilities") == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert "No space left on device" in error
+    written = [path for path in (disk / "masks").rglob("*") if path.is_file()]
+    assert not [path for path in written if path.suffix == ".partial"]
+    masks = [path for path in written if path.suffix == ".png"]
+    assert 0 < len(masks) < 60
+    assert all(read(path).shape == (300, 400) for path in masks)
+
+
+def test_a_killed_command_resumes(head: Path, tmp_path: Path):
+    source, masks, count = tmp_path / "photos", tmp_path / "masks", 150
+    for number in range(count):
+        draw_photo(source / str(number % 3) / f"{number}.png", number)
+    words = ["segment", "predict", str(head), str(source), "--to", str(masks), "--batch", "2"]
+    command = [sys.executable, "-m", "croc", *words, "--workers", "1"]
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL, start_new_session=True)
+    while len(list(masks.rglob("*.png"))) < 20:
+        assert process.poll() is None
+        time.sleep(0.01)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    before = {name: each for name, each in files(masks).items() if name.endswith(".png")}
+    assert 20 <= len(before) < count
+    assert main([*words, "--workers", "0"]) == 0
+    after = {name: each for name, each in files(masks).items() if name.endswith(".png")}
+    assert len(after) == count
+    assert {name: after[name] for name in before} == before
+    assert predict(head, source, "--to", tmp_path / "whole") == 0
+    whole = files(tmp_path / "whole")
+    assert all(after[name][1] == whole[name][1] for name in after)
+
+
+def test_bad_input_is_one_line(
+    head: Path, photos: dict[str, np.ndarray], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    source, masks = tmp_path / "photos", tmp_path / "masks"
+    assert predict(head, source, "--to", masks) == 0
+    save_segmenter(make_head("random:vit_tiny_patch16_224", classes=4), tmp_path / "other", {})
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "text.txt").write_text("text")
+    (tmp_path / "odd").mkdir()
+    (tmp_path / "odd" / "settings.json").write_text("{")
+    new = tmp_path / "new"
+    capsys.readouterr()
+    for words, message in (
+        ((tmp_path / "other", source, "--to", masks), "are made by another head"),
+        ((head, source / "sub", "--to", masks), "are of other photographs"),
+        ((head, tmp_path / "empty", "--to", new), "no images in"),
+        ((head, tmp_path / "text.txt", "--to", new), "is no image file"),
+        ((head, tmp_path / "nothing", "--to", new), "does not exist"),
+        ((head, source, "--to", tmp_path / "odd"), "settings.json cannot be read"),
+        ((head, source, "--to", new, "--tile-px", "40"), "--tile-px: tiles of 40 px"),
+        ((source, source, "--to", new), "holds no head"),
+    ):
+        assert predict(*words) == 2
+        assert message in capsys.readouterr().err.splitlines()[-1]
+    assert not new.exists()
