@@ -52,39 +52,26 @@ def saliency(tokens: Tokens, config: ClusterConfig) -> Float[Tensor, "M B H N"]:
 
 
 @dataclass(frozen=True)
-class ClusterTargets:
-    """The clusters of a micro-batch, and the teacher's outputs for their centroids."""
+class Target:
+    """The teacher's outputs of one kind, which the student is to predict."""
 
-    clusters: Clusters
-    outputs: Float[Tensor, "M B H K L"]
-    center: Float[Tensor, "L"]
-    total: Float[Tensor, "L"]
-    """Sum of the outputs over views and valid clusters, for the moving mean."""
-
-
-@dataclass(frozen=True)
-class PatchTargets:
-    """The patches hidden from the student, and the teacher's outputs for them, with --loss.mask."""
-
-    mask: Mask
-    outputs: Float[Tensor, "M B V L"]
-    center: Float[Tensor, "L"]
-    total: Float[Tensor, "L"]
+    outputs: Float[Tensor, "M B *places P"]
+    counted: Bool[Tensor, "B *places"]
+    center: Float[Tensor, "P"]
+    total: Float[Tensor, "P"]
+    """Sum of the outputs over views and what is counted, for the moving mean."""
 
 
 @dataclass(frozen=True)
 class Targets:
-    """What the student is to predict for a micro-batch: the teacher's outputs."""
+    """What the teacher makes of a micro-batch."""
 
     temp: Float[Tensor, ""]
-    outputs: Float[Tensor, "M B P"]
-    """For the CLS tokens."""
-    center: Float[Tensor, "P"]
-    total: Float[Tensor, "P"]
-    """Sum of the outputs over views and images, for the moving mean."""
-    dense: ClusterTargets | None
-    """None in DINO."""
-    patches: PatchTargets | None = None
+    outputs: dict[str, Target]
+    """image: CLS tokens. cluster: centroids; not in DINO. patch: hidden patches, with --loss.mask;
+    their views are swapped, since the student predicts them in the same view."""
+    clusters: Clusters | None = None
+    mask: Mask | None = None
     anchor: Float[Tensor, "M B N D"] | None = None
     """The patches as the network that the run started from sees them, with --anchor.weight."""
 
@@ -93,13 +80,13 @@ class Targets:
 class Divisors:
     """What the sums of a step are divided by, over all micro-batches and processes."""
 
-    images: int
-    dense: Float[Tensor, ""] | float = 1.0
+    image: int
+    cluster: Float[Tensor, ""] | float = 1.0
     """`paper`: images with a cluster; `released`: clusters of this process, times processes."""
-    clusters: Float[Tensor, ""] | float = 1.0
-    """The sum of all chosen K, before pruning."""
-    patches: Float[Tensor, ""] | float = 1.0
+    patch: Float[Tensor, ""] | float = 1.0
     """Hidden patches of a view."""
+    chosen: Float[Tensor, ""] | float = 1.0
+    """The sum of all chosen K, before pruning."""
 
 
 class Network(nn.Module):
@@ -122,30 +109,22 @@ class Network(nn.Module):
         """The student's cross-entropy for each image, and the teacher's own entropy, which bounds
         it from below; in CrOC also for each cluster, with --loss.mask for each hidden patch. With
         an anchor, its distance."""
-        dense, t, s = targets.dense, targets.temp, self.config.loss.student_temp
-        masked = targets.patches
-        hidden = None if masked is None else (masked.mask.hidden, self.mask_token)
-        losses: dict[str, tuple[Tensor, ...]] = {}
+        t, s = targets.temp, self.config.loss.student_temp
+        hidden = None if targets.mask is None else (targets.mask.hidden, self.mask_token)
         with stage("student"):
             cls, patches = self.backbone(pixels, keys, hidden)
         with stage("heads"):
-            images: Tensor = self.head.images(cls)
-            clusters: Any = None
-            guesses: Any = None
-            if dense is not None and self.cluster is not None:
-                centroids = self.pool(patches, dense.clusters.assignments, cls, self.cluster)
-                clusters = self.head.clusters(centroids)
-            if masked is not None:
-                guesses = self.head.patches(at_hidden(patches, masked.mask, cls))
+            outputs: dict[str, Any] = {"image": self.head.images(cls)}
+            if targets.clusters is not None and self.cluster is not None:
+                centroids = self.pool(patches, targets.clusters.assignments, cls, self.cluster)
+                outputs["cluster"] = self.head.clusters(centroids)
+            if targets.mask is not None:
+                outputs["patch"] = self.head.patches(at_hidden(patches, targets.mask, cls))
         with stage("loss"):
-            every = torch.ones_like(keys, dtype=torch.bool)
-            losses["image"] = self.distil(targets.outputs, targets.center, t, images, s, every)
-            if dense is not None:
-                valid = dense.clusters.valid
-                losses["cluster"] = self.distil(dense.outputs, dense.center, t, clusters, s, valid)
-            if masked is not None:  # from the teacher's token in the same view
-                same, counted = masked.outputs.flip(0), masked.mask.counted
-                losses["patch"] = self.distil(same, masked.center, t, guesses, s, counted)
+            losses: dict[str, tuple[Tensor, ...]] = {
+                name: self.distil(x.outputs, x.center, t, outputs[name], s, x.counted)
+                for name, x in targets.outputs.items()
+            }
             if targets.anchor is not None:
                 losses["anchor"] = (self.gram_distance(patches, targets.anchor),)
         return losses
@@ -167,13 +146,12 @@ class Croc:
         self.teacher.load_state_dict(self.student.state_dict())
         self.teacher.eval().requires_grad_(False).to(device)
         momentum = config.loss.center_momentum
-        self.image_center = Center(config.head.image_prototypes, momentum).to(device)
-        self.cluster_center = self.patch_center = None
+        prototypes = {"image": config.head.image_prototypes}
         if isinstance(config, CrocConfig):
-            self.cluster_center = Center(config.head.cluster_prototypes, momentum).to(device)
+            prototypes["cluster"] = config.head.cluster_prototypes
         if config.loss.mask > 0:
-            prototypes = getattr(config.head, "cluster_prototypes", config.head.image_prototypes)
-            self.patch_center = Center(prototypes, momentum).to(device)
+            prototypes["patch"] = prototypes.get("cluster", prototypes["image"])
+        self.centers = {name: Center(p, momentum).to(device) for name, p in prototypes.items()}
         self.temp = torch.zeros((), device=device)
         self.anchor, self.anchor_weight = None, torch.zeros((), device=device)
         if config.anchor.weight > 0:
@@ -203,12 +181,8 @@ class Croc:
         modules: dict[str, nn.Module] = {
             "student": self.student,
             "teacher": self.teacher,
-            "image_center": self.image_center,
+            **{f"{name}_center": center for name, center in self.centers.items()},
         }
-        if self.cluster_center is not None:
-            modules["cluster_center"] = self.cluster_center
-        if self.patch_center is not None:
-            modules["patch_center"] = self.patch_center
         if self.anchor is not None:
             modules["anchor"] = self.anchor
         return modules
@@ -259,55 +233,43 @@ class Croc:
 
     @torch.no_grad()
     def teach(self, views: Views, keys: Int64[Tensor, "B"]) -> Targets:
-        """The teacher's clusters, and its outputs for every image and centroid."""
-        teacher, dense = self.teacher, None
-        if self.cluster is None or self.cluster_center is None:
-            with stage("teacher"):
+        """The clusters, and the teacher's outputs for images, centroids and hidden patches."""
+        teacher, clusters, mask, anchor = self.teacher, None, None, None
+        tokens: Any = None
+        centroids: Any = None
+        with stage("teacher"):
+            if self.cluster is None:
                 cls, patches = teacher.backbone(views.pixels, keys)
-            with stage("heads"):
-                images = teacher.head.images(cls)
-        else:
-            with stage("teacher"):
+            else:
                 tokens = teacher.backbone.describe(views.pixels, self.cluster.tokens, keys)
                 cls, patches = tokens.cls, tokens.patches
+        if self.cluster is not None:
             with stage("clustering"):
                 clusters = self.cluster_tokens(tokens, views, keys, self.cluster)
-                assignments = clusters.assignments
-                centroids = teacher.pool(patches, assignments, cls, self.cluster)
-            with stage("heads"):
-                images, outputs = teacher.head.images(cls), teacher.head.clusters(centroids)
-            with stage("loss"):
-                valid = clusters.valid.float().expand(outputs.shape[:-1])
-                center = self._center(self.cluster_center, outputs, valid)
-                total = self.weighted_total(outputs, valid)
-                dense = ClusterTargets(clusters, outputs, center, total)
+                centroids = teacher.pool(patches, clusters.assignments, cls, self.cluster)
+        with stage("heads"):
+            every = torch.ones_like(keys, dtype=torch.bool)
+            outputs = {"image": (teacher.head.images(cls), every)}
+            if clusters is not None:
+                outputs["cluster"] = (teacher.head.clusters(centroids), clusters.valid)
+            if "patch" in self.centers:
+                mask = draw_mask(keys, patches.shape[2], self.config.loss.mask)
+                hidden = teacher.head.patches(at_hidden(patches, mask, cls))
+                outputs["patch"] = (hidden.flip(0), mask.counted)
         with stage("loss"):
-            ones = torch.ones_like(images[..., 0], dtype=torch.float)
-            center = self._center(self.image_center, images, ones)
-            total = self.weighted_total(images, ones)
-        masked = anchor = None
-        if self.patch_center is not None:
-            masked = self.hide(self.patch_center, patches, cls, keys)
+            targets = {name: self._target(name, *each) for name, each in outputs.items()}
         if self.anchor is not None:
             with stage("anchor"):
                 _, anchor = self.anchor(views.pixels)
-        return Targets(self.temp, images, center, total, dense, masked, anchor)
+        return Targets(self.temp, targets, clusters, mask, anchor)
 
-    def hide(self, moving: Center, patches: Tensor, cls: Tensor, keys: Tensor) -> PatchTargets:
-        """Draw the patches that the student does not see; the teacher's outputs for them."""
-        mask = draw_mask(keys, patches.shape[2], self.config.loss.mask)
-        with stage("heads"):
-            outputs = self.teacher.head.patches(at_hidden(patches, mask, cls))
-        with stage("loss"):
-            counted = mask.counted.float().expand(outputs.shape[:-1])
-            center = self._center(moving, outputs, counted)
-            return PatchTargets(mask, outputs, center, self.weighted_total(outputs, counted))
-
-    def _center(self, moving: Center, outputs: Tensor, weights: Tensor) -> Float[Tensor, "P"]:
-        """What is subtracted from the outputs: their moving mean, or what balances the batch."""
+    def _target(self, name: str, outputs: Tensor, counted: Tensor) -> Target:
+        """With the center: the outputs' moving mean, or what balances the batch."""
+        weights = counted.float().expand(outputs.shape[:-1])
+        center = self.centers[name].value
         if self.config.loss.centering == "sinkhorn":
-            return sinkhorn_center(outputs, weights, self.temp)
-        return moving.value
+            center = sinkhorn_center(outputs, weights, self.temp)
+        return Target(outputs, counted, center, self.weighted_total(outputs, weights))
 
     def total_loss(
         self,
@@ -316,7 +278,7 @@ class Croc:
         divisors: Divisors,
     ) -> dict[str, Tensor]:
         """The loss and the metrics of what the student returned for a micro-batch."""
-        loss_glob, entropy_glob = (each.sum() / divisors.images for each in losses["image"])
+        loss_glob, entropy_glob = (each.sum() / divisors.image for each in losses["image"])
         metrics = {
             "loss_image": loss_glob,
             "entropy_image": entropy_glob,
@@ -324,19 +286,19 @@ class Croc:
         }
         loss_rest: Tensor | float = 0.0  # what the paper does not have
         if "patch" in losses:
-            loss_mask, entropy_mask = (each.sum() / divisors.patches for each in losses["patch"])
+            loss_mask, entropy_mask = (each.sum() / divisors.patch for each in losses["patch"])
             metrics |= {"loss_patch": loss_mask, "entropy_patch": entropy_mask}
             loss_rest = loss_rest + loss_mask
         if "anchor" in losses:
-            metrics["loss_anchor"] = losses["anchor"][0].sum() / divisors.images
+            metrics["loss_anchor"] = losses["anchor"][0].sum() / divisors.image
             loss_rest = loss_rest + self.anchor_weight * metrics["loss_anchor"]
-        if targets.dense is None:
+        if targets.clusters is None:
             return {"loss": loss_glob + loss_rest, **metrics}
-        clusters = targets.dense.clusters
+        clusters = targets.clusters
         weights = self._weights(clusters.valid, divisors)
         loss_dense, entropy_dense = ((weights * each).sum() for each in losses["cluster"])
         loss = self.alpha * loss_dense + loss_glob + loss_rest
-        heads = divisors.images * clusters.count.shape[1]
+        heads = divisors.image * clusters.count.shape[1]
         effective, largest = self.softness(clusters.assignments)
         return metrics | {
             "loss": loss,
@@ -346,7 +308,7 @@ class Croc:
             "k_mean": clusters.count.sum() / heads,
             "effective_clusters": effective.sum() / heads,
             "largest_share": largest.sum() / heads,
-            "valid_share": clusters.valid.sum() / divisors.clusters,
+            "valid_share": clusters.valid.sum() / divisors.chosen,
         }
 
     def _weights(self, valid: Bool[Tensor, "B H K"], divisors: Divisors) -> Float[Tensor, "B H K"]:
@@ -354,44 +316,30 @@ class Croc:
 
         `paper` takes the mean over an image's clusters, then over images; `released` over all.
         """
-        weights = valid.float() / divisors.dense
+        weights = valid.float() / divisors.cluster
         if self.cluster and self.cluster.variant == "paper":
             weights = weights / valid.sum(dim=(1, 2), keepdim=True).clamp_min(1)
         return weights
 
     def _divisors(self, parts: list[Targets]) -> Divisors:
-        images = sum(part.outputs.shape[1] for part in parts) * process_count()
-        clusters = [part.dense.clusters for part in parts if part.dense is not None]
-        patches: Any = 1.0
-        masks = [part.patches.mask for part in parts if part.patches is not None]
-        if masks:
-            counted = torch.cat([mask.counted for mask in masks]).sum().float()
-            patches = sum_over_processes(counted).clamp_min(1)
+        images = sum(part.outputs["image"].counted.numel() for part in parts) * process_count()
+        patch: Any = 1.0
+        if "patch" in self.centers:
+            patch = sum_over_processes(_count(parts, "patch")).clamp_min(1)
         if self.cluster is None:
-            return Divisors(images, patches=patches)
-        valid = torch.cat([each.valid for each in clusters])
-        count = torch.cat([each.count for each in clusters])
-        with_cluster = valid.flatten(1).any(dim=1).sum()
-        shared = sum_over_processes(torch.stack([with_cluster, count.sum()]).float())
-        per_process = valid.sum().float() * process_count()
-        dense = shared[0] if self.cluster.variant == "paper" else per_process
-        return Divisors(images, dense.clamp_min(1), shared[1], patches)
+            return Divisors(images, patch=patch)
+        clusters = [part.clusters for part in parts if part.clusters is not None]
+        count = torch.cat([each.count for each in clusters]).sum()
+        with_cluster = torch.cat([each.valid.flatten(1).any(dim=1) for each in clusters]).sum()
+        shared = sum_over_processes(torch.stack([with_cluster, count]).float())
+        per_process = _count(parts, "cluster") * process_count()
+        cluster = shared[0] if self.cluster.variant == "paper" else per_process
+        return Divisors(images, cluster.clamp_min(1), patch, shared[1])
 
     def _update_centers(self, parts: list[Targets]) -> None:
-        images = sum(part.outputs.shape[1] for part in parts)
-        total = torch.stack([part.total for part in parts]).sum(dim=0)
-        self.image_center.update(total, torch.full((), float(VIEWS * images), device=total.device))
-        if self.cluster_center is not None:
-            dense = [part.dense for part in parts if part.dense is not None]
-            total = torch.stack([each.total for each in dense]).sum(dim=0)
-            valid = torch.stack([each.clusters.valid.sum() for each in dense]).sum()
-            self.cluster_center.update(total, VIEWS * valid.float())
-
-        masked = [part.patches for part in parts if part.patches is not None]
-        if self.patch_center is not None:
-            total = torch.stack([each.total for each in masked]).sum(dim=0)
-            counted = torch.stack([each.mask.counted.sum() for each in masked]).sum()
-            self.patch_center.update(total, VIEWS * counted.float())
+        for name, center in self.centers.items():
+            total = torch.stack([part.outputs[name].total for part in parts]).sum(dim=0)
+            center.update(total, VIEWS * _count(parts, name))
 
     def freeze_prototypes(self, settings: Settings) -> None:
         """In the first epochs the prototypes get no gradient."""
@@ -403,6 +351,10 @@ class Croc:
         with stage("EMA"):
             momentum = teacher_momentum(self.config.loss, settings)
             update_teacher(self.teacher, self.student, momentum)
+
+
+def _count(parts: list[Targets], name: str) -> Float[Tensor, ""]:
+    return torch.stack([part.outputs[name].counted.sum() for part in parts]).sum().float()
 
 
 def teacher_momentum(loss: DistillationConfig, settings: Settings) -> float:

@@ -48,9 +48,9 @@ def prepared(config: DinoConfig) -> tuple[Fabric, Croc, Any, Any]:
     with torch.no_grad():  # a student unlike its teacher, centers unlike zero
         for parameter in method.student.parameters():
             parameter.add_(0.02 * torch.randn_like(parameter))
-        method.image_center.value.normal_(std=0.1)
-        if method.cluster_center is not None:
-            method.cluster_center.value.normal_(std=0.1)
+        method.centers["image"].value.normal_(std=0.1)
+        if "cluster" in method.centers:
+            method.centers["cluster"].value.normal_(std=0.1)
     method.set_schedule(SETTINGS)
     optimizer = make_optimizer(method.student, torch.device("cpu"))
     student, optimizer = fabric.setup(method.student, optimizer)
@@ -62,7 +62,7 @@ def naive_losses(config: CrocConfig, method: Croc, canvases: Canvases) -> tuple[
     """Both losses, both new centers and the teacher's entropy, cluster by cluster."""
     views = make_views(canvases, config.views, 8)
     temperature = torch.tensor(0.07)  # the tiny run's warm-up is over in epoch 1
-    found = method.teach(views, canvases.keys).dense.clusters
+    found = method.teach(views, canvases.keys).clusters
     networks = {"teacher": method.teacher, "student": method.student}
     tokens = {name: network.backbone(views.pixels) for name, network in networks.items()}
 
@@ -85,7 +85,7 @@ def naive_losses(config: CrocConfig, method: Croc, canvases: Canvases) -> tuple[
     for image in range(len(canvases.keys)):
         t, s = ([networks[n].head.images(tokens[n][0][v, image]) for v in (0, 1)] for n in networks)
         image_outputs += t
-        center = method.image_center.value
+        center = method.centers["image"].value
         pair = cross_entropy(t[0], s[1], center) + cross_entropy(t[1], s[0], center)
         image_losses.append(pair / 2)
         for output in t:
@@ -98,7 +98,7 @@ def naive_losses(config: CrocConfig, method: Croc, canvases: Canvases) -> tuple[
                     continue
                 t, s = ([outputs(n, v, image, head, k) for v in (0, 1)] for n in networks)
                 cluster_outputs += t
-                center = method.cluster_center.value
+                center = method.centers["cluster"].value
                 pair = cross_entropy(t[0], s[1], center) + cross_entropy(t[1], s[0], center)
                 mine.append(pair / 2)
         if mine:
@@ -108,8 +108,8 @@ def naive_losses(config: CrocConfig, method: Croc, canvases: Canvases) -> tuple[
     return (
         torch.stack(image_losses).mean(),
         torch.stack(dense).mean(),
-        0.9 * method.image_center.value + 0.1 * torch.stack(image_outputs).mean(0),
-        0.9 * method.cluster_center.value + 0.1 * torch.stack(cluster_outputs).mean(0),
+        0.9 * method.centers["image"].value + 0.1 * torch.stack(image_outputs).mean(0),
+        0.9 * method.centers["cluster"].value + 0.1 * torch.stack(cluster_outputs).mean(0),
         torch.stack(entropies).mean(),
     )
 
@@ -131,8 +131,8 @@ def test_a_step_equals_the_loops(name: str):
     torch.testing.assert_close(metrics["loss_image"], image.detach(), rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(metrics["loss_cluster"], cluster.detach(), rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(metrics["entropy_image"], entropy.detach())
-    torch.testing.assert_close(method.image_center.value, image_center)
-    torch.testing.assert_close(method.cluster_center.value, cluster_center)
+    torch.testing.assert_close(method.centers["image"].value, image_center)
+    torch.testing.assert_close(method.centers["cluster"].value, cluster_center)
     for n, parameter in method.student.named_parameters():
         torch.testing.assert_close(parameter.grad, expected[n], rtol=1e-3, atol=1e-5)
 
@@ -155,12 +155,12 @@ def test_one_valid_cluster_or_none_gives_no_nan(name: str, kept: int, monkeypatc
     config = variant(name)
     trainer = Trainer(Fabric(accelerator="cpu", devices=1), config)
     method: Any = trainer.method
-    before = method.cluster_center.value.clone()
+    before = method.centers["cluster"].value.clone()
     metrics = trainer.step(make_canvases(config), SETTINGS)
     assert all(parameter.isfinite().all() for parameter in method.student.parameters())
     assert all(value.isfinite() for value in metrics.values())
     assert (metrics["loss_cluster"] > 0) == (metrics["valid_share"] > 0) == (kept > 0)
-    assert torch.equal(before, method.cluster_center.value) == (kept == 0)
+    assert torch.equal(before, method.centers["cluster"].value) == (kept == 0)
 
 
 def steps_on_the_gpu(name: str, compiles: bool, steps: int, checked_from: int) -> dict[str, Tensor]:

@@ -18,7 +18,7 @@ def test_the_loss_and_its_center_equal_a_loop_over_hidden_patches(clusters: bool
     config = config if clusters else without_clusters(config)
     canvases = make_canvases(config)
     fabric, method, student, _ = prepared(config)
-    center = method.patch_center.value.normal_(std=0.1).clone()
+    center = method.centers["patch"].value.normal_(std=0.1).clone()
     views = make_views(canvases, config.views, 8)
     images, patches = len(canvases.keys), views.positions.shape[2]
     hidden = draw_mask(canvases.keys, patches, 0.3).hidden
@@ -44,7 +44,7 @@ def test_the_loss_and_its_center_equal_a_loop_over_hidden_patches(clusters: bool
     metrics = method.compute_gradients(fabric, student, canvases)
     torch.testing.assert_close(metrics["loss_patch"], loss.detach(), rtol=1e-5, atol=1e-5)
     expected = 0.9 * center + 0.1 * torch.stack(outputs).mean(0)
-    torch.testing.assert_close(method.patch_center.value, expected)
+    torch.testing.assert_close(method.centers["patch"].value, expected)
     total = metrics["loss_image"] + metrics["loss_patch"] + metrics.get("loss_cluster", 0)
     torch.testing.assert_close(metrics["loss"], total)
     assert gradient.any()
