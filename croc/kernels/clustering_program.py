@@ -242,9 +242,9 @@ def _update(points, kernel, u, v, EXACT: tl.constexpr):
 @triton.jit
 @no_type_check
 def _closest_pair(centroids, living, WIDTH: tl.constexpr):
-    """i < j, the first of equals; this decision deserves the precision of float32.
+    """The pair i < j, the first among equals, chosen in float32.
 
-    Not an argmax of all pairs in one row: Triton then reorders them, but not their numbers.
+    Not an argmax of all pairs in one row: Triton then reorders them, but not their indices.
     """
     slot = tl.arange(0, WIDTH)
     unit = _unit(centroids)

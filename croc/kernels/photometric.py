@@ -73,7 +73,7 @@ def clamp(values):
 @triton.jit
 @no_type_check
 def finish(red, green, blue, solarize):
-    """Solarized where asked, and normalized."""
+    """Solarize where requested, and normalize."""
     red = (_solarize(red, solarize) - MEAN[0]) / STD[0]
     green = (_solarize(green, solarize) - MEAN[1]) / STD[1]
     blue = (_solarize(blue, solarize) - MEAN[2]) / STD[2]

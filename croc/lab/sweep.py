@@ -333,7 +333,7 @@ def summarize(runs: Sequence[Run], cells: dict[str, list[dict[str, Any]]]) -> li
 
 
 def make_figure(record: dict[str, Any], vary: str) -> Figure:
-    """A panel for each protocol and data set, with one dot per seed."""
+    """A panel for each protocol and dataset, with one dot per seed."""
     rows, columns = record["rows"], record["columns"]
     across = min(3, len(columns))
     size = (4 * across, 3.2 * math.ceil(len(columns) / across))

@@ -39,7 +39,7 @@ def list_photos(sources: Sequence[str], outside: Path) -> tuple[list[Photo], str
             paths[path] = None
             tops.append(path.parent)
         else:
-            problem = "is no image file" if path.exists() else "does not exist"
+            problem = "is not an image file" if path.exists() else "does not exist"
             raise UserError(f"{source} {problem}: pass folders or image files")
     if not paths:
         raise UserError(f"no images in {', '.join(sources)} (searched at any depth)")

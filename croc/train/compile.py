@@ -1,4 +1,4 @@
-"""The step made fast: parts of it are compiled, and its kernels recorded as a CUDA graph.
+"""A faster step: parts of it are compiled, and its kernels are captured as a CUDA graph.
 
 Launched one by one the kernels keep the host busy nearly as long as the GPU, and then whatever else
 the host does, such as loading, delays the training. Recorded once, they are launched together.

@@ -31,7 +31,7 @@ def compiles(run: RunConfig, device: torch.device) -> bool:
 
 
 def in_bfloat16(run: RunConfig, accelerator: str) -> bool:
-    """Older GPUs only emulate it."""
+    """Whether to use bfloat16; older GPUs only emulate it."""
     if run.precision == "auto":
         return accelerator == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
     return run.precision == "bfloat16"

@@ -45,7 +45,7 @@ KEPT = 2
 
 
 def open_run_folder(folder: Path, config: PretrainConfig) -> None:
-    """Refuse a folder that is neither free nor this run's own."""
+    """Reject a folder that is neither new nor this run's own."""
     occupied = folder.exists() and (
         not folder.is_dir() or any(path.name not in (PARTIAL, LOCK) for path in folder.iterdir())
     )

@@ -133,15 +133,17 @@ def opening(path: Path) -> Iterator[None]:
     except UserError:
         raise
     except (FileNotFoundError, IsADirectoryError) as error:
-        raise UserError(f"{path}: {error.strerror}; name a file of weights") from None
+        raise UserError(f"{path}: {error.strerror}; pass a weights file") from None
     except HarmfulFile as error:
         raise UserError(
-            f"{path} cannot be read as weights: on opening it wants to run {one_line(str(error))}, "
-            "which was not done; do not use this file"
+            f"{path} cannot be read as weights: when opened, it tries to run "
+            f"{one_line(str(error))}, which was blocked; do not use this file"
         ) from None
     except Exception as error:
         reason = first_line(error)
-        raise UserError(f"{path} cannot be read as weights ({reason}): get it again") from error
+        raise UserError(
+            f"{path} cannot be read as weights ({reason}): download it again"
+        ) from error
 
 
 def first_line(error: Exception) -> str:
@@ -149,7 +151,7 @@ def first_line(error: Exception) -> str:
 
 
 def read_content(path: Path) -> Any:
-    """All of a file, be it `.safetensors`, torch's or a pickle."""
+    """Everything in a `.safetensors` file, a torch file or a pickle."""
     with opening(path), verifying(path):
         if path.suffix == ".safetensors":
             return load_file(path)
@@ -189,7 +191,7 @@ def read_named_tensors(path: Path) -> dict[str, Tensor]:
     content = read_content(path)
     if not isinstance(content, dict):
         kind = one_line(getattr(content, "kind", type(content).__name__))
-        raise UserError(f"{path} holds no named tensors but a {kind}: save its state_dict()")
+        raise UserError(f"{path} contains a {kind}, not named tensors: save its state_dict()")
     seen = set()  # dicts may contain one another
 
     def walk(inner: dict[Any, Any], prefix: str) -> Iterator[tuple[str, Tensor]]:

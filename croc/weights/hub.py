@@ -53,8 +53,8 @@ def download(spec: str) -> Path:
         names = [name for name in names if name.endswith(SUFFIXES)]
         names = [name for name in USUAL if name in names] or names
         if len(names) != 1:
-            listed = ", ".join(names[:5]) or "no file of weights"
-            raise UserError(f"{spec} holds {listed}: name one, hf:{repository}/FILE")
+            listed = ", ".join(names[:5]) or "no weights file"
+            raise UserError(f"{spec} has {listed}: choose one with hf:{repository}/FILE")
         return Path(hf_hub_download(repository, names[0], revision=revision))
 
 
