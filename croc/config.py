@@ -360,7 +360,7 @@ class OptimConfig(Section):
     """AdamW's β₁ and β₂."""
     matrices: Literal["adamw", "muon"] = "adamw"
     """Optimizer for the weight matrices of the ViT blocks: AdamW as in the paper, or Muon, which
-    needed a third as many images in a short experiment (dev/LOG.md). AdamW optimizes all other
+    needed a third as many samples in a short experiment (dev/LOG.md). AdamW optimizes all other
     parameters."""
     muon_lr_factor: Annotated[float, at_least(0)] = 1.0
     """Muon's learning rate as a multiple of --optim.lr."""

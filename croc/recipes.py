@@ -68,7 +68,7 @@ def coco_20min() -> CrocConfig:
     croc pretrain coco-20min --data.root PACK --run.folder runs/coco-20min
     croc export runs/coco-20min --to coco-20min.safetensors
 
-    Differences from the paper, so that three million images are enough:
+    Differences from the paper, so that three million samples are enough:
     - Muon optimizes the matrices of the blocks, at three times AdamW's learning rate, which in turn
       is twice the paper's. Weight decay increases only to 0.1, and there is no stochastic depth.
     - 96 px views for most of the run, then 192 px: small views train faster.

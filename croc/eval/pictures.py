@@ -1,4 +1,4 @@
-"""Pictures of predictions: figures beside the truth, and masks as DAVIS stores them."""
+"""Pictures of predictions: figures next to the ground truth, and masks as DAVIS stores them."""
 
 import warnings
 from collections.abc import Sequence

@@ -1,10 +1,10 @@
 """Attention over few tokens, from the packed output of the qkv layer and back into its gradient.
 
 One Triton program does a whole image and head. The tokens are few enough that the scores of a row
-are there all at once: no running maximum, no sums over programs, and the gradients of queries,
+fit on the chip: no running maximum, no sums over programs, and the gradients of queries,
 keys and values go where the layer expects them. The backward goes over the scores twice, once by
 rows for the queries and once by columns for keys and values: faster than both in one, for which
-the registers do not suffice.
+there are too few registers.
 """
 
 import math

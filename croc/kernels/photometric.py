@@ -1,4 +1,4 @@
-"""The colors of pixels on a GPU, as photometric.py defines them, for views.py beside it."""
+"""Color augmentation on a GPU, equivalent to method/photometric.py; used by kernels/views.py."""
 
 from typing import no_type_check
 

@@ -1,4 +1,4 @@
-"""The pixels of the views on a GPU: what `crop` and `apply_photometric` define, in three kernels.
+"""The pixels of the views on a GPU: `crop` and `apply_photometric` in three kernels.
 
 `_crop` resamples, and jitters each image up to its contrast, which needs a mean of the whole.
 `_color` does the rest of the jitter and the grayscale, and finishes the images without a blur.

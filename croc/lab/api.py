@@ -364,7 +364,7 @@ class Run:
         return read_metrics(self.folder)
 
     def __fspath__(self) -> str:
-        """Its folder: a run can be passed wherever a path or weights can."""
+        """The folder: a run can be passed in place of a path or weights."""
         return str(self.folder)
 
     def backbone(self) -> VitBackbone:

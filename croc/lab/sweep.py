@@ -226,7 +226,7 @@ def run_sweep(recipe: str, sweep: SweepConfig, runs: Sequence[Run], evaluation: 
     failures: list[dict[str, str]] = []
 
     def run_once(run: Run) -> None:
-        """Train and score what is missing of one run, whatever it may fail with."""
+        """Train and score what is missing of one run; any failure is recorded."""
         try:
             if not any(step_of(each) >= steps[run.setting] for each in checkpoints(run.folder)):
                 pretrain(run.config, run.recipe, ReportHook)

@@ -64,8 +64,8 @@ class PredictPart(Section):
     photos: Images
     """Image folders, searched recursively, and image files."""
     to: str
-    """Output folder for the masks, NAME.png in the images' subfolders: 8-bit palette PNGs whose
-    pixel values are class indices."""
+    """Output folder for the masks: 8-bit palette PNGs whose pixel values are class indices, in the
+    same subfolders as the images."""
     overlays: bool = False
     """Also write overlays/NAME.jpg: images tinted by class, at most 1280 px on the longer side."""
     probabilities: bool = False

@@ -18,7 +18,7 @@ from croc.errors import UserError
 from croc.method.distributed import any_process, shard_student, sum_over_processes
 
 INTERACTIVE = ("bash", "interactive")
-"""Names of SLURM jobs whose user starts processes by hand, as Lightning has it."""
+"""Names of SLURM jobs in which the user starts processes interactively, as in Lightning."""
 STOP_CHECK_S, MAX_STEPS_BETWEEN_CHECKS = 3.0, 10
 """How often several processes ask each other whether one of them received a signal."""
 

@@ -1,6 +1,6 @@
 """A run's folder: whether it may be used, and the checkpoints that are written into it.
 
-A checkpoint is one file with everything that a resume needs, written beside its place and renamed.
+A checkpoint is one file with everything needed to resume, written to a temporary file and renamed.
 """
 
 import dataclasses

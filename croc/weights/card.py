@@ -1,4 +1,4 @@
-"""What an exported file records about its weights, and the model card beside it."""
+"""What an exported file records about its weights, and its model card."""
 
 import json
 import re
@@ -32,8 +32,8 @@ HUB_LICENSES = (
 
 @dataclass(frozen=True)
 class WeightsRecord:
-    """The metadata of an exported file. The first four values suffice to build the network,
-    whatever a later version makes of `config`."""
+    """The metadata of an exported file. The first four values are enough to build the network,
+    even if a later version cannot read `config`."""
 
     model: str
     """timm's name."""

@@ -127,7 +127,7 @@ class PlainUnpickler(pickle.Unpickler):
 
 @contextmanager
 def opening(path: Path) -> Iterator[None]:
-    """Turn whatever a broken or foreign file raises into one line."""
+    """Turn any error from a broken or foreign file into a one-line message."""
     try:
         yield
     except UserError:
@@ -209,7 +209,7 @@ def read_named_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def read_arguments(path: Path) -> dict[str, str]:
-    """The arguments that a project saved beside its weights, as text; {} if there are none."""
+    """The arguments that a project saved with its weights, as text; {} if there are none."""
     content = read_content(path)
     for key in ARGUMENTS if isinstance(content, dict) else ():
         arguments = content.get(key)

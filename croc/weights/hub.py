@@ -85,7 +85,7 @@ def push(repository: str, files: dict[str, Path], public: bool) -> str:
 
 @contextmanager
 def _talking(problem: str) -> Iterator[None]:
-    """Turn whatever goes wrong between here and the hub into one line."""
+    """Turn any error in talking to the hub into a one-line message."""
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it reports every retry
     try:
         yield

@@ -1,7 +1,7 @@
 """Which network a file of weights contains, recognized by keys and shapes alone.
 
 A network is found by its first layer (a ViT's patch embedding, a ResNet's 7×7 convolution). What
-precedes that layer's name is the network's prefix, whatever wrappers it consists of.
+precedes that layer's name is the network's prefix, regardless of the wrappers.
 """
 
 import math
@@ -133,14 +133,14 @@ class Recognized:
     architecture: str
     """timm's name."""
     options: dict[str, Any]
-    """For timm.create_model, beside the name."""
+    """For timm.create_model, in addition to the name."""
     weights: dict[str, Tensor]
     layout: str
     """For people: whose layout, and which of its networks."""
 
     def arguments(self, image_px: int) -> dict[str, Any]:
-        """For timm.create_model, beside the name: of a ViT for images of that size, or of a ConvNet
-        dilated to an output stride of 16."""
+        """For timm.create_model, in addition to the name: of a ViT for images of that size, or of a
+        ConvNet dilated to an output stride of 16."""
         if PATCHES not in self.weights:
             return {"features_only": True, "output_stride": 16}
         return {**self.options, "img_size": image_px, "dynamic_img_size": True, "num_classes": 0}
