@@ -1,4 +1,4 @@
-"""CrOC: dense visual features from unlabeled scene photographs, by online clustering.
+"""CrOC: dense visual features from unlabeled images of scenes, by online clustering.
 
 docs/api.md documents the public names. They are imported on first use, since torch and timm take
 seconds to import.

@@ -33,7 +33,7 @@ HELP = """CrOC: dense visual features from unlabeled images of scenes.
   croc evaluate linear|kmeans|within|incontext|video|all --weights WEIGHTS --data DATA
                                      evaluate the dense features of a backbone
   croc evaluate fewlabel --weights WEIGHTS --data DATA
-                                     the scores with 1, 5, 20 … labeled images
+                                     scores with only 1, 5, 20 … labeled images
   croc evaluate table --weights WEIGHTS ... --data DATA ...
                                      compare several models in one table
   croc evaluate curve --weights RUN ... --data DATA ...
@@ -46,21 +46,22 @@ HELP = """CrOC: dense visual features from unlabeled images of scenes.
   croc show report RUN ...           write an HTML report: curves, clusters, scores, settings
   croc show weights FILE             inspect a checkpoint, ours or a published one
   croc app RUN [RUN2]                explore the clusters of two crops in a browser
-  croc app label PHOTOS --weights W  label photographs by clicking patches, in a browser
+  croc app label FOLDER --weights WEIGHTS
+                                     label images by clicking patches, in a browser
   croc segment fit --weights WEIGHTS --data folder:LABELED --to HEAD
-                                     train a segmenter on a few labeled images
-  croc segment predict HEAD PHOTOS ... --to MASKS
-                                     write a mask for every photograph of a folder
-  croc segment discover PHOTOS ... --weights WEIGHTS --classes K --to HEAD
-                                     segment photographs without labels
+                                     train a segmentation head on a few labeled images
+  croc segment predict HEAD IMAGES ... --to MASKS
+                                     write a mask for every image in a folder
+  croc segment discover IMAGES ... --weights WEIGHTS --classes K --to HEAD
+                                     segment images without labels, by clustering
   croc segment export HEAD --to FILE.onnx|FILE.pt2
-                                     one network from image to classes, which runs without croc
+                                     export the backbone and head as one network
   croc export RUN --to timm|transformers|torchhub|onnx|safetensors
                                      export a run's backbone and a model card to a folder
   croc export RUN --to NAME.safetensors
                                      the same as a single file, for --weights and --init
   croc export RUN --to ... --push USER/NAME
-                                     and upload it to the Hugging Face hub, for hf:USER/NAME
+                                     upload it to the Hugging Face hub, as hf:USER/NAME
   croc data pack SOURCE ... --to FOLDER
                                      decode images once, for faster data loading
   croc bench RECIPE [OPTIONS]        time the training step of a recipe on this machine
@@ -146,7 +147,7 @@ def _recipes_help(command: str, arguments: list[str]) -> bool:
     print(f"usage: croc {command} RECIPE [OPTIONS]\n\nRecipes (or a run's config.json):")
     for name, recipe in RECIPES.items():
         print(f"  {name:18}{(recipe.__doc__ or '').splitlines()[0]}")
-    print(f"\nTheir options: croc {command} RECIPE --help")
+    print(f"\nOptions of a recipe: croc {command} RECIPE --help")
     return True
 
 
@@ -205,9 +206,9 @@ def sweep_command(arguments: list[str]) -> bool:
 
 @dataclass(frozen=True)
 class ShowWeights:
-    """Print a weights file's layout, its network and its authors' training arguments."""
+    """Print a weights file's layout, its network and the authors' training arguments."""
 
-    file: Annotated[str, tyro.conf.Positional]
+    file: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="FILE")]
     """A CrOC, timm or published checkpoint, or hf:USER/NAME; no code in it is executed."""
 
 
@@ -231,12 +232,12 @@ def show_command(kind: str, arguments: list[str]) -> None:
 class Pack:
     """Decode images once, into a folder that is faster to read during training."""
 
-    sources: Annotated[tuple[str, ...], tyro.conf.Positional]
+    sources: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="SOURCE ...")]
     """Folders, tar shards or pipes, as for --data.root."""
     to: str
     """The folder to create."""
     canvas_px: int = DataConfig.canvas_px
-    """Images are downscaled to at most this longer side."""
+    """Maximum longer side; larger images are downscaled."""
     workers: int | None = None
     """Data loading workers; by default one per CPU core, at most 16."""
 
@@ -250,7 +251,7 @@ def pack_command(arguments: list[str]) -> None:
     config = DataConfig(root=options.sources, canvas_px=options.canvas_px, workers=options.workers)
     source = open_source(config, seed=0)
     count, failed = pack(source, options.to, options.canvas_px, worker_count(config))
-    print(f"{count:,} photographs in {options.to}; train with --data.root {options.to}")
+    print(f"{count:,} images in {options.to}; train with --data.root {options.to}")
     for name in failed[:20]:
         print(f"skipped, cannot be decoded: {name}")
 

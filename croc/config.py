@@ -108,10 +108,11 @@ class DataConfig(Section):
     """Image folder(s), searched recursively; tar shard(s) such as 'coco-{000..009}.tar' or
     'pipe:COMMAND'; a folder made by `croc data pack`; or `scenes` for synthetic scenes."""
     subfolders: tuple[str, ...] = ()
-    """If the root contains these folders, only they are read (COCO: train2017)."""
+    """Subfolders to read, if a root contains them (COCO: train2017); other roots are read in
+    full."""
     canvas_px: Annotated[int, at_least(16)] = 640
-    """Maximum longer side; larger images are downscaled when decoded. At 640, no crop of a
-    640 × 480 image is upscaled to 224 px: the smallest crop has a shorter side of 240 px."""
+    """Maximum longer side; larger images are downscaled when decoded. At 640, no crop of an image
+    of 640 × 480 px is upscaled to 224 px: the smallest crop has a shorter side of 240 px."""
     workers: Annotated[int | None, at_least(0)] = None
     """Data loading workers per training process; by default the CPU cores divided by the number of
     training processes, at most 16."""
@@ -172,8 +173,8 @@ class ModelConfig(Section):
 
     section = "model"
     name: str = "vit_small_patch16_224"
-    """Name of a timm architecture; no weights are downloaded. With --init, the network follows from
-    the weights, unless its name, patch size or depth is passed."""
+    """Name of a timm architecture; no weights are downloaded. With --init, the weights determine
+    the network, unless its name, patch size or depth is passed."""
     patch_px: Annotated[int | None, at_least(1)] = None
     """Patch size, if different from the named model's."""
     depth: Annotated[int | None, at_least(1)] = None
@@ -185,8 +186,8 @@ class ModelConfig(Section):
     that tokens cannot tell where in the view they are. Minimum and maximum side of the window as a
     fraction of the grid's; 1 1 is the whole grid, as in the paper."""
     init: Annotated[str | None, tyro.conf.arg(prefix_name=False)] = None
-    """Weights to initialize the backbone from: a run, timm:NAME, hf:USER/NAME or a file; random by
-    default."""
+    """Weights to initialize the backbone from: a run, timm:NAME, hf:USER/NAME, a file, or the name
+    of bundled weights; random by default."""
     train_blocks: Annotated[int | None, at_least(1)] = None
     """Train only the last N blocks and the final norm, and freeze the rest; by default everything
     is trained."""
@@ -359,13 +360,13 @@ class OptimConfig(Section):
     """AdamW's β₁ and β₂."""
     matrices: Literal["adamw", "muon"] = "adamw"
     """Optimizer for the weight matrices of the ViT blocks: AdamW as in the paper, or Muon, which
-    needed a third as many images in a short experiment (dev/LOG.md). AdamW optimizes all other
+    needed a third as many samples in a short experiment (dev/LOG.md). AdamW optimizes all other
     parameters."""
     muon_lr_factor: Annotated[float, at_least(0)] = 1.0
     """Muon's learning rate as a multiple of --optim.lr."""
     layer_decay: Annotated[float, Limit("must be above 0 and at most 1", _TINY, 1)] = 1.0
-    """Learning rate of each block as a fraction of that of the block above it; 1 is the same for
-    all. For post-training: the first blocks then change the least."""
+    """Layer-wise decay: the learning rate of each block as a fraction of that of the next block; 1
+    disables it. For post-training: the first blocks then change the least."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -382,7 +383,7 @@ class RunConfig(Section):
 
     section = "run"
     folder: str | None = None
-    """Output folder; by default runs/RECIPE. An existing run in it is resumed."""
+    """Output folder; by default runs/RECIPE. If it contains this run already, the run resumes."""
     resume: Annotated[Literal["auto", "never", "must"], tyro.conf.arg(prefix_name=False)] = "auto"
     """If the folder has a run, `auto` and `must` resume it and `never` stops with an error; if not,
     `auto` and `never` start a run and `must` stops with an error."""
@@ -399,8 +400,8 @@ class RunConfig(Section):
     report: bool = True
     """Compute gauges, plot clusters and write report.html at each checkpoint."""
     max_skipped: Annotated[int, at_least(1)] = 10
-    """Stop after this many consecutive skipped steps (non-finite gradient); checked when metrics
-    are logged."""
+    """Stop after this many consecutive steps skipped for a non-finite gradient; checked whenever
+    metrics are logged."""
     accelerator: Literal["auto", "cpu", "cuda"] = "auto"
     """Device type to train on."""
     devices: Annotated[int | Literal["auto"], at_least(1)] = "auto"
@@ -411,7 +412,7 @@ class RunConfig(Section):
     """Whether each process holds the full networks (DDP) or a shard of them (FSDP, for networks
     that do not fit on one GPU). A run can be resumed with either."""
     timeout_s: Annotated[float, POSITIVE] = 600.0
-    """Seconds that a process waits for the others before it exits."""
+    """Seconds that a process waits for the others before it exits with an error."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """auto is bfloat16 autocast on a GPU and float32 on the CPU."""
     compile: bool | Literal["auto"] = "auto"

@@ -8,7 +8,7 @@ class UserError(Exception):
 
 
 class LostPeerError(Exception):
-    """Another process of the run has ended, or does not answer. Exit code 1."""
+    """Another process of the run has ended or does not respond. Exit code 1."""
 
 
 class Interrupted(Exception):  # noqa: N818

@@ -1,4 +1,4 @@
-"""Files: whole or not at all; JSON lines; what a figure was measured on and with."""
+"""Atomic writes, locks, JSON lines, and the hardware and versions of a measurement."""
 
 import fcntl
 import json
@@ -20,7 +20,7 @@ LIBRARIES = ("torch", "torchvision", "timm", "numpy", "scipy", "pillow", "faiss-
 
 @contextmanager
 def replacing(path: Path, *, shared: bool = False) -> Iterator[Path]:
-    """Where to write what is to become `path`: beside it, renamed at the end, gone after an error.
+    """A temporary path next to `path`: renamed to it at the end, deleted after an error.
 
     `shared` is for a path that several processes may write at the same time.
     """
@@ -34,8 +34,8 @@ def replacing(path: Path, *, shared: bool = False) -> Iterator[Path]:
 
 
 def try_lock(file: IO[Any], byte: int = 0) -> bool:
-    """Lock a byte of an open file until it is closed, or its process ends in whatever way; False if
-    another process has it. File systems without locks always give it."""
+    """Lock a byte of an open file until the file is closed or the process ends, however it ends;
+    False if another process holds the lock. File systems without locks always grant it."""
     try:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, byte)
     except (BlockingIOError, PermissionError):  # POSIX allows either for a lock that is taken
@@ -46,7 +46,7 @@ def try_lock(file: IO[Any], byte: int = 0) -> bool:
 
 
 def read_lines(path: Path, pass_over_bad: bool = False) -> list[dict[str, Any]]:
-    """The objects of a JSON-lines file; one that a kill cut off is an error or passed over."""
+    """The objects of a JSON-lines file; a line that a kill cut off is an error or skipped."""
     lines = []
     text = path.read_text(encoding="utf-8", errors="replace")
     for number, line in enumerate(text.split("\n"), start=1):
@@ -88,7 +88,7 @@ def gpu_versions() -> dict[str, str | None]:
 
 
 def _version(name: str) -> str | None:
-    """None for a library that pip knows nothing of: conda's faiss has another name."""
+    """None for a library that pip does not know: conda's faiss has a different name."""
     try:
         return version(name)
     except PackageNotFoundError:
@@ -112,7 +112,7 @@ def processor() -> str:
 
 
 def cores() -> int:
-    """Those that this process may use, where the system tells."""
+    """The number of CPU cores that this process may use, if the system reports it."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

@@ -30,8 +30,8 @@ def coco_vits16() -> CrocConfig:
 
     croc pretrain coco-vits16 --data.root /data/coco
 
-    The paper's main setting: λ_pos 4, K_start 12, clusters values. Its linear segmentation scores,
-    as corrected by the authors: VOC12 54.9, COCO-Things 55.7, COCO-Stuff 49.9 mIoU.
+    The paper's main setting: λ_pos 4, K_start 12, clusters from values. Its linear segmentation
+    scores, as corrected by the authors: VOC12 54.9, COCO-Things 55.7, COCO-Stuff 49.9 mIoU.
     """
     return CrocConfig(data=DataConfig(subfolders=("train2017",)))
 
@@ -51,8 +51,8 @@ def imagenet_vits16() -> CrocConfig:
 
     croc pretrain imagenet-vits16 --data.root /data/imagenet
 
-    λ_pos 3, K_start 12, clusters keys; the learning rate scales with the batch size to 2e-3. The
-    paper's scores: 70.6, 66.1, 52.6 mIoU.
+    λ_pos 3, K_start 12, clusters from keys; the learning rate scales with the batch size to 2e-3.
+    The paper's scores: 70.6, 66.1, 52.6 mIoU.
     """
     return CrocConfig(
         data=DataConfig(subfolders=("train",)),
@@ -68,9 +68,9 @@ def coco_20min() -> CrocConfig:
     croc pretrain coco-20min --data.root PACK --run.folder runs/coco-20min
     croc export runs/coco-20min --to coco-20min.safetensors
 
-    Differences from the paper, so that three million images are enough:
-    - Muon optimizes the matrices of the blocks, with three times AdamW's learning rate, which is
-      twice the paper's. Weight decay increases only to 0.1, and there is no stochastic depth.
+    Differences from the paper, so that three million samples are enough:
+    - Muon optimizes the matrices of the blocks, at three times AdamW's learning rate, which in turn
+      is twice the paper's. Weight decay increases only to 0.1, and there is no stochastic depth.
     - 96 px views for most of the run, then 192 px: small views train faster.
     - Crops of 10–60% of the area, each with the position embeddings of a random window of the
       grid: with larger crops, teacher and student agree on positions instead of objects. For the
@@ -121,20 +121,20 @@ def coco_20min() -> CrocConfig:
 
 
 def posttrain() -> CrocConfig:
-    """Any pretrained ViT, adapted to a folder of 1,000 to 10,000 photographs, on one GPU.
+    """Any pretrained ViT, adapted to a folder of 1,000 to 10,000 images, on one GPU.
 
     croc pretrain posttrain --init timm:vit_small_patch14_dinov2.lvd142m --data.root ~/Pictures
     croc pretrain posttrain --init coco-20min --data.root ~/Pictures
 
     Hardware: one GPU; `--model.grad-checkpointing` for a ViT-L or larger on less than 40 GB. Fifty
-    epochs of 5,000 photographs are 3,900 steps and 250,000 images. Measured from coco-20min on
-    1,403 road scenes, in four minutes of a shared H200: linear 47.9 to 48.1 mIoU there, 21.1 to
-    20.8 on COCO-Things mini (docs/posttrain.md).
+    epochs over 5,000 images are 3,900 steps and 250,000 samples. From coco-20min on 1,403 road
+    scenes, in four minutes of a shared H200: linear mIoU from 47.9 to 48.1 there, from 21.1 to 20.8
+    on COCO-Things mini (docs/posttrain.md).
 
-    Differences from the paper, so that a few thousand photographs teach the network something
-    without making it forget what it knows:
-    - The anchor keeps the similarities between patches close to those at the start: firmly at
-      first, while the heads are random, and loosely at the end.
+    Differences from the paper, so that a few thousand images teach the network something without
+    making it forget what it knows:
+    - The anchor keeps the similarities between patches close to those at the start: strongly at
+      first, while the heads are random, and weakly at the end.
     - A low learning rate, lower by a quarter from each block to the one below; two epochs of
       warm-up; low and constant weight decay; no stochastic depth.
     - Small batches, for more steps per epoch, and prototypes that so few images can fill.

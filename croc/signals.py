@@ -1,6 +1,6 @@
-"""Signals as notices that a loop reads, not as exceptions; which process this is, and its exit.
+"""Signals, kept in a list that a loop checks, not raised; the process's number, and its exit.
 
-Raised by a signal, an exception can hit any line, and is lost if that is one of a finalizer.
+An exception raised by a signal handler can occur at any line, and is lost in a finalizer.
 """
 
 import contextlib
@@ -12,12 +12,12 @@ from collections.abc import Iterator
 from typing import Any, NoReturn
 
 NOTICES = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
-"""SIGUSR1 is what SLURM sends ahead of the end, if asked to (--signal)."""
+"""SLURM sends SIGUSR1 before the time limit if configured to (--signal)."""
 
 
 @contextlib.contextmanager
 def notice_of_end() -> Iterator[list[int]]:
-    """The first signal goes into the list; the second ends at once, as without all this."""
+    """Yield a list that receives the first signal; a second one acts as it would without this."""
     notices: list[int] = []
     before: dict[int, Any] = {}
 
@@ -42,7 +42,7 @@ NAMES = ("RANK", "SLURM_PROCID", "LOCAL_RANK")
 
 
 def process_number() -> str:
-    """By the launcher's environment: needs no torch, works before the processes talk."""
+    """From the launcher's environment variables: needs neither torch nor a process group."""
     return next((os.environ[name] for name in NAMES if name in os.environ), "0")
 
 

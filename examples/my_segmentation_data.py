@@ -1,6 +1,6 @@
-"""Add my own segmentation data set, in its own layout, to the evaluation.
+"""Add my own segmentation dataset, in its own layout, to the evaluation.
 
-Shows: a class that reads labeled photographs, `croc.add_data` to give the data set a name, and
+Shows: a class that reads labeled photographs, `croc.add_data` to give the dataset a name, and
 `croc.evaluate` on it as on any other: the whole protocol, scores of classes, a picture.
 Needs: a folder as below. Without one it makes one of synthetic scenes, as an example.
 
@@ -37,7 +37,7 @@ IGNORED = 255
 
 @dataclass(frozen=True)
 class ColoredMasks:
-    """One split of the data set; copied to worker processes, so it has names, not pictures."""
+    """One split of the dataset; copied to worker processes, so it has names, not pictures."""
 
     folder: Path
     names: tuple[str, ...]

@@ -65,7 +65,7 @@ DEMO = {  # options of `croc pretrain demo`, and a fragment of the message
     "--run.folder thesis": "choose another --run.folder",
 }
 ROOTS = {  # values of --data.root
-    "": "no photographs given: pass --data.root FOLDER",
+    "": "no images given: pass --data.root FOLDER",
     "nowhere": "nowhere does not exist",
     "x.zip": "x.zip is neither a folder nor a .tar shard",
     "empty": "no images in empty (searched at any depth for jpg jpeg png",
@@ -96,7 +96,7 @@ BAD |= {
     "pretrain optim.epochs.json": "optim.epochs",
     "pretrain data.root.json": "data.root",
     "pretrain optim.speed.json": "unknown: optim.speed",
-    "show clusters --run no/such/run": "holds no run",
+    "show clusters --run no/such/run": "has no run",
     "show clusters broken.jpg --weights coco-20min": "broken.jpg",
     "data pack no/such/folder --to packed": "no/such/folder",
     "data pack thesis --to binary.json --workers 0": "exists already",
@@ -165,7 +165,7 @@ def test_broken_checkpoint_is_named_and_kept(capsys: Output, tmp_path: Path):
         assert "step-00000002.pt" in refuse(capsys, *run)
         assert path.read_bytes() == damaged
     torch.save({"weights": torch.ones(3)}, path)
-    assert "no checkpoint of a CrOC run" in refuse(capsys, *run)
+    assert "not a checkpoint of a CrOC run" in refuse(capsys, *run)
     torch.save({"format": 1}, path)
     assert "has format 1" in refuse(capsys, *run)
 
@@ -232,7 +232,7 @@ def test_pack_train_and_show(photographs: Path, tmp_path: Path, capsys: Output):
     with Image.open(picture) as image:
         assert min(image.size) > 100
     capsys.readouterr()
-    assert "give it an ending" in refuse(capsys, *show, "--to", str(tmp_path / "picture"))
+    assert "pass a file name ending in" in refuse(capsys, *show, "--to", str(tmp_path / "picture"))
     for number in range(2):
         with tarfile.open(tmp_path / f"shard-{number}.tar", "w") as shard:
             for path in photographs.iterdir():

@@ -1,4 +1,4 @@
-"""Photographs: where they come from, how they are decoded, and how they become batches."""
+"""Training images: sources, decoding and batches."""
 
 from croc.data.decode import UndecodableImage, decode_image, place_on_canvas
 from croc.data.loader import epoch_order, make_loader

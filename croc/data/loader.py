@@ -1,4 +1,4 @@
-"""Batches by step number: any step can be made on its own, so any run can be resumed.
+"""Batches by step number: any step's batch can be loaded on its own, so any run can be resumed.
 
 Workers decode into a ring of batches in shared memory, from which the GPU copies each batch
 while the step before it is computed.

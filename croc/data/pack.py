@@ -175,7 +175,7 @@ class _Packing:
                     raise errors.get()
                 if codes := [process.exitcode for process in processes if process.exitcode]:
                     raise UserError(
-                        f"a worker was killed (exit code {codes[0]}), perhaps for lack of memory: "
+                        f"a worker was killed (exit code {codes[0]}), perhaps out of memory: "
                         "pass fewer --workers"
                     )
         finally:

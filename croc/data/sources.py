@@ -1,4 +1,4 @@
-"""Where photographs come from: folders, tar shards, scenes; packed folders are in pack.py."""
+"""Sources of images: folders, tar shards, scenes; packed folders are in pack.py."""
 
 import json
 import os
@@ -50,7 +50,7 @@ def open_source(config: DataConfig, seed: int) -> ImageSource:
     from croc.data.pack import PackedSource  # it imports this module
 
     if not config.root:
-        raise UserError("no photographs given: pass --data.root FOLDER")
+        raise UserError("no images given: pass --data.root FOLDER")
     sources: list[ImageSource] = []
     for kind, group in groupby(map(os.path.expanduser, config.root), key=_kind):
         roots = list(group)
@@ -86,7 +86,7 @@ def _subfolders(root: str, names: tuple[str, ...]) -> list[str]:
         return [root]
     if missing:
         raise UserError(
-            f"this recipe also needs {' and '.join(missing)}: put the photographs there, "
+            f"this recipe also needs {' and '.join(missing)}: put the images there, "
             f"or choose other folders with --data.subfolders"
         )
     return paths

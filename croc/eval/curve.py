@@ -20,7 +20,7 @@ MILLION = 1_000_000
 
 @dataclass(frozen=True)
 class CurveOptions(TableOptions):
-    """Plot the scores of every checkpoint, and of the untrained networks, of one or more runs
+    """Plot the scores of every checkpoint of one or more runs, and of the untrained networks,
     against the number of images seen. Finished scores are reused: rerun it during training."""
 
     weights: tuple[str, ...]  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -79,7 +79,7 @@ def points_of(label: str, run: str) -> list[Point]:
 
 
 def make_figure(record: dict[str, Any], points: Sequence[Point]) -> "Figure":
-    """A panel for each protocol and data set, one line per run."""
+    """A panel for each protocol and dataset, one line per run."""
     import numpy as np
     from matplotlib.figure import Figure
 

@@ -1,6 +1,6 @@
 """Labeled images for the evaluations: `open_segmentation("voc12:~/data", "val")`.
 
-A data set is named KIND:PATH. Opening one lists its files and reports what is missing; images are
+A dataset is named KIND:PATH. Opening it lists its files and reports what is missing; images are
 decoded when they are read (but a `folder` without a classes.txt has its label maps read at once,
 to count the classes). Labels are class indices, 255 is ignored.
 
@@ -79,7 +79,7 @@ class Labeled:
     image: UInt8[np.ndarray, "h w 3"]
     """RGB."""
     labels: UInt8[np.ndarray, "h w"]
-    """Index of the class; 255 is ignored in training and in scores."""
+    """Class index of each pixel; 255 is ignored in training and in scores."""
     name: str
     """Used in messages, and to choose hold-outs."""
 
@@ -136,7 +136,7 @@ class PairedData:
             if labels.min() < 0:
                 raise UserError(
                     f"{self.files.path(label_path)} has the label {values[labels < 0][0]}, which "
-                    "this data set does not define: check the data set's kind and the file"
+                    "this dataset does not define: check the dataset's kind and the file"
                 )
         if image.shape[:2] != labels.shape:
             sizes = [f"{width}×{height}" for height, width in (image.shape[:2], labels.shape)]
@@ -168,7 +168,7 @@ class ScenesData:
 
 @dataclass(frozen=True)
 class Subset:
-    """Some images of a data set, in its order."""
+    """Some images of a dataset, in its order."""
 
     data: SegmentationData
     numbers: tuple[int, ...]
@@ -247,20 +247,20 @@ def open_segmentation(spec: str, split: str, alone: bool = False) -> Segmentatio
 
 
 def add_data(kind: str, opener: Callable[[str, str], SegmentationData]) -> None:
-    """Let `croc.evaluate` read KIND:PATH; a kind that was added before is replaced.
+    """Register a dataset, so that `croc.evaluate` can read KIND:PATH; replaces an earlier one.
 
-    A folder of `images/` and `labels/` does not need this: that is `folder:PATH`.
+    A folder of `images/` and `labels/` needs no registration: pass `folder:PATH`.
 
     Args:
         kind: The name before the colon; PATH is an existing folder or file.
         opener: Called with PATH and "train" or "val"; returns an object with `classes` (a tuple
-            of names), `len()`, `name(index)` and `read(index)`, which returns `croc.Labeled`: an
-            image as uint8 "h w 3" and the class of each pixel as uint8 "h w", counted from 0,
-            255 where it is unknown. Worker processes get copies, so it must be picklable.
+            of names), `len()`, `name(index)` and `read(index)`, which returns `croc.Labeled`: a
+            uint8 image "h w 3" and uint8 class indices "h w", with 255 for unlabeled pixels. It
+            must be picklable, since worker processes get copies.
 
     Raises:
-        UserError: For a name that is taken; and later, when the data are read, for anything but
-            `Labeled`, or labels that do not fit the image or the classes.
+        UserError: If the name is taken; and later, when data are read, if `read` does not return
+            `Labeled`, or if labels do not fit the image or the classes.
     """
     taken = (*IMAGES, *VIDEOS, "scenes")
     if kind in taken or not kind or ":" in kind:
@@ -271,7 +271,7 @@ def add_data(kind: str, opener: Callable[[str, str], SegmentationData]) -> None:
             raise UserError(f"{kind}:{path}: no such folder or file")
         data = opener(path, split)
         if not len(data):
-            raise UserError(f"{kind}:{path}: the part {split} has no images")
+            raise UserError(f"{kind}:{path}: the split {split} has no images")
         return CheckedData(data, tuple(range(len(data))), kind)
 
     ADDED[kind] = open_added

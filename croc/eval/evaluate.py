@@ -48,7 +48,7 @@ SAMPLED_BYTES = 2**20
 
 OpenData = dict[tuple[str, str], tuple[dict[str, Any], str]]
 """By protocol and data: what is trained on ("train") and scored ("val", or "videos"), and the
-hash of the data set, by which finished scores are found."""
+hash of the dataset, by which finished scores are found."""
 
 
 @dataclass(frozen=True)
@@ -249,7 +249,7 @@ def split_training(data: SegmentationData, share: float) -> dict[str, Subset]:
 def identify_data(spec: str, outside: Path | None = None) -> str:
     """Independent of the path; files below the folder `outside` do not count.
 
-    Small data sets are read whole. Of large ones the names and sizes of all files count, and some
+    Small datasets are read whole. Of large ones the names and sizes of all files count, and some
     of the bytes: an edit that keeps a file's size may go unnoticed. Dates do not count, since
     copying changes them.
     """

@@ -1,4 +1,4 @@
-"""Images of a data set to patch features, and predictions from these to scores."""
+"""From a dataset's images to patch features, and from predictions to scores."""
 
 import sys
 import time
@@ -24,7 +24,7 @@ from croc.method.photometric import normalize
 from croc.weights.open import DenseBackbone
 
 HELD_BYTES = 2**31
-"""Features of a data set are kept for the next pass if they fit into this."""
+"""Features of a dataset are kept for the next pass if they fit into this many bytes."""
 EXAMPLES = 6
 UNLABELED = "no scored pixel is labeled: all labels are 255"
 
@@ -75,7 +75,7 @@ class SegmentationReport:
 
 
 class PatchFeatures:
-    """Patch features of a data set's images, with their labels.
+    """Patch features of a dataset's images, with their labels.
 
     Images are squashed to image_px², labels to label_px². With `keep_ratio`, an image's shorter
     side becomes image_px and the longer one whole patches, four times that at most. Without a

@@ -1,4 +1,4 @@
-"""A data set's files, in a folder or a .tar, and the images and lists in them."""
+"""A dataset's files, in a folder or a .tar, and the images and lists in them."""
 
 import io
 import json
@@ -149,7 +149,7 @@ def split_spec(spec: str, kinds: Iterable[str]) -> tuple[str, str]:
     kind, _, path = spec.partition(":")
     if kind not in kinds:
         known = ", ".join(each if each == "scenes" else f"{each}:PATH" for each in kinds)
-        raise UserError(f"no data set is called {spec}: pass one of {known}")
+        raise UserError(f"no dataset is called {spec}: pass one of {known}")
     if not path and kind != "scenes":
         raise UserError(f"{kind} needs a path: {kind}:PATH")
     return kind, path

@@ -75,7 +75,7 @@ class Memory:
 
 
 def fill_memory(patches: PatchFeatures, config: InContextConfig) -> Memory:
-    """Labeled patches of all images, in order; the same whatever the batch size."""
+    """Labeled patches of all images, in order; independent of the batch size."""
     images, classes, device = len(patches.data), len(patches.data.classes), patches.device
     features, histograms, start = [], [], 0
     for maps, labels in patches.passes("memory"):

@@ -1,4 +1,4 @@
-"""Pictures of predictions: figures beside the truth, and masks as DAVIS stores them."""
+"""Pictures of predictions: figures next to the ground truth, and masks as DAVIS stores them."""
 
 import warnings
 from collections.abc import Sequence
@@ -71,7 +71,7 @@ def segmentation_figure(
 
 
 def few_label_figure(sets: dict[str, dict[str, dict[str, Any]]], path: Path) -> None:
-    """mIoU against labeled images: a row for each data set, a column for each method, and a line
+    """mIoU against labeled images: a row for each dataset, a column for each method, and a line
     for the scores of each label."""
     size = (7.6, 2.8 * len(sets) + 0.4)
     figure = Figure(figsize=size, dpi=120, layout="constrained")

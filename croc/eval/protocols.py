@@ -1,6 +1,6 @@
-"""The options of `croc evaluate`: configurations, and which the papers use for a data set.
+"""The options of `croc evaluate`: configurations, and the papers' defaults for each dataset.
 
-Nothing here imports torch, so that `croc evaluate --help` answers at once.
+Nothing here imports torch, so that `croc evaluate --help` is fast.
 """
 
 import dataclasses
@@ -15,20 +15,20 @@ from croc.errors import UserError
 
 SEGMENTATION = ("linear", "kmeans", "within", "incontext")
 PROTOCOLS = (*SEGMENTATION, "video")
-"""What `all` and a table run by default; `fewlabel` has to be named."""
+"""What `all` and tables run by default; `fewlabel` only runs on request."""
 PAPERS = ("voc12", "coco-things", "coco-stuff", "coco-stuff-panoptic", "ade20k")
 IMAGES = (*PAPERS, "folder", "coco-things-mini", "idd-lite")
 VIDEOS = ("davis17", "davis16")
 Count = Annotated[int, at_least(1)]
 FEW = re.compile(r"all|[1-9]\d*|1/[1-9]\d*")
 ADDED: dict[str, Callable[[str, str], Any]] = {}
-"""Kinds of segmentation data added by `croc.add_data`, with their openers."""
+"""Kinds of segmentation datasets added by `croc.add_data`, with their openers."""
 
 
 def protocols_of(data: str, hold_out: float = 0.0) -> tuple[str, ...]:
-    """Which protocols a data set allows; all for an unknown one, whose opening then fails.
+    """The protocols that a dataset supports; all for an unknown one, which then fails to open.
 
-    With a hold-out, only those with a training split to hold it out of.
+    With a hold-out, only those that have a training split.
     """
     kind = data.partition(":")[0]
     if hold_out and kind in VIDEOS:
@@ -39,7 +39,7 @@ def protocols_of(data: str, hold_out: float = 0.0) -> tuple[str, ...]:
 
 
 def allows(data: str, protocol: str, hold_out: float = 0.0) -> bool:
-    """Few labels are for what a linear layer can be trained on."""
+    """Whether a dataset supports a protocol; `fewlabel` needs what `linear` needs."""
     return ("linear" if protocol == "fewlabel" else protocol) in protocols_of(data, hold_out)
 
 
@@ -53,7 +53,8 @@ class LinearConfig(Section):
     """Images are resized to a square of this side length."""
     framing: Literal["squash", "keep"] = "squash"
     """squash: resize to a square. keep: as in MMSegmentation, train on crops at random scales and
-    score whole images with shorter side image_px; needs crop and score_px None."""
+    score whole images with a shorter side of image_px; requires --linear.crop None and
+    --linear.score-px None."""
     blocks: Count = 4
     """Number of final ViT blocks whose tokens are concatenated."""
     standardize: bool = False
@@ -70,7 +71,7 @@ class LinearConfig(Section):
     """Training steps, instead of epochs."""
     crop: Annotated[float | None, Limit("must be in 0 … 1, 0 excluded", 1e-12, 1)] = 0.8
     """Train on random crops of at least this fraction of the image, flipped with probability 0.5;
-    None: on whole images, whose features are computed only once."""
+    None trains on whole images, whose features are computed only once."""
     train_px: Count = 448
     """Side length at which the loss is computed; logits are upsampled to it."""
     score_px: Annotated[int | None, at_least(1)] = 448
@@ -91,8 +92,8 @@ class LinearConfig(Section):
 
 @dataclass(frozen=True)
 class WithinConfig(Section):
-    """K-means on the features of each image separately, clusters matched to the image's classes;
-    tokens are preprocessed as with --kmeans.on tokens."""
+    """K-means on the features of each image separately, with clusters matched to the image's
+    classes; tokens are preprocessed as with --kmeans.on tokens."""
 
     section = "within"
     image_px: Count = 448
@@ -102,7 +103,7 @@ class WithinConfig(Section):
     blocks: Count = 1
     """Number of final ViT blocks whose tokens are concatenated."""
     pca: Count = 50
-    """Number of dimensions of a PCA over the tokens of all images."""
+    """Number of principal components kept, from a PCA over the tokens of all images."""
     seeds: Count = 5
     """Number of runs with different seeds whose scores are averaged."""
     restarts: Count = 5
@@ -111,20 +112,21 @@ class WithinConfig(Section):
 
 @dataclass(frozen=True)
 class KmeansConfig(WithinConfig):
-    """K-means on the features of the validation split, clusters matched to classes. Defaults depend
-    on the dataset: pass --data to see them."""
+    """K-means on the features of the validation split, with clusters matched to classes. Defaults
+    depend on the dataset: pass --data to see them."""
 
     section = "kmeans"
     on: Literal["pixels", "tokens"] = "pixels"
     """Cluster features resized to label_px, or patch tokens; only tokens are reduced by PCA."""
     clusters: Annotated[int | None, at_least(2)] = None
-    """Number of clusters: by default one per class, matched 1:1; more are matched many to one."""
+    """Number of clusters; by default one per class, matched one to one. More clusters are matched
+    many to one."""
 
 
 @dataclass(frozen=True)
 class InContextConfig(Section):
-    """Label each patch by its nearest neighbors in the training split, with Hummingbird's
-    settings, at the other protocols' image size."""
+    """Label each patch by its nearest neighbors in the training split, with Hummingbird's settings
+    but the image size of the other protocols."""
 
     section = "incontext"
     image_px: Count = 448
@@ -147,36 +149,37 @@ class InContextConfig(Section):
 
 @dataclass(frozen=True)
 class FewLabelConfig(Section):
-    """A linear layer and in-context labels, as in `linear` and `incontext`, from random subsets of
-    the training split; mean and deviation over several draws. Features are computed only once."""
+    """Run `linear` and `incontext` on random subsets of the training split and report the mean and
+    standard deviation over several draws. Features are computed only once."""
 
     section = "fewlabel"
     images: tuple[str, ...] = ("1", "5", "20", "100", "all")
     """Numbers of labeled images: counts, fractions such as 1/128, or all."""
     draws: Count = 5
-    """Random orders of the training images; the subsets of one order contain one another."""
+    """Number of random orders of the training images; in each, larger subsets contain smaller
+    ones."""
     image_px: Count = 448
     """Images are resized to a square of this side length."""
     label_px: Count = 112
-    """Side length at which labels are used and scored."""
+    """Side length of the labels, in training and scoring."""
     blocks: Count = 1
     """Number of final ViT blocks whose tokens are concatenated."""
     lr: Annotated[float, POSITIVE] = 1e-3
     """Learning rate of the linear layer (AdamW), on features standardized over the subset."""
     weight_decay: Annotated[float, at_least(0)] = 10.0
-    """AdamW's weight decay with one image; with n images an n-th of it."""
+    """AdamW's weight decay with one image; divided by the number of images in the subset."""
     batch: Count = 32
-    """Images per step; all images of smaller subsets."""
+    """Images per step; the whole subset if it is smaller."""
     steps: Count = 1500
-    """Training steps."""
+    """Training steps of the linear layer."""
     memory: Count = 1_024_000
-    """Maximum number of patches stored in context."""
+    """Maximum number of stored patches (in-context)."""
     neighbors: Count = 30
     """Number of nearest neighbors per patch."""
     temperature: Annotated[float, POSITIVE] = 0.02
     """Temperature of the softmax over cosine similarities that weights the neighbors' labels."""
     seed: Annotated[int, at_least(0)] = 0
-    """Seed of the draws."""
+    """Seed for the draws."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -230,7 +233,7 @@ def linear_protocol(kind: str) -> LinearConfig:
 
 
 def by_epochs_or_steps(default: LinearConfig, flags: Iterable[str]) -> LinearConfig:
-    """Passing one of --linear.epochs and --linear.steps replaces a default of the other."""
+    """Passing either --linear.epochs or --linear.steps replaces the default of the other."""
     if "--linear.epochs" in flags and default.epochs is None:
         return dataclasses.replace(default, epochs=1, steps=None)
     if "--linear.steps" in flags and default.steps is None:
@@ -242,7 +245,7 @@ SCENES = {"image_px": 96, "label_px": 96}
 
 
 def kmeans_protocol(kind: str) -> KmeansConfig:
-    """The paper's setting for its datasets; for small ones that of their published scores."""
+    """The paper's settings for its datasets; for small ones, those of docs/results.md."""
     if kind == "scenes":
         return KmeansConfig(on="tokens", **SCENES)
     return KmeansConfig() if kind in PAPERS else KmeansConfig(on="tokens")
@@ -256,23 +259,23 @@ DEFAULTS: dict[str, Callable[[str], Any]] = {
     "fewlabel": lambda kind: FewLabelConfig(image_px=96) if kind == "scenes" else FewLabelConfig(),
     "video": lambda kind: VideoConfig(short_px=192 if kind == "scenes" else 480),
 }
-"""From a kind of data to a protocol's configuration."""
+"""By protocol: from a kind of dataset to the default configuration."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """One protocol on one data set; a column of a table."""
+    """One protocol on one dataset; a column of a table."""
 
     protocol: str
     data: str
     config: Any
     masks: str | None = None
     hold_out: float = 0.0
-    """The share of the training split to score, instead of the validation split."""
+    """The fraction of the training split to score, instead of the validation split."""
 
     @property
     def name(self) -> str:
-        """K-means with 4 blocks has columns of its own beside those with 1."""
+        """K-means with 4 blocks has its own columns, next to those with 1."""
         four = self.protocol == "kmeans" and self.config.blocks == 4
         return "kmeans (4 blocks)" if four else self.protocol
 
@@ -291,11 +294,12 @@ class EvaluateOptions(Section):
 
     weights: str
     """Name of bundled weights, a run folder or checkpoint, a weights file, hf:USER/NAME, timm:NAME,
-    timm:NAME@FILE, random:NAME, random:RUN for a run's untrained network, or colors: no network,
-    but the patches' colors and textures."""
+    timm:NAME@FILE, random:NAME, random:RUN (a run's untrained network), or `colors` (a baseline
+    without a network: colors and textures of the patches)."""
     data: str
-    """KIND:PATH, a folder or a .tar: voc12, coco-things, coco-stuff, coco-stuff-panoptic, ade20k,
-    davis17, davis16, folder, coco-things-mini, idd-lite; or scenes, which needs no path."""
+    """KIND:PATH, where PATH is a folder or a .tar and KIND is voc12, coco-things, coco-stuff,
+    coco-stuff-panoptic, ade20k, davis17, davis16, folder, coco-things-mini or idd-lite; or
+    `scenes`, which needs no path."""
     to: str = "evaluations"
     """Output folder for results.jsonl (results are appended) and pictures."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -305,8 +309,8 @@ class EvaluateOptions(Section):
     workers: Annotated[int | None, at_least(0)] = None
     """Data loading workers; by default one per CPU core, at most 16."""
     hold_out: Annotated[float, SHARE_BELOW_ONE] = 0.0
-    """Score on this fraction of the training split, chosen by a hash of the image names, train on
-    the rest, and do not use the validation split: for model selection. Not for videos."""
+    """For model selection: score on this fraction of the training split, chosen by a hash of the
+    image names, train on the rest, and do not use the validation split. Not for videos."""
 
 
 @dataclass(frozen=True)
@@ -338,7 +342,7 @@ def run_command(protocol: str, arguments: list[str]) -> bool:
             for name in protocols_of(data, options.hold_out)
         ]
         if not requests:
-            raise UserError("pass at least one data set: --data voc12:PATH davis17:PATH …")
+            raise UserError("pass at least one dataset: --data voc12:PATH davis17:PATH …")
     else:
         config = DEFAULTS[protocol](given_kind(arguments))
         if protocol == "linear":
@@ -351,7 +355,7 @@ def run_command(protocol: str, arguments: list[str]) -> bool:
         if not allows(options.data, protocol, options.hold_out):
             allowed = protocols_of(options.data, options.hold_out)
             raise UserError(
-                f"{protocol} cannot be scored on {options.data}, it allows {', '.join(allowed)}"
+                f"{protocol} cannot be scored on {options.data}, only {', '.join(allowed)}"
             )
         masks = getattr(options, "masks", None)
         requests = [Request(protocol, options.data, getattr(options, protocol), masks)]
@@ -362,11 +366,11 @@ def run_command(protocol: str, arguments: list[str]) -> bool:
 
 
 def given_kind(arguments: list[str]) -> str:
-    """The kind of data decides the defaults, so it is looked up before the flags are parsed."""
+    """The kind of dataset in --data. It determines the defaults, so it is read before parsing."""
     return given_value(arguments, "--data").partition(":")[0]
 
 
 def given_value(arguments: list[str], flag: str) -> str:
-    """Of a flag, before the flags are parsed; empty without it."""
+    """The value of a flag before parsing; empty if the flag was not passed."""
     words = [part for word in arguments for part in word.split("=", 1)]
     return ([value for each, value in pairwise(words) if each == flag] or [""])[-1]

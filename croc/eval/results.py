@@ -20,43 +20,43 @@ FILE = "results.jsonl"
 
 @dataclass(frozen=True)
 class Result:
-    """One protocol's scores of one backbone on one data set; scores are percentages."""
+    """One protocol's scores of one backbone on one dataset; scores are percentages."""
 
     protocol: str
     data: str
     weights: str
-    """As given by the caller."""
+    """As passed by the caller."""
     backbone: str
     """Its name, with a run's step."""
     weights_hash: str
     scores: dict[str, Any]
-    """The number that papers report comes first."""
+    """The score that papers report comes first."""
     classes: dict[str, float | None]
-    """IoU of each class, None for one absent from the data; J&F of each video."""
+    """IoU of each class (None if absent from the data), or J&F of each video."""
     config: dict[str, Any]
     """All of the protocol's settings."""
     count: dict[str, int]
-    """Images or videos, by part."""
+    """Number of images or videos, by split."""
     machine: dict[str, str]
     """Device and precision."""
     seconds: float
     picture: str | None
     """Path relative to results.jsonl."""
     data_hash: str = ""
-    """Of the files' names, sizes and bytes, wherever they are."""
+    """Hash of the files' names, sizes and bytes, independent of their location."""
     network_hash: str = ""
-    """Of the architecture: the same weights may fit two."""
+    """Hash of the architecture: the same weights may fit two."""
     hold_out: float = 0.0
-    """The share of the training split that was scored; 0 for the validation split."""
+    """The fraction of the training split that was scored; 0 for the validation split."""
 
     @property
     def part(self) -> str:
-        """To print after the data's name; empty for the validation split."""
+        """A suffix for the dataset's name; empty for the validation split."""
         return f" (held out {100 * self.hold_out:g}%)" if self.hold_out else ""
 
     @property
     def key(self) -> str:
-        """The same for the same weights, data and settings, whenever and wherever it was run."""
+        """Identifies the evaluation: equal for equal weights, data and settings, on any machine."""
         parts = (self.protocol, self.data, self.weights_hash, self.config)
         parts += (self.hold_out,) * bool(self.hold_out)
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:8]
@@ -108,7 +108,7 @@ def print_results(results: list[Result]) -> None:
 
 
 def _texts(scores: dict[str, Any]) -> list[str]:
-    """Deviations beside their means, and without the draws that these are of."""
+    """Scores as text, with each deviation next to its mean; scores of single draws are left out."""
     spread = scores.get("deviation")
     if not isinstance(spread, dict):
         return [f"{name} {_short(value)}" for name, value in scores.items()]

@@ -88,7 +88,7 @@ class Row:
 
 
 def run_command(arguments: list[str]) -> bool:
-    """Make the table; whether every cell was computed."""
+    """Make the table; return whether every cell was computed."""
     options, columns = read_options(arguments)
     weights = dict(map(split_label, options.weights))
     if len(weights) < len(options.weights):
@@ -109,7 +109,7 @@ def read_options(
     program: str = "croc evaluate table",
     **defaults: Any,
 ) -> tuple[TableOptions, list[Request]]:
-    """The options, and the columns with each data set's own defaults.
+    """The options, and the columns with each dataset's own defaults.
 
     `defaults` are for options that the caller sets itself.
     """
@@ -143,7 +143,7 @@ def read_options(
 
 
 def split_label(text: str) -> tuple[str, str]:
-    """The parts of LABEL=WEIGHTS; a path or a timm: name with a = of its own has no label."""
+    """The parts of LABEL=WEIGHTS; a path or timm: name that contains = has no label."""
     label, equals, spec = text.partition("=")
     if not equals or re.match(r"[a-z0-9]+:\S", label) or Path(text).exists():
         label, spec = text, text
@@ -227,8 +227,8 @@ def plan_row(
 
 
 def cell_key(*parts: Any) -> str:
-    """Of protocol, config, the hashes of data, weights and network, precision and hold-out: all
-    that determines a score. The paths of data and weights and the device do not."""
+    """Everything that determines a score: protocol, config, the hashes of data, weights and
+    network, precision and hold-out; not the paths of data and weights, nor the device."""
     return json.dumps(parts, sort_keys=True)
 
 

@@ -70,7 +70,7 @@ def layout(
     places: Sequence[tuple[str, str]], average: bool, few: dict[str, tuple[str, ...]] | None = None
 ) -> list[dict[str, Any]]:
     """The columns of the (protocol, data) pairs, grouped by protocol; the mean has data None. `few`
-    has the metrics of few labels on each data set, which get no mean."""
+    has the metrics of few labels on each dataset, which get no mean."""
     titles = data_titles(data for _, data in places)
     shown = []
     for protocol, group in GROUPS.items():
@@ -92,7 +92,7 @@ def layout(
 
 
 def data_titles(specs: Iterable[str]) -> dict[str, str]:
-    """The papers' names of data sets; two with the same name are shown as they were passed."""
+    """The papers' names of datasets; two with the same name are shown as they were passed."""
     titles = {}
     for spec in specs:
         kind, _, path = spec.partition(":")
@@ -104,7 +104,7 @@ def data_titles(specs: Iterable[str]) -> dict[str, str]:
 def fill_cells(
     shown: Sequence[dict[str, Any]], scores: dict[Any, dict[str, Any]]
 ) -> list[dict[str, Any]]:
-    """One row's cells from the scores of each (protocol, data); a mean needs all its data sets."""
+    """One row's cells from the scores of each (protocol, data); a mean needs all its datasets."""
     cells: list[dict[str, Any]] = []
     for column in shown:
         protocol, data, metric = column["protocol"], column["data"], column["metric"]

@@ -149,7 +149,7 @@ def frame_size(height: int, width: int, short_px: int, stride_px: int = 16) -> t
 def unit_features(
     backbone: DenseBackbone, frame: UInt8[np.ndarray, "h w 3"], device: torch.device
 ) -> Float32[Tensor, "C rows columns"]:
-    """A frame's features, of length 1; float32 whatever the backbone computes in."""
+    """A frame's features, of length 1, in float32 regardless of the backbone's precision."""
     pixels = torch.from_numpy(frame).to(device).permute(2, 0, 1)[None].float() / 255
     return F.normalize(backbone.features(normalize(pixels))[0].float(), dim=0)
 

@@ -1,7 +1,7 @@
-"""Triton kernels for what a GPU does faster this way than by the definition in PyTorch.
+"""Triton kernels for the parts of a step that are slower in PyTorch.
 
-Each is tested against its definition. Triton is not everywhere, and slow to import: `find` is the
-only place that decides, and that imports the modules that need it.
+Each is tested against its PyTorch reference. Triton is not available everywhere and is slow to
+import, so `find` alone decides whether kernels are used, and imports their modules.
 """
 
 from importlib.util import find_spec
@@ -15,7 +15,7 @@ _enabled = True
 
 
 def use_kernels(enabled: bool) -> None:
-    """Or leave everything to the definitions."""
+    """Enable the kernels, or use the PyTorch reference everywhere."""
     global _enabled
     _enabled = enabled
 

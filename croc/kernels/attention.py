@@ -1,10 +1,10 @@
 """Attention over few tokens, from the packed output of the qkv layer and back into its gradient.
 
 One Triton program does a whole image and head. The tokens are few enough that the scores of a row
-are there all at once: no running maximum, no sums over programs, and the gradients of queries,
+fit on the chip: no running maximum, no sums over programs, and the gradients of queries,
 keys and values go where the layer expects them. The backward goes over the scores twice, once by
 rows for the queries and once by columns for keys and values: faster than both in one, for which
-the registers do not suffice.
+there are too few registers.
 """
 
 import math
@@ -26,7 +26,7 @@ LOG2_E = tl.constexpr(math.log2(math.e))
 
 
 def fits(tokens: int, head_width: int, dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether the kernels take this: heads of 64, on a Hopper; others are left to torch."""
+    """Whether the kernels support this: heads of width 64, on a Hopper; if not, torch is used."""
     few = 0 < tokens <= MOST_TOKENS and head_width == 64
     return few and dtype in (torch.bfloat16, torch.float16) and _is_hopper(device)
 
@@ -74,7 +74,7 @@ def _sizes(qkv, heads, most):
 
 
 def _empty(qkv, heads):
-    """Still to be filled."""
+    """Uninitialized outputs."""
     B, N, W = qkv.shape
     return qkv.new_empty(B, N, W // 3), qkv.new_empty(B, heads, N, dtype=torch.float32)
 

@@ -23,7 +23,7 @@ NARROW = 122.0
 
 
 def fits(tokens: Float[Tensor, "M B H N d"], config: ClusterConfig) -> bool:
-    """Whether the kernel can take these tokens; others are left to the definition."""
+    """Whether the kernel supports these tokens; if not, the PyTorch reference is used."""
     if config.variant != "paper" or tokens.dtype == torch.float64:
         return False
     T, d = tokens.shape[0] * tokens.shape[3], tokens.shape[4]
@@ -33,14 +33,14 @@ def fits(tokens: Float[Tensor, "M B H N d"], config: ClusterConfig) -> bool:
 
 
 def _needed(T: int, d: int, k: int, dtype: torch.dtype) -> int:
-    """Bytes of a program on the chip: the tokens and the plan, each in parts of bfloat16."""
+    """Shared memory of a program, in bytes: the tokens and the plan, each in parts of bfloat16."""
     parts = 1 if dtype == torch.bfloat16 else 2
     return 2 * _padded(T, 64) * (parts * _padded(d, 16) + (parts + 1) * _padded(k, 8))
 
 
 @torch.compiler.assume_constant_result
 def _room(device: torch.device) -> int:
-    """Bytes that a program may have on the chip."""
+    """Shared memory that a program may use, in bytes."""
     return torch.cuda.get_device_properties(device).shared_memory_per_block_optin
 
 
@@ -89,7 +89,7 @@ def launch(
 
 
 def _empty(tokens, positions, saliency, seeds, factors, choice):
-    """Assignments, valid, cost and count, still to be filled."""
+    """Assignments, valid, cost and count, uninitialized."""
     (M, B, H, N, _), K = tokens.shape, seeds.shape[-1]
     return (
         tokens.new_empty(M, B, H, N, K, dtype=torch.float32),

@@ -1,7 +1,7 @@
 """The whole `paper` clustering of one image and head, as one Triton program.
 
-What clustering/paper.py defines for whole batches happens here on the chip: the
-tokens come in once, only the chosen assignments go out. A centroid keeps its slot while others
+The same computation as clustering/paper.py, on the chip: the tokens are read once, and only the
+chosen assignments are written. A centroid keeps its slot while others
 merge, and `alive` has a bit for every slot that still counts; that the slots close up only now
 and then changes nothing, since merging never reorders the clusters that are left.
 """
@@ -242,9 +242,9 @@ def _update(points, kernel, u, v, EXACT: tl.constexpr):
 @triton.jit
 @no_type_check
 def _closest_pair(centroids, living, WIDTH: tl.constexpr):
-    """i < j, the first of equals; this decision deserves the precision of float32.
+    """The pair i < j, the first among equals, chosen in float32.
 
-    Not an argmax of all pairs in one row: Triton then reorders them, but not their numbers.
+    Not an argmax of all pairs in one row: Triton then reorders them, but not their indices.
     """
     slot = tl.arange(0, WIDTH)
     unit = _unit(centroids)

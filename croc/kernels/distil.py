@@ -24,7 +24,7 @@ SUMMING = {"CHUNK": 256, "ROWS": 16, "COLUMNS": 256, "num_warps": 4}
 
 
 def fits(teacher: Tensor, student: Tensor) -> bool:
-    """Whether the kernels can take these outputs; others are left to the definition."""
+    """Whether the kernels support these outputs; if not, the PyTorch reference is used."""
     kinds = {teacher.dtype, student.dtype}
     return len(teacher) == VIEWS and kinds <= {torch.bfloat16, torch.float16, torch.float32}
 
@@ -45,7 +45,7 @@ def launch_forward(
 def launch_backward(
     teacher, center, temperature, student, student_temp, normalizers, grad, **options: Any
 ) -> Tensor:
-    """A `grad` of 0 means that there is nothing to do, and nothing to read."""
+    """Where `grad` is 0, nothing is computed or read."""
     teacher, student, grad = teacher.contiguous(), student.contiguous(), grad.contiguous()
     given = teacher, center, temperature, student, 1 / student_temp, normalizers, grad
     found = torch.empty_like(student)

@@ -52,7 +52,7 @@ def launch_backward(hidden: Tensor, grad: Tensor, **changes: Any) -> tuple[Tenso
 
 
 def _empty(hidden: Tensor, grad: Tensor, rows: int | None = None) -> tuple[Tensor, Tensor]:
-    """What the backward pass fills."""
+    """Uninitialized outputs of the backward pass."""
     width = hidden.shape[-1]
     rows = rows or BACKWARD["ROWS"]
     blocks = (hidden.numel() // width + rows - 1) // rows

@@ -57,7 +57,7 @@ class PatchConv2d(nn.Conv2d):
 
 
 def replace_layers(network: nn.Module) -> None:
-    """Attention, MLPs and the embedding of patches, wherever nothing else is in their way."""
+    """Replace attention, MLPs and the patch embedding, where they have no extra parts."""
     for module in network.modules():
         if type(module) is Attention and _is_plain(module):
             take_over(module, PackedAttention)

@@ -1,4 +1,4 @@
-"""The colors of pixels on a GPU, as photometric.py defines them, for views.py beside it."""
+"""Color augmentation on a GPU, equivalent to method/photometric.py; used by kernels/views.py."""
 
 from typing import no_type_check
 
@@ -73,7 +73,7 @@ def clamp(values):
 @triton.jit
 @no_type_check
 def finish(red, green, blue, solarize):
-    """Solarized where asked, and normalized."""
+    """Solarize where requested, and normalize."""
     red = (_solarize(red, solarize) - MEAN[0]) / STD[0]
     green = (_solarize(green, solarize) - MEAN[1]) / STD[1]
     blue = (_solarize(blue, solarize) - MEAN[2]) / STD[2]

@@ -1,4 +1,4 @@
-"""The pixels of the views on a GPU: what `crop` and `apply_photometric` define, in three kernels.
+"""The pixels of the views on a GPU: `crop` and `apply_photometric` in three kernels.
 
 `_crop` resamples, and jitters each image up to its contrast, which needs a mean of the whole.
 `_color` does the rest of the jitter and the grayscale, and finishes the images without a blur.
@@ -72,7 +72,7 @@ def _tiles(view_px: int, options: dict[str, Any]) -> int:
 
 
 def _empty(canvases, boxes, flips, colors, view_px, radius_px, dtype) -> Tensor:
-    """Still to be filled."""
+    """Uninitialized outputs."""
     return canvases.new_empty(*flips.shape, 3, view_px, view_px, dtype=dtype)
 
 
@@ -179,7 +179,7 @@ def _tile(view_px, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
 @triton.jit
 @no_type_check
 def _pixels(images_at, image, top, left, view_px, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """Where the tile's pixels of the first channel lie, and which of them the view has."""
+    """Addresses of the tile's pixels in the first channel, and which of them are in the view."""
     row, column = top + tl.arange(0, ROWS)[:, None], left + tl.arange(0, COLUMNS)
     at = images_at + 3 * image * view_px * view_px + row * view_px + column
     return at, (row < view_px) & (column < view_px)

@@ -1,1 +1,1 @@
-"""What is built on the rest: pictures, reports, explorer, sweeps, benchmarks, the Python API."""
+"""Built on the other packages: figures, report, explorer, sweeps, benchmarks, Python API."""

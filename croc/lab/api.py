@@ -1,4 +1,4 @@
-"""What `import croc` offers: thin functions over what the command line calls.
+"""The public Python API: thin wrappers around the functions behind the command line.
 
 Invalid arguments raise a `UserError` with a one-line message that names the nearest option.
 """
@@ -50,16 +50,16 @@ Roots = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 Protocol = Literal["linear", "kmeans", "within", "incontext", "fewlabel", "video"]
 Config = TypeVar("Config")
 SHORT = {"init": "model", "resume": "run", "folder": "run"}
-"""Options of `pretrain` that are given without their section, and that section."""
+"""Options of `pretrain` that are passed without their section, and that section."""
 
 
 def load_backbone(weights: Weights) -> VitBackbone | ConvBackbone:
-    """Open a backbone, frozen and in float32, on the CPU.
+    """Load a backbone, frozen and in float32, on the CPU.
 
     Args:
-        weights: What `--weights` takes: a run or its folder (its teacher is opened), one of its
-            checkpoints, a file of weights, the name of bundled weights, `timm:NAME` for a model
-            with timm's own weights, or `random:NAME` for an untrained one.
+        weights: What `--weights` takes: a run or its folder (its teacher is loaded), one of its
+            checkpoints, a weights file, the name of bundled weights, `timm:NAME` for a model with
+            timm's own weights, or `random:NAME` for an untrained one.
 
     Returns:
         A module with `name`, `stride_px` (the side of a patch) and `features(images)`, which
@@ -79,24 +79,24 @@ def load_backbone(weights: Weights) -> VitBackbone | ConvBackbone:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Features:
-    """The features of one photograph, on the CPU in float32."""
+    """The features of one image, on the CPU in float32."""
 
     patches: Float[Tensor, "rows columns D"]
     """The last block's patch tokens, after the final norm."""
     cls: Float[Tensor, "D"] | None
     """The CLS token; None for a network without one, such as a ConvNet."""
     size_px: tuple[int, int]
-    """Height and width of the photograph itself, upright."""
+    """Height and width of the original image, after EXIF rotation."""
 
     def centers_px(self) -> Float[Tensor, "rows columns 2"]:
-        """(x, y) of each patch's center, in the photograph's own pixels."""
+        """(x, y) of each patch's center, in pixels of the original image."""
         (rows, columns), (height, width) = self.patches.shape[:2], self.size_px
         y = (torch.arange(rows) + 0.5) * height / rows
         x = (torch.arange(columns) + 0.5) * width / columns
         return torch.stack(torch.meshgrid(x, y, indexing="xy"), dim=-1)
 
     def patch_at(self, x: float | int, y: float | int) -> tuple[int, int]:
-        """Row and column of the patch that contains a pixel of the photograph."""
+        """Row and column of the patch that contains a pixel of the original image."""
         return patch_at(x, y, self.size_px, self.patches.shape[:2])
 
     def __repr__(self) -> str:
@@ -115,25 +115,23 @@ def features(
     batch: int = 8,
     device: str | int | torch.device | None = None,
 ) -> list[Features]:
-    """Dense features of photographs: for each a grid of patch tokens, and its CLS token.
+    """Compute dense features: for each image, a grid of patch tokens and the CLS token.
 
-    Images are rotated according to EXIF, resized (bicubic) and normalized. By default their aspect
-    ratio is kept, so that the grids of two photographs may differ.
+    Images are rotated according to EXIF, resized (bicubic) and normalized. By default, the aspect
+    ratio is kept, so the grids of two images may differ.
 
     Args:
-        images: One photograph or several: paths, PIL images, or tensors "3 h w" or "B 3 h w" in
-            RGB, uint8 or float in [0, 1] (not normalized). An iterator is read `batch`
-            photographs at a time.
+        images: One image or several: paths, PIL images, or tensors "3 h w" or "B 3 h w" in RGB,
+            uint8 or float in [0, 1] (not normalized). An iterator is read `batch` images at a time.
         weights: What `croc.load_backbone` takes, or what it returned.
-        size_px: The longer side of what the network sees, the aspect ratio kept and both sides
-            rounded to whole patches; or a pair (height, width) for all, which patches must divide.
-            By default 448, or twice the network's own size where that is less.
-        batch: Photographs that are read, and pass through the network, together.
-        device: Where to compute; by default on a GPU if there is one, and for an open backbone
-            where it is.
+        size_px: The longer side of the network's input, with the aspect ratio kept and both sides
+            rounded to multiples of the patch size; or a pair (height, width) of such multiples for
+            all images. By default 448, or twice the network's native size if that is less.
+        batch: Number of images per forward pass.
+        device: By default a GPU if there is one; for a loaded backbone, the device it is on.
 
     Returns:
-        One `Features` per photograph, in order, in memory: 28 × 28 patches of ViT-S take 1.2 MB.
+        One `Features` per image, in order, in memory: 28 × 28 patches of ViT-S take 1.2 MB.
 
     Examples:
         >>> import croc
@@ -180,18 +178,17 @@ def segment(
     *,
     device: str | int | torch.device | None = None,
 ) -> list[np.ndarray]:
-    """The class of each pixel of photographs, by a head of `croc segment`.
+    """Predict the class of each pixel, with a head of `croc segment`.
 
     Args:
-        images: One photograph or several, as `croc.features` takes them.
-        head: A folder that `croc segment fit` or `croc segment discover` wrote, or what
+        images: One image or several, as `croc.features` takes them.
+        head: A folder written by `croc segment fit` or `croc segment discover`, or what
             `croc.load_segmenter` returned.
-        device: Where to compute; by default on a GPU if there is one, and for an open head where
-            it is.
+        device: By default a GPU if there is one; for a loaded segmenter, the device it is on.
 
     Returns:
-        For each photograph an array "height width" of its own size (upright), in uint8: indices
-            into the head's `classes`.
+        For each image a uint8 array "height width" of the image's own size (after EXIF rotation):
+            indices into the head's `classes`.
 
     Examples:
         >>> import croc
@@ -230,13 +227,12 @@ def _read_image(image: object) -> Tensor:
     if not isinstance(image, Tensor) or image.ndim != 3 or image.shape[0] != 3:
         got = tuple(image.shape) if isinstance(image, Tensor) else f"of type {type(image).__name__}"
         raise UserError(
-            f"a photograph is a path, a PIL image or a tensor 3 × height × width, not {got}"
+            f"an image must be a path, a PIL image or a tensor 3 × height × width, not {got}"
         )
     if image.dtype == torch.uint8:
         return image.cpu()
     if not image.is_floating_point() or not ((image >= 0) & (image <= 1)).all():
-        kinds = "bytes (torch.uint8), or floats in 0 … 1 before they are normalized"
-        raise UserError(f"a photograph as a tensor has {kinds}")
+        raise UserError("an image tensor must be uint8, or float in 0 … 1 and not normalized")
     return image.cpu().float()
 
 
@@ -283,27 +279,27 @@ def cluster(
 ) -> Clusters:
     """Cluster the joined tokens of an image's views by optimal transport, and choose K.
 
-    As in a training step, centroids start at some of the tokens, the nearest two merge until two
-    are left, and the K with the lowest transport cost is chosen, per image and head.
-    Checking the arguments synchronizes with the GPU.
+    As in a training step, centroids are initialized with some of the tokens, the two most similar
+    ones are merged until two are left, and the K with the lowest transport cost is chosen, per
+    image and head. Checking the arguments synchronizes with the GPU.
 
     Args:
         tokens: B images, H heads, T tokens of width d: all tokens of the first view, then those
             of the next. They need not have unit length.
-        positions: (x, y) of each token in the frame of the original image, whose longer side is
-            1; tokens of two views that show the same place are close to each other in it.
-        saliency: The weight of each token; over the tokens of an image and head it sums to 1
-            (in the variant `released` it is the cosine with the CLS token of the token's view).
-        config: `ClusterConfig`: K at the start, the weight of positions, the variant, and more.
-        views: The number of views that the tokens come from; 1 clusters a whole image.
-        seeds: The tokens at which the centroids start, `config.k_start` different ones for each
-            image and head.
-        keys: One number per image, from which the starting tokens are drawn if there are no
-            `seeds`; by default 0, 1, 2, …
+        positions: (x, y) of each token in coordinates of the original image, scaled so that its
+            longer side is 1; tokens of two views that show the same place have similar positions.
+        saliency: The weight of each token, summing to 1 over the tokens of an image and head (in
+            the variant `released`, the cosine with the CLS token of the token's view).
+        config: K_start, the weight of the positions, the variant, and more.
+        views: Number of views that the tokens come from; 1 clusters a whole image.
+        seeds: Indices of the tokens that initialize the centroids: `config.k_start` distinct ones
+            per image and head.
+        keys: One number per image, from which the initial tokens are drawn if `seeds` is not
+            passed; by default 0, 1, 2, …
 
     Returns:
         `Clusters`: `assignments` "M B H N K" (soft, padded with zeros to K_start), `valid`
-            "B H K" (the clusters that every view has), `cost` and the chosen `count` "B H".
+            "B H K" (clusters present in every view), `cost` and the chosen K, `count`, "B H".
 
     Examples:
         >>> import croc, torch
@@ -332,7 +328,7 @@ def cluster(
                 got = getattr(value, "shape", f"a {type(value).__name__}")
                 raise UserError(f"{name} must be {kind.__name__}, not {got} (tokens: B H T d)")
             if not torch.as_tensor(value).isfinite().all():
-                raise UserError(f"{name} must be finite, and have a nan or an inf")
+                raise UserError(f"{name} must be finite, but contains a nan or an inf")
     count = tokens.shape[2]
     if count % views:
         raise UserError(f"{count} tokens cannot come from {views} views of one size")
@@ -348,7 +344,7 @@ def cluster(
 
 @dataclass(frozen=True, init=False)
 class Run:
-    """A run's folder, finished or not: `croc.Run("runs/demo")` opens an existing one."""
+    """A run folder, finished or not: `croc.Run("runs/demo")` opens an existing one."""
 
     folder: Path
     """With config.json, metrics.jsonl, report.html, checkpoints/ and tensorboard/."""
@@ -356,7 +352,7 @@ class Run:
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         object.__setattr__(self, "folder", Path(folder))
         if not (self.folder / PAGE).is_file():
-            raise UserError(f"{self.folder} holds no run: give a folder that croc pretrain wrote")
+            raise UserError(f"{self.folder} has no run: pass a folder written by croc pretrain")
 
     @property
     def config(self) -> PretrainConfig:
@@ -368,7 +364,7 @@ class Run:
         return read_metrics(self.folder)
 
     def __fspath__(self) -> str:
-        """Its folder: a run can be passed wherever a path or weights can."""
+        """The folder: a run can be passed in place of a path or weights."""
         return str(self.folder)
 
     def backbone(self) -> VitBackbone:
@@ -389,21 +385,20 @@ def pretrain(
 
     Progress is printed to stderr. Ctrl-C, or a notebook's stop button, saves a checkpoint first and
     then raises KeyboardInterrupt; the same call resumes from there. Only the main thread receives
-    signals. In a notebook a run takes one GPU unless `run={"devices": …}` is given.
+    signals. In a notebook, a run uses a single process; train on several GPUs from a script.
 
     Args:
         recipe: A recipe's name, such as "coco-vits16" or "demo", or a whole configuration.
-        data: Where the photographs are: a folder, several of them, tar shards, or "scenes"; by
-            default the recipe's own. Or the section's options, with these as `root`.
-        folder: Where the run is written; by default runs/RECIPE. A folder with other contents
-            is refused, never overwritten.
-        options: All other options of `croc pretrain`, section by section: what the command line
-            calls `--optim.epochs 3 --optim.batch 64` is `optim={"epochs": 3, "batch": 64}`.
-            `init` and `resume` have no section, as there.
+        data: The images: a folder, several folders, tar shards, or "scenes"; by default those of
+            the recipe. Or a dict of the options of the section `data`, such as `root`.
+        folder: Output folder; by default runs/RECIPE. A folder with other contents is rejected,
+            never overwritten.
+        options: All other options of `croc pretrain`, by section: `--optim.epochs 3
+            --optim.batch 64` on the command line is `optim={"epochs": 3, "batch": 64}` here.
+            `init` and `resume` have no section, as on the command line.
 
     Returns:
-        The `Run`. With several processes, each of them returns it: a script that evaluates next
-            would do so in each, unless it trains with `run={"devices": 1}`.
+        The `Run`, in every process: with several, code after this call runs in each of them.
 
     Raises:
         Interrupted: After a checkpoint, on SIGTERM or SIGUSR1, as sent by cluster schedulers;
@@ -431,7 +426,8 @@ def pretrain(
         config, name = recipe, "custom"
     else:
         kinds = ", ".join(kind.__name__ for kind in METHODS.values())
-        raise UserError(f"a {type(recipe).__name__} is no recipe: give its name, or one of {kinds}")
+        kind = type(recipe).__name__
+        raise UserError(f"a {kind} is not a recipe: pass the name of one, or one of {kinds}")
     if data is not None:
         options["data"] = data if isinstance(data, Mapping) else {"root": data}
     if folder is not None:
@@ -488,7 +484,7 @@ def evaluate(
     hold_out: float = 0.0,
     **options: Any,
 ) -> Result | list[Result]:
-    """Score frozen dense features by one protocol, or by all that the data support.
+    """Score frozen dense features with one protocol, or with all that the dataset supports.
 
     Progress is printed to stderr.
 
@@ -497,23 +493,23 @@ def evaluate(
             classes), "within" (the same in each image separately), "incontext" (labels of the
             nearest neighbors), "fewlabel" (linear and in-context with few labeled images), "video"
             (propagates the first frame's mask), or "all": all of these but "fewlabel".
-        weights: What `croc.load_backbone` takes, not what it returned: a result records where
-            weights came from. A run or its folder is its teacher.
-        data: KIND:PATH, such as "voc12:/data/VOC2012" or "folder:mine" for your own photographs
-            and label maps (docs/evaluate.md), or "scenes", which needs no path.
-        results: The folder whose results.jsonl gets a line, and whose pictures/ a picture of
-            predictions; by default nothing is written.
-        device: What to compute on; "auto" is a GPU if there is one.
-        precision: Of the backbone; "auto" is bfloat16 on a GPU and float32 on the CPU.
+        weights: What `croc.load_backbone` takes, not what it returned: a result records where the
+            weights came from. For a run, the teacher is evaluated.
+        data: KIND:PATH, such as "voc12:/data/VOC2012" or "folder:mine" for your own images and
+            label maps (docs/evaluate.md), or "scenes", which needs no path.
+        results: Output folder: a line is appended to its results.jsonl and predictions are saved
+            in its pictures/; by default nothing is written.
+        device: "auto" is a GPU if there is one.
+        precision: Precision of the backbone; "auto" is bfloat16 on a GPU and float32 on the CPU.
         workers: Decoding processes; by default one per core, at most 16.
-        hold_out: Score this fraction of the training split instead of the validation split, for
+        hold_out: Score on this fraction of the training split instead of the validation split, for
             model selection.
-        options: The protocol's settings by their names, such as `steps=300` for what the command
-            line calls `--linear.steps`. The defaults are those of the data set's papers.
+        options: The protocol's settings, such as `steps=300` for `--linear.steps 300`. Defaults
+            depend on the dataset (docs/evaluate.md).
 
     Returns:
-        A `Result`, for "all" a list of them: `scores` by name in percent, the one that papers
-            report first; `classes`, the IoU of each; `config`, all settings; and more.
+        A `Result`, or a list of them for "all", with `scores` (percentages by name, starting with
+            the one that papers report), `classes` (IoU by class), `config` (all settings) and more.
 
     Examples:
         >>> import croc
@@ -532,7 +528,7 @@ def evaluate(
     if protocol == "all" and options:
         raise UserError(f"to change {', '.join(options)}, name one protocol instead of all")
     if protocol != "all" and not allows(data, protocol, hold_out):
-        raise UserError(f"{protocol} cannot be scored on {data}, it allows {', '.join(allowed)}")
+        raise UserError(f"{protocol} cannot be scored on {data}, only {', '.join(allowed)}")
     requests = []
     for name in allowed if protocol == "all" else (protocol,):
         settings = DEFAULTS[name](data.partition(":")[0])

@@ -43,7 +43,7 @@ from croc.train.loop import Trainer, settings_at
 FILE = "bench.json"
 BATCHES, STAGE_STEPS, HOST_STEPS = 3, 10, 5
 LOADER_WARM_UPS = 8
-"""Steps after which batches made ahead are used up."""
+"""Steps after which prefetched batches are used up."""
 STEPS_PER_EPOCH = 1000
 OCTAVES = ((6, 60.0), (24, 30.0), (96, 12.0))
 """Cells along a side of the noise in the images, and their contrast."""
@@ -126,7 +126,7 @@ def run_bench(
 
 
 class BenchTrainer(Trainer):
-    """Training's own, with a schedule of its own."""
+    """The trainer of a run, with its own schedule."""
 
     def __init__(self, fabric: Fabric, config: CrocConfig) -> None:
         # The views of most of a run, not those of its early epochs.
@@ -144,7 +144,7 @@ class BenchTrainer(Trainer):
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Also where a compiler, or the CPU's allocator, only says so in words."""
+    """Also if a compiler or the CPU's allocator reports it only in its message."""
     phrases = ("out of memory", "can't allocate memory", "not enough memory")
     words = any(phrase in str(error).lower() for phrase in phrases)
     return words or isinstance(error, torch.OutOfMemoryError | MemoryError)
@@ -230,7 +230,7 @@ def measure(
 def _measure_loaded(
     trainer: BenchTrainer, steps: int, source: ImageSource, ready_rate: float
 ) -> dict[str, Any]:
-    """The same step on photographs from the loader."""
+    """The same step on images from the loader."""
     data, batch, device = trainer.config.data, trainer.config.optim.batch, trainer.fabric.device
     loader = make_loader(
         source,

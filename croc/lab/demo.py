@@ -51,7 +51,7 @@ def run_demo(config: CrocConfig) -> bool:
     if SHIPPED in shipped():
         drawn = folder / f"{SHIPPED}.png"
         draw_clusters(look_at_weights(SHIPPED), ShowClusters()).savefig(drawn)
-        print(f"  two photographs, clustered by the weights {SHIPPED}  {drawn}")
+        print(f"  clusters of two photos, with the weights {SHIPPED}  {drawn}")
     return all(learned)
 
 
@@ -72,7 +72,7 @@ def judge(lines: list[dict[str, float | int]], kind: str, prototypes: int) -> bo
 
 
 def compare(folder: Path, device: Literal["auto", "cpu", "cuda"]) -> bool:
-    """Whether linear segmentation of scenes is better than by the same network untrained."""
+    """Whether linear segmentation of scenes has improved over the untrained network."""
     to = str(folder / "evaluation")
     request = Request("linear", "scenes", linear_protocol("scenes"))
     trained, untrained = (
@@ -82,5 +82,5 @@ def compare(folder: Path, device: Literal["auto", "cpu", "cuda"]) -> bool:
     after, before = trained.scores["mIoU"], untrained.scores["mIoU"]
     print(f"  features linear segmentation {after:.1f} mIoU, {before:.1f} before training")
     if after - before < LEAST_GAIN:
-        print(f"           a gain of {after - before:.1f} points, {LEAST_GAIN} were expected")
+        print(f"           a gain of {after - before:.1f} points; at least {LEAST_GAIN} expected")
     return after - before >= LEAST_GAIN

@@ -226,7 +226,7 @@ def run_sweep(recipe: str, sweep: SweepConfig, runs: Sequence[Run], evaluation: 
     failures: list[dict[str, str]] = []
 
     def run_once(run: Run) -> None:
-        """Train and score what is missing of one run, whatever it may fail with."""
+        """Train and score what is missing of one run; any failure is recorded."""
         try:
             if not any(step_of(each) >= steps[run.setting] for each in checkpoints(run.folder)):
                 pretrain(run.config, run.recipe, ReportHook)
@@ -333,7 +333,7 @@ def summarize(runs: Sequence[Run], cells: dict[str, list[dict[str, Any]]]) -> li
 
 
 def make_figure(record: dict[str, Any], vary: str) -> Figure:
-    """A panel for each protocol and data set, with one dot per seed."""
+    """A panel for each protocol and dataset, with one dot per seed."""
     rows, columns = record["rows"], record["columns"]
     across = min(3, len(columns))
     size = (4 * across, 3.2 * math.ceil(len(columns) / across))

@@ -29,7 +29,7 @@ def process_count() -> int:
 
 
 def leave_processes() -> None:
-    """At the end of a run, however it came."""
+    """Destroy the process group at the end of a run, however it ended."""
     if dist.is_initialized():
         dist.destroy_process_group()
 

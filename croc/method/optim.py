@@ -107,7 +107,7 @@ class Guard:
         self.optimizer.zero_grad()
 
     def add_skipped(self, steps: int) -> None:
-        """Those of earlier starts of the run."""
+        """Add the steps skipped in earlier starts of the run."""
         self._skipped += steps
 
     def counts(self) -> tuple[int, int]:

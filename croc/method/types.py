@@ -75,9 +75,9 @@ class Clusters:
     """Soft assignments of the tokens of each view to the clusters of each image and head."""
 
     assignments: Float[Tensor, "M B H N K"]
-    """Padding columns are zero; a pruned column keeps its values, `valid` marks it."""
+    """Padding columns are zero; a pruned column keeps its values and is marked in `valid`."""
     valid: Bool[Tensor, "B H K"]
-    """The clusters that every view has: padding and pruned columns are false."""
+    """Clusters present in every view; false for padding and pruned columns."""
     cost: Float[Tensor, "B H"]
     """Transport cost of the chosen step."""
     count: Int[Tensor, "B H"]
@@ -86,7 +86,7 @@ class Clusters:
 
 @dataclass(frozen=True)
 class Settings:
-    """Where the run stands, and what its optimizer is set to."""
+    """The position in the schedule, and the optimizer's settings there."""
 
     step: int
     total_steps: int

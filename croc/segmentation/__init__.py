@@ -1,1 +1,1 @@
-"""Class masks for folders of photographs, from a few labeled ones or none."""
+"""Class masks for folders of images, from a few labeled ones or none."""

@@ -1,7 +1,7 @@
-"""`croc segment discover`: classes of photographs without any label, by K-means.
+"""`croc segment discover`: classes of images without any labels, by K-means.
 
-Everything is fitted on a sample of the photographs. The nearest centroid is linear in the features,
-so that the clusters are a head like any other.
+Everything is fitted on a sample of the images. Assignment to the nearest centroid is linear in the
+features, so the clusters are a head like any other.
 """
 
 import sys
@@ -44,25 +44,25 @@ from croc.weights.card import bare
 from croc.weights.open import ConvBackbone, VitBackbone, fingerprint, open_backbone
 
 SAMPLE, SAMPLE_BYTES = 500, 2**30
-"""Photographs whose features are in memory together, and at most so many bytes of them."""
+"""Maximum number of images whose features are kept in memory, and their maximum size."""
 PCA = 50
 EXAMPLES, COLUMNS, TILE_PX, BORDER_PX = 12, 4, 192, 6
 CROP = 0.45
-"""Side of an example, of the photograph's shorter side."""
+"""Side of an example, as a fraction of the image's shorter side."""
 DIMMED = 0.35
 Place = tuple[Photo, int, int, np.ndarray]
 """A photograph, the row and column of a patch, and the patches of the same cluster."""
 
 
 def discover(options: DiscoverOptions) -> list[str]:
-    """The head and its sheets, unless they are there, then the masks; returns what to print."""
+    """Make the head and its sheets, if missing, then the masks; return the lines to print."""
     folder = Path(options.to).expanduser()
     asked = {name: getattr(options, name) for name in ("classes", "image_px", "blocks", "seed")}
     if (folder / HEAD).is_file():
         facts = read_head(folder).get("facts", {})
         if facts.get("config") != asked or facts.get("weights") != bare(options.weights):
-            raise UserError(f"{folder} has a head of other settings: name another folder")
-        print(f"{folder} has its head, the masks are completed", file=sys.stderr)
+            raise UserError(f"{folder} has a head with other settings: choose another folder")
+        print(f"{folder} has a head already; completing the masks", file=sys.stderr)
     else:
         make_head(options, folder, asked)
     lines = predict(
@@ -152,7 +152,7 @@ def read_features(
         if size >= SAMPLE_BYTES:
             break
     if not sample:
-        raise UserError(f"none of the {len(reader.photos)} photographs can be decoded")
+        raise UserError(f"none of the {len(reader.photos)} images can be decoded")
     return sample, torch.cat(kept)
 
 

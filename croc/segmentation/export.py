@@ -86,7 +86,7 @@ def export_head(options: ExportOptions) -> str:
     segmenter = load_segmenter(options.head)
     if isinstance(segmenter.head, Memory):
         raise UserError(
-            f"{options.head} is an in-context head, which is not exported: fit one of --kind linear"
+            f"{options.head} is an in-context head, which cannot be exported: fit a linear one"
         )
     unit = segmenter.backbone.stride_px
     count = segmenter.image_px // unit
@@ -114,4 +114,4 @@ def export_head(options: ExportOptions) -> str:
             named = partial.with_suffix(".pt2")  # torch insists on the name's end
             torch.export.save(program, named, extra_files={"facts.json": json.dumps(facts)})
             named.rename(partial)
-    return f"{path}: images in 0 … 1 to the indices of {len(segmenter.classes)} classes"
+    return f"{path}: maps images in [0, 1] to the indices of {len(segmenter.classes)} classes"

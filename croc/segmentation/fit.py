@@ -1,4 +1,4 @@
-"""`croc segment fit`: a head from labeled images, with a score of how well such a head does."""
+"""`croc segment fit`: a head from labeled images, and an estimate of its score."""
 
 import copy
 import sys
@@ -28,9 +28,9 @@ from croc.weights.card import bare
 from croc.weights.open import DenseBackbone
 
 MANY = 50
-"""Images from which a part is held out; of fewer, every one is scored."""
+"""With this many images, some are held out; with fewer, all are scored, by two-fold validation."""
 COUNTED = 2_000
-"""Images of which the labeled pixels are counted before training; larger sets take too long."""
+"""Labeled pixels are counted before training in at most this many images."""
 LEAST_STEPS, STEPS_PER_IMAGE = 200, 50
 Config = LinearConfig | InContextConfig
 
@@ -91,7 +91,7 @@ def fit_head(options: FitOptions, config: Config, is_length_chosen: bool = False
 
 
 def few_label_steps(images: int, steps: int) -> int:
-    """For a few images, which 1,500 steps overfit: 50 per image, but at least 200."""
+    """Fewer steps for few images, which 1,500 overfit: 50 per image, but at least 200."""
     return min(steps, max(LEAST_STEPS, STEPS_PER_IMAGE * images))
 
 
@@ -107,7 +107,7 @@ def count_pixels(data: SegmentationData) -> dict[str, int]:
         raise UserError(f"no training pixel is labeled: all labels are {IGNORED}")
     if missing:
         names = ", ".join(missing)
-        print(f"no labeled pixel of {names}: the head cannot learn that", file=sys.stderr)
+        print(f"no labeled pixel of {names}: the head cannot learn it", file=sys.stderr)
     return by_class
 
 
@@ -119,8 +119,8 @@ def score_heads(
     device: torch.device,
     workers: int,
 ) -> tuple[dict[str, Any] | None, int]:
-    """Scores of heads trained on other images than they are scored on, how that was done, and the
-    number of the best learning rate; None where nothing can be scored."""
+    """Scores of heads on images that they were not trained on, how they were obtained, and the
+    index of the best learning rate; None if nothing can be scored."""
     count = len(data)
     if hold_out == 0 or count < 2:
         return None, 0

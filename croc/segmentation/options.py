@@ -1,4 +1,4 @@
-"""The options of `croc segment`. Nothing here imports torch, so that --help answers at once."""
+"""The options of `croc segment`. Nothing here imports torch, so that --help is fast."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -17,12 +17,12 @@ from croc.eval.protocols import (
 )
 
 Count = Annotated[int, at_least(1)]
-Words = Annotated[tuple[str, ...], tyro.conf.Positional]
+Images = Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="IMAGES ...")]
 
 
 @dataclass(frozen=True, kw_only=True)
 class MachineOptions(Section):
-    """Listed after the options of a command."""
+    """Options that follow those of a command in its help."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device type to run on."""
@@ -37,68 +37,68 @@ class FitPart(Section):
     weights: str
     """The backbone, as for `croc evaluate`."""
     data: str
-    """KIND:PATH as for `croc evaluate`, such as folder:LABELED with images/train/NAME.jpg and
-    labels/train/NAME.png, and the names of the classes in classes.txt."""
+    """KIND:PATH as for `croc evaluate`, such as folder:LABELED with images/train/NAME.jpg,
+    labels/train/NAME.png and the class names in classes.txt."""
     to: str
     """New folder for the head."""
     kind: Literal["linear", "incontext"] = "linear"
     """linear: train one layer. incontext: store the labeled patches; nothing is trained."""
     hold_out: Annotated[float | None, SHARE_BELOW_ONE] = None
     """Score on this fraction of the images, after training on the rest; then train on all of them.
-    0: do not score. By default 0.2 of 50 images or more; of fewer, each half is scored after
+    0 skips scoring. By default 0.2 with 50 images or more; with fewer, each half is scored after
     training on the other."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FitOptions(MachineOptions, FitPart):
-    """Train a head on labeled images, as `croc evaluate linear` or `incontext` does; a few images
-    suffice, and pixels labeled 255 are left out. With fewer than 30 images, training is shorter
-    unless --linear.steps is passed. Defaults depend on the data: give --data to see them."""
+    """Train a segmentation head on labeled images, as `croc evaluate linear` or `incontext` does; a
+    few images are enough, and pixels labeled 255 are ignored. With fewer than 30 images, training
+    is shorter unless --linear.steps is passed. Defaults depend on the dataset: pass --data to see
+    them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PredictPart(Section):
-    head: Annotated[str, tyro.conf.Positional]
-    """Folder of `croc segment fit` or `croc segment discover`."""
-    photos: Words
-    """Folders, searched recursively, and files."""
+    head: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="HEAD")]
+    """Output folder of `croc segment fit` or `croc segment discover`."""
+    photos: Images
+    """Image folders, searched recursively, and image files."""
     to: str
-    """Folder for the masks NAME.png, in subfolders as the photographs are: 8-bit with a palette,
-    values are indices of classes."""
+    """Output folder for the masks: 8-bit palette PNGs whose pixel values are class indices, in the
+    same subfolders as the images."""
     overlays: bool = False
-    """Write overlays/NAME.jpg too: photographs tinted by class, at most 1280 px long."""
+    """Also write overlays/NAME.jpg: images tinted by class, at most 1280 px on the longer side."""
     probabilities: bool = False
-    """Write probabilities/NAME.npz too: float16 "classes rows columns", one value per patch."""
+    """Also write probabilities/NAME.npz: float16, classes × rows × columns, one value per patch."""
     rle: bool = False
-    """Write masks.json too: all masks in COCO's format, run-length encoded."""
+    """Also write masks.json: all masks in COCO's run-length encoding."""
     edges: Literal["plain", "guided"] = "plain"
-    """plain: class scores are interpolated bilinearly. guided: they also follow the photograph's
-    edges (guided filter)."""
+    """plain: class scores are interpolated bilinearly. guided: they also follow the image's edges
+    (guided filter)."""
     tile_px: Annotated[int | None, at_least(1)] = None
-    """For large photographs: keep their resolution and segment overlapping tiles of this side
-    length, whose scores are blended. By default the whole photograph is resized as in training."""
+    """For large images: keep the resolution and segment overlapping tiles of this side length,
+    whose scores are blended. By default the whole image is resized as in training."""
     batch: Count = 8
-    """Photographs, or tiles, that pass through the network together."""
+    """Images, or tiles, per forward pass."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PredictOptions(MachineOptions, PredictPart):
-    """Write a mask for every photograph. Masks that are complete are not made again: the same
-    command resumes."""
+    """Write a mask for every image. The same command resumes: finished masks are kept."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DiscoverPart(Section):
-    photos: Words
-    """Folders, searched recursively, and files."""
+    photos: Images
+    """Image folders, searched recursively, and image files."""
     weights: str
     """The backbone, as for `croc evaluate`."""
     classes: Annotated[int, at_least(2)]
     """Number of clusters."""
     to: str
-    """New folder: the head, masks/ and clusters/."""
+    """Output folder for the head, masks/ and clusters/; rerun to complete the masks."""
     image_px: Count = 448
-    """Photographs are resized to a square of this side length."""
+    """Images are resized to a square of this side length."""
     blocks: Count = 1
     """Number of final ViT blocks whose tokens are concatenated."""
     restarts: Count = 5
@@ -106,31 +106,31 @@ class DiscoverPart(Section):
     seed: Annotated[int, at_least(0)] = 0
     """Seed for drawing the patches that K-means is fitted to, and for K-means."""
     overlays: bool = False
-    """Write masks/overlays/NAME.jpg too."""
+    """Also write masks/overlays/NAME.jpg."""
     batch: Count = 8
-    """Photographs that pass through the network together."""
+    """Images per forward pass."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DiscoverOptions(MachineOptions, DiscoverPart):
-    """Segment photographs without labels: K-means of their features, a mask for each photograph,
-    and a sheet of examples of each cluster. The folder is also a head for `croc segment predict`;
-    to name the clusters, edit `classes` in its head.json."""
+    """Segment images without labels: cluster their features with K-means, write a mask for each
+    image and a sheet of examples for each cluster. The output folder is also a head for `croc
+    segment predict`; to name the clusters, edit `classes` in its head.json."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExportOptions(Section):
-    """Write the backbone and the head as one network, from RGB images in 0 … 1 to class maps; it
-    runs without CrOC."""
+    """Write the backbone and the head as one network that maps RGB images in [0, 1] to class maps
+    and runs without CrOC."""
 
-    head: Annotated[str, tyro.conf.Positional]
-    """Folder of `croc segment fit` or `croc segment discover`."""
+    head: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="HEAD")]
+    """Output folder of `croc segment fit` or `croc segment discover`."""
     to: str
     """NAME.onnx for ONNX Runtime, or NAME.pt2 for `torch.export.load`."""
 
 
 def parse_fit(arguments: list[str]) -> tuple[FitOptions, LinearConfig | InContextConfig, bool]:
-    """The options, those of the kind of head, and whether the length of training was chosen."""
+    """The options, the configuration of the head, and whether the user set the training length."""
     kind = given_value(arguments, "--kind")
     kind = kind if kind == "incontext" else "linear"
     config = DEFAULTS[kind](given_kind(arguments))

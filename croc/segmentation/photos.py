@@ -1,4 +1,4 @@
-"""Photographs of folders and files, and where each one's mask goes."""
+"""The images to segment, from folders and files, and the name of each one's mask."""
 
 import os
 from collections import Counter
@@ -21,12 +21,12 @@ from croc.segmentation.segmenter import resize_as_evaluated
 class Photo:
     path: Path
     name: str
-    """Of its mask, without .png: its path below the folder that all photographs share."""
+    """Name of its mask, without .png: its path relative to the folder that all images share."""
 
 
 def list_photos(sources: Sequence[str], outside: Path) -> tuple[list[Photo], str]:
-    """All images of the folders, at any depth, and the files; nothing below `outside`, where the
-    masks of an earlier call may be. And the folder that all share."""
+    """All images in the folders, at any depth, and the files, except those below `outside`, where
+    masks of an earlier call may be; and the folder that all share."""
     paths: dict[Path, None] = {}
     tops = []
     for source in map(os.path.expanduser, sources):
@@ -39,7 +39,7 @@ def list_photos(sources: Sequence[str], outside: Path) -> tuple[list[Photo], str
             paths[path] = None
             tops.append(path.parent)
         else:
-            problem = "is no image file" if path.exists() else "does not exist"
+            problem = "is not an image file" if path.exists() else "does not exist"
             raise UserError(f"{source} {problem}: pass folders or image files")
     if not paths:
         raise UserError(f"no images in {', '.join(sources)} (searched at any depth)")

@@ -1,4 +1,4 @@
-"""`croc segment predict`: a mask for every photograph, in a stream; killed, it resumes."""
+"""`croc segment predict`: a mask for every image, streamed; resumes after an interruption."""
 
 import hashlib
 import json
@@ -35,7 +35,7 @@ from croc.weights.open import check_fit
 
 SETTINGS, FORMAT = "settings.json", 1
 MARK = "croc"
-"""The key of a PNG's text that says with which settings a mask was made."""
+"""The key of a text in each PNG: the hash of the settings that the mask was made with."""
 OVERLAY_PX = 1280
 WRITERS, WRITING = 4, 16
 SHOWN = 20
@@ -56,7 +56,7 @@ class Output:
 
     @cached_property
     def settings(self) -> dict[str, Any]:
-        """All that the files depend on, but for the photographs."""
+        """Everything that the files depend on, except the images."""
         sizes = ("image_px", "blocks", "framing", "colors")
         return {
             "format": FORMAT,
@@ -82,7 +82,7 @@ class Output:
             return False
 
     def open(self, photos: str) -> None:
-        """Create the folder, or check that its masks are of this head and these photographs."""
+        """Create the folder, or check that its masks are of this head and these images."""
         page = self.folder / SETTINGS
         content = {
             "croc": __version__,
@@ -98,7 +98,7 @@ class Output:
         except (ValueError, KeyError, TypeError):
             raise UserError(f"{page} cannot be read: choose another --to") from None
         if other:
-            of = "made by another head" if "head" in other else "of other photographs"
+            of = "made by another head" if "head" in other else "of other images"
             raise UserError(f"the masks in {self.folder} are {of}: choose another --to")
         self.folder.mkdir(parents=True, exist_ok=True)
         with replacing(page) as partial_page:
@@ -138,7 +138,7 @@ def paint(
     classes: UInt8[np.ndarray, "H W"],
     colors: Sequence[tuple[int, int, int]],
 ) -> Image.Image:
-    """The photograph, half of each pixel in its class's color; at most 1280 px long."""
+    """The image blended half and half with its class colors, at most 1280 px long."""
     scale = min(1.0, OVERLAY_PX / max(classes.shape))
     size = (max(1, round(classes.shape[1] * scale)), max(1, round(classes.shape[0] * scale)))
     small = Image.fromarray(image).resize(size, Image.Resampling.BILINEAR, reducing_gap=2.0)
@@ -148,7 +148,7 @@ def paint(
 
 
 def predict(options: PredictOptions) -> list[str]:
-    """Write what is missing; returns what to print."""
+    """Write what is missing; return the lines to print."""
     machine = find_machine(options)
     segmenter = load_segmenter(options.head)
     if options.tile_px is not None:
@@ -166,7 +166,7 @@ def predict(options: PredictOptions) -> list[str]:
         masks = [(str(photo.path), output.mask(photo)) for photo in photos if photo not in failed]
         relative = [(Path(name).relative_to(root).as_posix(), mask) for name, mask in masks]
         write_coco(path, relative, segmenter.classes)
-        lines.append(f"all of them in COCO's format: {path}")
+        lines.append(f"all masks in COCO's format: {path}")
     lines += [f"skipped, cannot be decoded: {photo.path}" for photo in failed[:SHOWN]]
     return lines + [f"and {len(failed) - SHOWN} more"] * (len(failed) > SHOWN)
 
@@ -174,7 +174,7 @@ def predict(options: PredictOptions) -> list[str]:
 def write_masks(
     photos: Sequence[Photo], segmenter: Segmenter, output: Output, batch: int, workers: int
 ) -> list[Photo]:
-    """Masks that are not there yet; returns the photographs that cannot be decoded."""
+    """Write the masks that are missing; return the images that cannot be decoded."""
     missing = [photo for photo in photos if not output.has(photo)]
     failed: list[Photo] = []
     whole = output.overlays or output.edges == "guided"
@@ -209,5 +209,5 @@ def write_masks(
         for future in pending:
             future.result()
     if missing and len(failed) == len(photos):
-        raise UserError(f"none of the {len(photos)} photographs can be decoded")
+        raise UserError(f"none of the {len(photos)} images can be decoded")
     return failed

@@ -55,7 +55,7 @@ def annotations(classes: UInt8[np.ndarray, "h w"], image: int) -> Iterable[dict[
 
 
 def write_coco(path: Path, names: Sequence[tuple[str, Path]], classes: Sequence[str]) -> None:
-    """All masks as one JSON, from photographs' names and their masks, one mask in memory at once.
+    """All masks as one JSON, from image names and masks, with one mask in memory at a time.
     A category's id is its index, the value in the masks."""
     images, number = [], 0
     with replacing(path) as partial, partial.open("w", encoding="utf-8") as file:

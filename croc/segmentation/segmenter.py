@@ -61,7 +61,7 @@ KINDS: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Segmenter:
-    """Images to class scores and class maps. Maps hold indices into `classes`."""
+    """Maps images to class scores and class maps; a class map has indices into `classes`."""
 
     backbone: VitBackbone | ConvBackbone
     head: nn.Module | Memory
@@ -83,7 +83,7 @@ class Segmenter:
         return next(self.backbone.parameters()).device
 
     def to(self, device: torch.device | str, precision: torch.dtype | None = None) -> "Segmenter":
-        """Moved there, and its backbone to that precision; the head stays in float32."""
+        """A copy on the device, with the backbone in that precision; the head stays in float32."""
         if isinstance(self.head, Memory):
             parts = {name: getattr(self.head, name).to(device) for name in MEMORY}
             head: Any = replace(self.head, **parts)
@@ -93,17 +93,17 @@ class Segmenter:
 
     @torch.no_grad()
     def scores(self, images: Float[Tensor, "B 3 h w"]) -> Float[Tensor, "B classes rows columns"]:
-        """Of each patch of normalized images: logits, or for an in-context head a distribution."""
+        """Class scores per patch of normalized images: logits, or probabilities (in-context)."""
         features = self.backbone.features(images.to(self.device), self.blocks).float()
         return self.head.predict(features) if isinstance(self.head, Memory) else self.head(features)
 
     @property
     def unit_px(self) -> int | None:
-        """The patches' side if the aspect ratio is kept, as `resize_as_evaluated` takes it."""
+        """The patch size if the aspect ratio is kept, else None, for `resize_as_evaluated`."""
         return self.backbone.stride_px if self.framing == "keep" else None
 
     def class_map(self, image: UInt8[np.ndarray, "H W 3"]) -> UInt8[np.ndarray, "H W"]:
-        """The class of each pixel of an RGB image, at its own size."""
+        """The class of each pixel of an RGB image, at the image's own size."""
         pixels = resize_as_evaluated(image, self.image_px, self.unit_px)
         return largest(self.scores(normalize(pixels[None] / 255))[0], image.shape[:2])
 
@@ -160,7 +160,7 @@ def default_colors(count: int) -> tuple[Color, ...]:
 def check_new(folder: str | Path) -> Path:
     path = Path(folder).absolute()
     if os.path.lexists(path):
-        raise UserError(f"{folder} exists, and nothing is overwritten: name another folder")
+        raise UserError(f"{folder} exists and is not overwritten: choose another folder")
     return path
 
 
@@ -218,7 +218,7 @@ def save_segmenter(
 
 
 def load_segmenter(folder: str | Path) -> Segmenter:
-    """Open a folder of `croc segment fit` or `croc segment discover`, on the CPU."""
+    """Load a folder written by `croc segment fit` or `croc segment discover`, on the CPU."""
     folder = Path(folder)
     content = read_head(folder)
     backbone = open_backbone(str(folder / BACKBONE)).float()
@@ -256,7 +256,7 @@ def read_head(folder: Path) -> dict[str, Any]:
     """head.json, checked; it may have been edited to rename classes or to change colors."""
     path = folder / HEAD
     if not path.is_file():
-        raise UserError(f"{folder} holds no head: pass a folder of croc segment fit or discover")
+        raise UserError(f"{folder} has no head: pass a folder of croc segment fit or discover")
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         if content["format"] != FORMAT:

@@ -1,7 +1,7 @@
-"""The step made fast: parts of it are compiled, and its kernels recorded as a CUDA graph.
+"""A faster step: parts of it are compiled, and its kernels are captured as a CUDA graph.
 
-Launched one by one the kernels keep the host busy nearly as long as the GPU, and then whatever else
-the host does, such as loading, delays the training. Recorded once, they are launched together.
+Launched one by one, the kernels keep the host busy nearly as long as the GPU, so anything else that
+the host does, such as loading, delays training. Captured once, they are launched together.
 """
 
 import re
@@ -30,7 +30,7 @@ COMPILED: dict[type, tuple[str, ...]] = {
     Mae: ("make_views",),
     MaeNetwork: ("compare",),
 }
-"""Functions that are compiled, beside the blocks: in parts, so that each part can be timed."""
+"""Functions that are compiled, in addition to the blocks: parts that can be timed separately."""
 MAX_VERSIONS = 64
 """Of one function; beyond, torch would stop compiling it, with a warning only."""
 WARM_UPS = 3

@@ -18,7 +18,7 @@ from croc.errors import UserError
 from croc.method.distributed import any_process, shard_student, sum_over_processes
 
 INTERACTIVE = ("bash", "interactive")
-"""Names of SLURM jobs whose user starts processes by hand, as Lightning has it."""
+"""Names of SLURM jobs in which the user starts processes interactively, as in Lightning."""
 STOP_CHECK_S, MAX_STEPS_BETWEEN_CHECKS = 3.0, 10
 """How often several processes ask each other whether one of them received a signal."""
 
@@ -31,7 +31,7 @@ def compiles(run: RunConfig, device: torch.device) -> bool:
 
 
 def in_bfloat16(run: RunConfig, accelerator: str) -> bool:
-    """Older GPUs only emulate it."""
+    """Whether to use bfloat16; older GPUs only emulate it."""
     if run.precision == "auto":
         return accelerator == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
     return run.precision == "bfloat16"

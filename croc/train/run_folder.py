@@ -1,6 +1,6 @@
 """A run's folder: whether it may be used, and the checkpoints that are written into it.
 
-A checkpoint is one file with everything that a resume needs, written beside its place and renamed.
+A checkpoint is one file with everything needed to resume, written to a temporary file and renamed.
 """
 
 import dataclasses
@@ -45,7 +45,7 @@ KEPT = 2
 
 
 def open_run_folder(folder: Path, config: PretrainConfig) -> None:
-    """Refuse a folder that is neither free nor this run's own."""
+    """Reject a folder that is neither new nor this run's own."""
     occupied = folder.exists() and (
         not folder.is_dir() or any(path.name not in (PARTIAL, LOCK) for path in folder.iterdir())
     )

@@ -1,1 +1,1 @@
-"""Weights from elsewhere: files read without running them, recognized by their keys and shapes."""
+"""Weights files: read without running code in them, recognized by their keys and shapes."""

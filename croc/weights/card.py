@@ -1,4 +1,4 @@
-"""What an exported file records about its weights, and the model card beside it."""
+"""What an exported file records about its weights, and its model card."""
 
 import json
 import re
@@ -21,7 +21,7 @@ from croc.weights.files import first_line, read_metadata
 
 KEY, FORMAT = "croc", 1
 LARGEST_PX = 4_096
-LICENSE = "not stated; the photographs that it was trained on have licenses of their own"
+LICENSE = "not stated; the training images have licenses of their own"
 METHODS = {"croc": "CrOC", "dino": "DINO", "mae": "MAE"}
 HUB_LICENSES = (
     *("mit", "apache-2.0", "bsd-2-clause", "bsd-3-clause", "gpl-3.0", "lgpl-3.0", "agpl-3.0"),
@@ -32,8 +32,8 @@ HUB_LICENSES = (
 
 @dataclass(frozen=True)
 class WeightsRecord:
-    """The metadata of an exported file. The first four values suffice to build the network,
-    whatever a later version makes of `config`."""
+    """The metadata of an exported file. The first four values are enough to build the network,
+    even if a later version cannot read `config`."""
 
     model: str
     """timm's name."""
@@ -115,7 +115,7 @@ def read_record(path: Path) -> WeightsRecord | None:
 
 
 def without_paths(config: PretrainConfig) -> PretrainConfig:
-    """Folders of the machine that trained are nobody else's business."""
+    """Without the paths of the machine that trained, which are private."""
     init = config.model.init
     return replace(
         config,
@@ -184,17 +184,17 @@ def _library(kind: str | None) -> str:
 
 
 def _score_row(line: dict[str, Any]) -> tuple[str, ...]:
-    """Protocol, data, score, whose it is, and settings of a line of results.jsonl."""
+    """Protocol, data, score, weights and settings of a line of results.jsonl."""
     kind, _, path = line["data"].partition(":")
     data = DATA_TITLES.get(kind) or bare(path)
     if line.get("hold_out"):
-        data += f", {100 * line['hold_out']:g}% of its training part"
+        data += f", {100 * line['hold_out']:g}% of its training split"
     for part, unit in (("videos", "videos"), ("val", "images")):
-        if part in line.get("count", {}):  # there are smaller copies of data sets
+        if part in line.get("count", {}):  # there are smaller copies of datasets
             data += f", {line['count'][part]:,} {unit}"
     metric, value = next(iter(line["scores"].items()))
     spread = line["scores"].get("deviation")
     score = f"{metric} {value:.1f}" + (f" ± {spread:.1f}" if spread is not None else "")
     settings = {**line["config"], "precision": line["machine"]["precision"]}
     shown = ", ".join(f"{name} {value}" for name, value in settings.items())
-    return line["protocol"], data, score, "as here" if line["as_here"] else "before rounding", shown
+    return line["protocol"], data, score, "these" if line["as_here"] else "before rounding", shown

@@ -48,7 +48,7 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
             f"checkpoint {path} cannot be read ({first_line(error)}); {_good_before(path)}"
         ) from None
     if not isinstance(state, dict) or not isinstance(state.get("format"), int):
-        raise UserError(f"{path} is no checkpoint of a CrOC run")
+        raise UserError(f"{path} is not a checkpoint of a CrOC run")
     if state["format"] != FORMAT:
         raise UserError(
             f"{path} has format {state['format']}, this version reads {FORMAT}: use the version "
@@ -99,9 +99,7 @@ def find_checkpoint(path: Path) -> tuple[Path, Path] | None:
     if path.is_dir():
         saved = checkpoints(path)
         if not (path / PAGE).is_file() or not saved:
-            raise UserError(
-                f"{path} holds no run with a checkpoint: give a folder of croc pretrain"
-            )
+            raise UserError(f"{path} has no run with a checkpoint: pass a folder of croc pretrain")
         return path, saved[-1]
     if path.suffix == ".safetensors":  # exported, perhaps into the run's own folder
         return None

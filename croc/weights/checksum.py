@@ -1,7 +1,7 @@
 """A SHA-256 of its own content in every checkpoint and exported file, verified when it is opened.
 
-torch.load and safetensors give back whatever a damaged file contains. A checkpoint has the checksum
-in its zip comment, a safetensors file in its metadata. No single flipped bit, not even one in the
+torch.load and safetensors return the content of a damaged file as it is. A checkpoint has the
+checksum in its zip comment, a safetensors file in its metadata. No flipped bit, not even one in the
 checksum, can make a file look like one without a checksum.
 
 The checksum is the SHA-256 of the SHA-256s of the content's pieces, since one core takes longer to

@@ -1,4 +1,4 @@
-"""Colors and textures of patches: what can be told without a network, to compare networks with."""
+"""Colors and textures of patches: a baseline without a network."""
 
 import torch
 import torch.nn.functional as F

@@ -33,7 +33,7 @@ SAME_SETTINGS = ("protocol", "data", "config", "hold_out", "weights_hash", "mach
 class Export:
     """Export a run's backbone, without heads, so that it loads without CrOC installed."""
 
-    run: Annotated[str, tyro.conf.Positional]
+    run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     """A run folder (its last checkpoint is used), a checkpoint, a file written by croc export,
     hf:USER/NAME, or the name of bundled weights."""
     to: str
@@ -48,10 +48,10 @@ class Export:
     scores: str | None = None
     """A results.jsonl of croc evaluate; its scores for these weights are added to the card."""
     license: str | None = None
-    """A license note for the weights; by default that of the file, or none."""
+    """A license note for the weights; by default the note in the exported file, if any."""
     push: str | None = None
-    """USER/NAME: upload the export and its card to that repository of the Hugging Face hub, where
-    --weights hf:USER/NAME then finds it. A new repository is private."""
+    """USER/NAME: upload the export and its card to this repository on the Hugging Face hub, from
+    where --weights hf:USER/NAME loads it. A new repository is private."""
     public: bool = False
     """With --push: make a new repository public."""
 
@@ -65,7 +65,7 @@ def export(request: Export) -> tuple[Path | str, ...]:
             f"--to {request.to}: pass {', '.join(WRITERS)}, or a file that ends in .safetensors"
         )
     if not is_folder and (request.folder or request.name):
-        raise UserError("--folder and --name are for folders, as --to timm; --to names the file")
+        raise UserError("--folder and --name are for folders (--to timm …); --to names the file")
     if request.to == "onnx":
         check_onnx(request.dtype)
     if request.push is not None:
@@ -73,12 +73,12 @@ def export(request: Export) -> tuple[Path | str, ...]:
     record, backbone = _open_source(request)
     name = backbone.name if request.name is None else request.name
     if not name or Path(name).name != name or not name.isprintable():
-        raise UserError(f"--name {name!r}: pass a name that a folder can have")
+        raise UserError(f"--name {name!r}: pass a name that is valid for a folder")
     folder = Path(request.folder or f"{name}-{request.to}")
     targets = (folder,) if is_folder else (file, file.with_suffix(".md"))
     for path in targets:
         if path.exists() or path.is_symlink():
-            raise UserError(f"{path} exists, and nothing is overwritten: name another")
+            raise UserError(f"{path} exists and is not overwritten: choose another name")
 
     dtype = request.dtype or ("float32" if is_folder else "bfloat16")
     exact, vit = fingerprint(backbone), backbone.vit
@@ -131,8 +131,8 @@ def _open_source(request: Export) -> tuple[WeightsRecord, VitBackbone]:
     record = read_record(path) if path.is_file() else None
     if record is None:
         raise UserError(
-            f"{request.run} is no run: pass a folder of croc pretrain, a checkpoint in it, a file "
-            f"of croc export, or a name ({shipped_hint()})"
+            f"{request.run} is not a run: pass a folder of croc pretrain, a checkpoint in it, a "
+            f"file of croc export, or a name ({shipped_hint()})"
         )
     name = hub.name_of(request.run) or path.stem
     backbone = VitBackbone(build_exported(path, record).vit, name)
@@ -149,12 +149,12 @@ def seconds_trained(run: Path, step: int) -> float | None:
 
 
 def _read_scores(path: str | None, rounded: str, exact: str) -> list[dict[str, Any]]:
-    """The latest of each protocol, data set and settings, of these weights or before rounding."""
+    """The latest of each protocol, dataset and settings, of these weights or before rounding."""
     scores: dict[str, dict[str, Any]] = {}
     for line in read_lines(Path(path), pass_over_bad=True) if path else ():
         if line.get("weights_hash") in (rounded, exact):
             key = json.dumps([line.get(name) for name in SAME_SETTINGS], sort_keys=True)
             scores[key] = {**line, "as_here": line["weights_hash"] == rounded}
     if path and not scores:
-        raise UserError(f"--scores {path} holds no scores of these weights ({rounded})")
+        raise UserError(f"--scores {path} has no scores of these weights ({rounded})")
     return list(scores.values())

@@ -127,21 +127,23 @@ class PlainUnpickler(pickle.Unpickler):
 
 @contextmanager
 def opening(path: Path) -> Iterator[None]:
-    """Turn whatever a broken or foreign file raises into one line."""
+    """Turn any error from a broken or foreign file into a one-line message."""
     try:
         yield
     except UserError:
         raise
     except (FileNotFoundError, IsADirectoryError) as error:
-        raise UserError(f"{path}: {error.strerror}; name a file of weights") from None
+        raise UserError(f"{path}: {error.strerror}; pass a weights file") from None
     except HarmfulFile as error:
         raise UserError(
-            f"{path} cannot be read as weights: on opening it wants to run {one_line(str(error))}, "
-            "which was not done; do not use this file"
+            f"{path} cannot be read as weights: when opened, it tries to run "
+            f"{one_line(str(error))}, which was blocked; do not use this file"
         ) from None
     except Exception as error:
         reason = first_line(error)
-        raise UserError(f"{path} cannot be read as weights ({reason}): get it again") from error
+        raise UserError(
+            f"{path} cannot be read as weights ({reason}): download it again"
+        ) from error
 
 
 def first_line(error: Exception) -> str:
@@ -149,7 +151,7 @@ def first_line(error: Exception) -> str:
 
 
 def read_content(path: Path) -> Any:
-    """All of a file, be it `.safetensors`, torch's or a pickle."""
+    """Everything in a `.safetensors` file, a torch file or a pickle."""
     with opening(path), verifying(path):
         if path.suffix == ".safetensors":
             return load_file(path)
@@ -189,7 +191,7 @@ def read_named_tensors(path: Path) -> dict[str, Tensor]:
     content = read_content(path)
     if not isinstance(content, dict):
         kind = one_line(getattr(content, "kind", type(content).__name__))
-        raise UserError(f"{path} holds no named tensors but a {kind}: save its state_dict()")
+        raise UserError(f"{path} contains a {kind}, not named tensors: save its state_dict()")
     seen = set()  # dicts may contain one another
 
     def walk(inner: dict[Any, Any], prefix: str) -> Iterator[tuple[str, Tensor]]:
@@ -207,7 +209,7 @@ def read_named_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def read_arguments(path: Path) -> dict[str, str]:
-    """The arguments that a project saved beside its weights, as text; {} if there are none."""
+    """The arguments that a project saved with its weights, as text; {} if there are none."""
     content = read_content(path)
     for key in ARGUMENTS if isinstance(content, dict) else ():
         arguments = content.get(key)

@@ -193,7 +193,7 @@ def write_onnx(folder: Path, record: WeightsRecord, weights: Weights) -> None:
 
 
 def _timm_arguments(record: WeightsRecord) -> dict[str, Any]:
-    """What `timm.create_model` needs beside the name."""
+    """What `timm.create_model` needs in addition to the name."""
     return {
         "img_size": record.image_px,
         "patch_size": record.patch_px,

@@ -53,8 +53,8 @@ def download(spec: str) -> Path:
         names = [name for name in names if name.endswith(SUFFIXES)]
         names = [name for name in USUAL if name in names] or names
         if len(names) != 1:
-            listed = ", ".join(names[:5]) or "no file of weights"
-            raise UserError(f"{spec} holds {listed}: name one, hf:{repository}/FILE")
+            listed = ", ".join(names[:5]) or "no weights file"
+            raise UserError(f"{spec} has {listed}: choose one with hf:{repository}/FILE")
         return Path(hf_hub_download(repository, names[0], revision=revision))
 
 
@@ -85,7 +85,7 @@ def push(repository: str, files: dict[str, Path], public: bool) -> str:
 
 @contextmanager
 def _talking(problem: str) -> Iterator[None]:
-    """Turn whatever goes wrong between here and the hub into one line."""
+    """Turn any error in talking to the hub into a one-line message."""
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it reports every retry
     try:
         yield

@@ -4,7 +4,7 @@ dependencies = ["torch", "timm", "safetensors"]
 
 
 def backbone():
-    """A plain timm ViT without a classifier, with the weights beside this file."""
+    """A plain timm ViT without a classifier, with the weights next to this file."""
     import json
     from pathlib import Path
 

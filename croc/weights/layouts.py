@@ -1,7 +1,7 @@
 """Which network a file of weights contains, recognized by keys and shapes alone.
 
 A network is found by its first layer (a ViT's patch embedding, a ResNet's 7×7 convolution). What
-precedes that layer's name is the network's prefix, whatever wrappers it consists of.
+precedes that layer's name is the network's prefix, regardless of the wrappers.
 """
 
 import math
@@ -133,14 +133,14 @@ class Recognized:
     architecture: str
     """timm's name."""
     options: dict[str, Any]
-    """For timm.create_model, beside the name."""
+    """For timm.create_model, in addition to the name."""
     weights: dict[str, Tensor]
     layout: str
     """For people: whose layout, and which of its networks."""
 
     def arguments(self, image_px: int) -> dict[str, Any]:
-        """For timm.create_model, beside the name: of a ViT for images of that size, or of a ConvNet
-        dilated to an output stride of 16."""
+        """For timm.create_model, in addition to the name: of a ViT for images of that size, or of a
+        ConvNet dilated to an output stride of 16."""
         if PATCHES not in self.weights:
             return {"features_only": True, "output_stride": 16}
         return {**self.options, "img_size": image_px, "dynamic_img_size": True, "num_classes": 0}
@@ -159,7 +159,7 @@ def recognize(tensors: Mapping[str, Tensor], source: str = "the file") -> Recogn
     if not networks:
         keys = ", ".join(list(tensors)[:5]) or "none"
         raise UserError(
-            f"{source} holds no ViT and no ResNet of a known layout; its first keys: {keys}"
+            f"{source} contains no ViT or ResNet in a known layout; its first keys: {keys}"
         )
     prefix = _choose(networks, tensors, source)
     own = {key.removeprefix(prefix): x for key, x in tensors.items() if key.startswith(prefix)}
@@ -181,15 +181,15 @@ def recognize(tensors: Mapping[str, Tensor], source: str = "the file") -> Recogn
             network = timm.create_model(architecture, num_classes=0, **options)
         own = own if is_resnet else _to_timm(own, network)
     except (LookupError, ValueError, ArithmeticError, RuntimeError) as error:
-        raise UserError(f"{source} holds no plain network ({first_line(error)})") from None
+        raise UserError(f"{source} contains no plain network ({first_line(error)})") from None
     known = network.state_dict().keys()
     weights = {k: x for k, x in own.items() if k in known and not k.endswith(COUNTERS)}
     for name in own:
         if name not in known and name.startswith(needed):
-            raise UserError(f"{source} holds a {kind} that is not plain: it has {name}")
+            raise UserError(f"{source} contains a {kind} that is not plain: it has {name}")
     storages = {x.untyped_storage().data_ptr(): x.untyped_storage() for x in weights.values()}
     if sum(x.nbytes for x in weights.values()) > sum(x.nbytes() for x in storages.values()):
-        raise UserError(f"{source} holds tensors larger than the file: a few numbers, expanded")
+        raise UserError(f"{source} has expanded tensors that are larger than the file")
     fill(network, weights, source, resample=False)
     check_finite(weights, source)
     layout = f"{kind} in {keys} keys"
@@ -204,7 +204,7 @@ def check_finite(weights: Mapping[str, Tensor], source: str) -> None:
     broken = [name for name, value in weights.items() if not value.isfinite().all()]
     if broken:
         raise UserError(
-            f"{source} holds weights that are not finite, in {len(broken)} of {len(weights)} "
+            f"{source} contains non-finite weights in {len(broken)} of {len(weights)} "
             f"tensors ({', '.join(broken[:2])}): its training diverged"
         )
 
@@ -227,7 +227,7 @@ def _choose(networks: Mapping[str, str], tensors: Mapping[str, Tensor], source: 
     ]
     if rivals:
         names = ", ".join(prefix.rstrip(".") or "the outermost" for prefix in (best, *rivals))
-        raise UserError(f"{source} holds several networks ({names}): save the one that is meant")
+        raise UserError(f"{source} contains several networks ({names}): save only the one you want")
     return best
 
 
@@ -325,18 +325,18 @@ def _measure_vit(own: Mapping[str, Tensor], prefix: str, source: str) -> tuple[s
         name = f"vit_{size}_patch16_dinov3" + "_qkvb" * options["qkv_bias"]
         return name if timm.is_model(name) else "vit_base_patch16_dinov3", options
     if not has("pos_embed"):
-        raise UserError(f"{source} has patches like a ViT's, but is no plain ViT: no pos_embed")
+        raise UserError(f"{source} has a patch embedding but is not a plain ViT: no pos_embed")
     # Does the position embedding have rows for the tokens before the patches?
     rows = own["pos_embed"].shape[1]
     prefixes = (1,) if has("register_tokens") else (has_class, 0, has_class + registers)
     fits = [count for count in prefixes if math.isqrt(rows - count) ** 2 == rows - count]
     if not fits:
-        raise UserError(f"{source}: {rows} position embeddings are no square grid of patches")
+        raise UserError(f"{source}: {rows} position embeddings are not a square grid of patches")
     options["img_size"] = math.isqrt(rows - fits[0]) * patch_px
     if is_eva:
         if not options["swiglu_mlp"]:
             raise UserError(
-                f"{source} holds a ViT of timm's Eva family that is neither DINOv3 nor EVA-02: "
+                f"{source} contains a ViT of timm's Eva family that is neither DINOv3 nor EVA-02: "
                 f"name its model, timm:NAME@{source}"
             )
         return f"eva02_{size}_patch14_224", options

@@ -110,7 +110,7 @@ def test_files_and_names_that_do_not_fit(tmp_path: Path):
         (f"timm:vit_tiny_patch16_224@{tmp_path / 'wide.pth'}", "does not fit"),
         ("random:resnet5", "did you mean resnet5"),
         ("random:mixer_b16_224", "gives no feature map"),
-        (str(tmp_path), "holds no run"),
+        (str(tmp_path), "has no run"),
     ):
         with pytest.raises(UserError, match=message):
             open_backbone(spec)

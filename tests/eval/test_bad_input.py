@@ -31,7 +31,7 @@ def refusal(capsys: pytest.CaptureFixture[str], to: Path, code: int) -> str:
     ("command", "message"),
     [
         ("linear davis16:x", "linear cannot be scored on davis16:x"),
-        ("linear voc13:x", "no data set is called voc13:x: pass one of voc12:PATH"),
+        ("linear voc13:x", "no dataset is called voc13:x: pass one of voc12:PATH"),
         ("linear voc12:nowhere", "nowhere is missing: get VOC2012"),
         ("linear scenes:0", "is not a number of scenes"),
         ("linear scenes:4 --weights nowhere", "no such run or file"),
@@ -47,7 +47,7 @@ def refusal(capsys: pytest.CaptureFixture[str], to: Path, code: int) -> str:
         ("linear davis17:x --hold-out 0.5", "davis17:x has no training split"),
         (f"linear scenes:4 --to {__file__}/x", "is a file or not writable, pass a folder"),
         (f"video scenes:1 --masks {Path(__file__).parent}", "exists and is not empty"),
-        ("all scenes --data", "pass at least one data set"),
+        ("all scenes --data", "pass at least one dataset"),
         (f"table scenes:4 --weights {TINY} B=random:vit_smal", "B: --weights: timm has no"),
         ("table x --data scenes:4 scenes:4", "--data is empty or names one twice"),
         ("table scenes:4 --weights A=x A=y", "give them LABEL=WEIGHTS"),

@@ -48,17 +48,17 @@ BAD: list[tuple[Any, tuple[Any, ...], dict[str, Any], str]] = [
             ({"config": croc.ClusterConfig(k_start=33)}, "more than the 32 tokens"),
         )
     ),
-    (croc.features, ("nowhere.jpg", RANDOM), {}, "nowhere.jpg cannot be read as a photograph: No"),
+    (croc.features, ("nowhere.jpg", RANDOM), {}, "nowhere.jpg cannot be read as an image: No"),
     (croc.features, (IMAGE[:1], RANDOM), {}, "3 × height × width, not (1, 32, 32)"),
-    (croc.features, (IMAGE + 1.5, RANDOM), {}, "before they are normalized"),
+    (croc.features, (IMAGE + 1.5, RANDOM), {}, "not normalized"),
     (croc.features, (Image.new("I;16", (40, 40)), RANDOM), {}, "mode I;16"),
     (croc.features, ([3], RANDOM), {}, "not of type int"),
     (croc.features, (IMAGE, RANDOM), {"size_px": (16, 20)}, "20 px do not consist"),
     (croc.features, (IMAGE, None), {}, "not of type NoneType"),
     (croc.features, (IMAGE, Path("no")), {}, "no such run or file"),
-    (croc.Run, ("no/such",), {}, "holds no run"),
+    (croc.Run, ("no/such",), {}, "has no run"),
     (croc.pretrain, ("demos",), {}, "no recipe demos; perhaps you meant demo"),
-    (croc.pretrain, (PretrainConfig(),), {}, "a PretrainConfig is no recipe"),
+    (croc.pretrain, (PretrainConfig(),), {}, "a PretrainConfig is not a recipe"),
     (croc.pretrain, ("demo",), {"cluster": {"kstart": 3}}, "perhaps you meant cluster.k_start"),
     (croc.pretrain, ("demo",), {"optim": 3}, "optim takes its options by name"),
     (croc.pretrain, ("dino-demo",), {"cluster": {"k_start": 3}}, "there is no option cluster"),
@@ -120,7 +120,7 @@ class Data:
     ("data", "fragment"),
     [
         (Data(croc.Labeled(PIXELS, LABELS + np.uint8(200), "a")), "a label is 200"),
-        (Data(count=0), "the part val has no images"),
+        (Data(count=0), "the split val has no images"),
     ],
 )
 def test_added_data(data: Any, fragment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

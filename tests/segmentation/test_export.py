@@ -65,9 +65,9 @@ def test_bad_input_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
     save_segmenter(make_head("random:resnet18", "incontext"), tmp_path / "memory", {})
     (tmp_path / "taken.onnx").touch()
     for to, message in (
-        ("x.onnx", "is an in-context head, which is not exported"),
+        ("x.onnx", "is an in-context head, which cannot be exported"),
         ("x.engine", "pass a file that ends in .onnx or .pt2"),
-        ("taken.onnx", "exists, and nothing is overwritten"),
+        ("taken.onnx", "exists and is not overwritten"),
     ):
         words = ["segment", "export", str(tmp_path / "memory"), "--to", str(tmp_path / to)]
         assert main(words) == 2

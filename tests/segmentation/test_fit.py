@@ -115,7 +115,7 @@ def test_one_image_is_enough(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert fit(data, tmp_path / "head") == 0
     printed = capsys.readouterr()
     assert "3 classes from 1 images, not scored" in printed.out
-    assert "no labeled pixel of absent: the head cannot learn that" in printed.err
+    assert "no labeled pixel of absent: the head cannot learn it" in printed.err
     saved = facts(tmp_path / "head")
     assert saved["score"] is None
     assert saved["labeled pixels"]["absent"] == 0
@@ -147,11 +147,11 @@ def test_bad_input_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
     (tmp_path / "taken").mkdir()
     head = tmp_path / "head"
     for data, to, more, message in (
-        (bad, head, (), "1.png has the label 7, which this data set does not define"),
+        (bad, head, (), "1.png has the label 7, which this dataset does not define"),
         (blank, head, (), "no training pixel is labeled: all labels are 255"),
         (f"folder:{tmp_path / 'empty'}", head, (), "images/train/*.jpg is missing"),
         ("folder:nowhere", head, (), "nowhere is missing"),
-        (good, tmp_path / "taken", (), "exists, and nothing is overwritten"),
+        (good, tmp_path / "taken", (), "exists and is not overwritten"),
         (good, head, ("--hold-out", "0.1"), "leaves none to score"),
         (good, head, ("--linear.blocks", "13"), "has 12 blocks, not 13"),
         (good, head, ("--incontext.memory", "9"), "--incontext.memory"),

@@ -126,7 +126,7 @@ def test_broken_files_are_skipped_and_listed(
     assert lines[0] == f"5 masks in {tmp_path / 'masks'}"
     assert lines[-1] == f"skipped, cannot be decoded: {broken}"
     assert predict(head, broken, "--to", tmp_path / "none") == 2
-    assert "none of the 1 photographs can be decoded" in capsys.readouterr().err
+    assert "none of the 1 images can be decoded" in capsys.readouterr().err
 
 
 def test_a_full_disk_is_one_line_and_leaves_whole_masks(
@@ -182,13 +182,13 @@ def test_bad_input_is_one_line(
     capsys.readouterr()
     for words, message in (
         ((tmp_path / "other", source, "--to", masks), "are made by another head"),
-        ((head, source / "sub", "--to", masks), "are of other photographs"),
+        ((head, source / "sub", "--to", masks), "are of other images"),
         ((head, tmp_path / "empty", "--to", new), "no images in"),
-        ((head, tmp_path / "text.txt", "--to", new), "is no image file"),
+        ((head, tmp_path / "text.txt", "--to", new), "is not an image file"),
         ((head, tmp_path / "nothing", "--to", new), "does not exist"),
         ((head, source, "--to", tmp_path / "odd"), "settings.json cannot be read"),
         ((head, source, "--to", new, "--tile-px", "40"), "--tile-px: tiles of 40 px"),
-        ((source, source, "--to", new), "holds no head"),
+        ((source, source, "--to", new), "has no head"),
     ):
         assert predict(*words) == 2
         assert message in capsys.readouterr().err.splitlines()[-1]

@@ -137,7 +137,7 @@ def test_a_page_that_does_not_fit_is_one_line(
 def test_nothing_is_overwritten_or_half_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     segmenter = make_head("random:vit_tiny_patch16_224", "linear")
     (tmp_path / "taken").mkdir()
-    with pytest.raises(UserError, match="exists, and nothing is overwritten"):
+    with pytest.raises(UserError, match="exists and is not overwritten"):
         save_segmenter(segmenter, tmp_path / "taken", {})
     segmenter.backbone.made = None
     with pytest.raises(UserError, match="cannot be stored"):
@@ -146,7 +146,7 @@ def test_nothing_is_overwritten_or_half_written(tmp_path: Path, monkeypatch: pyt
 
 
 def test_a_folder_without_a_head_is_one_line(tmp_path: Path):
-    with pytest.raises(UserError, match="holds no head: pass a folder of croc segment fit"):
+    with pytest.raises(UserError, match="has no head: pass a folder of croc segment fit"):
         load_segmenter(tmp_path)
 
 

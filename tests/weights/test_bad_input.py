@@ -45,18 +45,18 @@ def check_refusal(capsys: pytest.CaptureFixture[str], arguments: list[str], mess
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("nowhere --to timm --folder a/b", "nowhere is no run: pass a folder of croc pretrain"),
-        ("timm:vit_tiny_patch16_224 --to onnx", "is no run"),
-        ("other.safetensors --to timm", "is no run"),
+        ("nowhere --to timm --folder a/b", "nowhere is not a run: pass a folder of croc pretrain"),
+        ("timm:vit_tiny_patch16_224 --to onnx", "is not a run"),
+        ("other.safetensors --to timm", "is not a run"),
         ("RUN --to tim", "pass timm, transformers, torchhub, onnx, safetensors, or a file"),
         ("RUN --to a.safetensors --name a", "--name are for folders"),
         ("RUN --to onnx --dtype bfloat16", "written in float32"),
         ("RUN --to timm --name a/b", "--name 'a/b': pass a name"),
         ("RUN --to timm --scores nowhere", "nowhere"),
-        ("RUN --to timm --scores results.jsonl", "holds no scores of these weights"),
-        ("RUN --to other.safetensors", "other.safetensors exists, and nothing is overwritten"),
-        ("RUN --to card.safetensors", "card.md exists, and nothing is overwritten"),
-        ("RUN --to timm --folder empty", "empty exists, and nothing is overwritten"),
+        ("RUN --to timm --scores results.jsonl", "has no scores of these weights"),
+        ("RUN --to other.safetensors", "other.safetensors exists and is not overwritten"),
+        ("RUN --to card.safetensors", "card.md exists and is not overwritten"),
+        ("RUN --to timm --folder empty", "empty exists and is not overwritten"),
         ("RUN --to onnx --folder link", "link exists"),
         ("RUN --to torchhub --name taken", "taken-torchhub exists"),
     ],
@@ -153,7 +153,7 @@ def test_files_with_impossible_content(shipped: Path):
     cases += [(text, {}, "cannot be read") for text in ("", "[]", "null", "[" * 100_000, "{}")]
     cases += [
         (json.dumps(record), {"head.weight": torch.zeros(2)}, "head.weight"),
-        (json.dumps(record), {"cls_token": torch.full((1, 1, 192), torch.nan)}, "not finite"),
+        (json.dumps(record), {"cls_token": torch.full((1, 1, 192), torch.nan)}, "non-finite"),
         (json.dumps(record), {"cls_token": torch.zeros(1, 1, 3)}, "size mismatch for cls_token"),
     ]
     for text, more, message in cases:
@@ -179,8 +179,8 @@ def test_show_weights(file: str, shipped: Path, capsys: pytest.CaptureFixture[st
     ("spec", "message"),
     [
         ("r18.pth", "r18 is a ConvNet"),
-        ("list.pth", "holds no named tensors but a list"),
-        ("object.pth", r"but a torch.nn.modules.linear.Linear: save its state_dict\(\)"),
+        ("list.pth", "contains a list, not named tensors"),
+        ("object.pth", r"Linear, not named tensors: save its state_dict\(\)"),
         ("random:vit_tiny_patch16_224", "leave --init out"),
         ("nowhere", r"^--init nowhere: no such run or file"),
         ("", "^--init : no such run or file"),

@@ -115,12 +115,12 @@ def test_the_card_of_a_file(run: Path, tmp_path: Path, capsys: pytest.CaptureFix
     assert capsys.readouterr().out.split() == [str(to), str(to.with_suffix(".md"))]
     text = to.with_suffix(".md").read_text()
     exact, _, rounded = (line["scores"]["mIoU"] for line in read_results(out))
-    assert f"| Scenes, 50% of its training part | mIoU {exact:.1f} | before rounding |" in text
-    assert f"| Scenes, 8 images | mIoU {rounded:.1f} | as here |" in text
+    assert f"| Scenes, 50% of its training split | mIoU {exact:.1f} | before rounding |" in text
+    assert f"| Scenes, 8 images | mIoU {rounded:.1f} | these |" in text
     assert text.count("| mIoU") == 2
     for part in (r"mine \| \*alone\*", r"# a\|b", "16 (0.667 epochs)", "tiny, step 2"):
         assert part in text
-    assert "minus (0.485, 0.456, 0.406), over (0.229, 0.224, 0.225)" in text
+    assert "mean (0.485, 0.456, 0.406) and std (0.229, 0.224, 0.225)" in text
     assert "@inproceedings{stegmuller2023croc" in text
     assert '"k_start": 5' in text
 

@@ -55,7 +55,7 @@ def test_nothing_in_a_file_is_run(save: Save, place: str, tmp_path: Path):
     ):
         save(places(call)[place], path)
         for read in (read_content, read_named_tensors, read_arguments):
-            refused = pytest.raises(UserError, match=r"it wants to run .* do not use this file")
+            refused = pytest.raises(UserError, match=r"it tries to run .* do not use this file")
             with refused if is_harmful else suppress(UserError):
                 read(path)
     assert not left.exists()
@@ -88,7 +88,7 @@ def test_pickles_written_by_hand(code: bytes, tmp_path: Path):
 
 def test_control_characters_do_not_reach_the_terminal(tmp_path: Path):
     (tmp_path / "w.pkl").write_bytes(b"\x80\x04\x8c\x02os\x8c\x08a\x1b[2J\nb\n\x93.")
-    with pytest.raises(UserError, match=r"wants to run os.a \[2J b,"):
+    with pytest.raises(UserError, match=r"tries to run os.a \[2J b,"):
         read_content(tmp_path / "w.pkl")
     torch.save({"a\x1b\nb": torch.zeros(1)}, tmp_path / "w.pth")
     assert list(read_named_tensors(tmp_path / "w.pth")) == ["a b"]

@@ -312,19 +312,19 @@ def test_unknown_networks_are_refused(vit: Any, resnet_weights: State):
     expanded = torch.zeros(()).expand(64 * 10**7, 3, 16, 16)
     narrow = torch.zeros(100, 3, 16, 16)
     cases: list[tuple[State, str]] = [
-        (zeros("features.0.weight"), "no ViT and no ResNet .* first keys: features.0.weight"),
+        (zeros("features.0.weight"), "no ViT or ResNet .* first keys: features.0.weight"),
         ({}, "first keys: none"),
         (weights | zeros("blocks.0.attn.q_norm.weight"), "not plain: .*q_norm.weight"),
         (without(weights, "pos_embed"), "no pos_embed"),
         (without(weights, "blocks.0.mlp.fc1"), r"blocks\.0\.mlp\.fc1\.weight"),
-        (weights | zeros("pos_embed", shape=(1, 18, 384)), "18 position embeddings are no square"),
+        (weights | zeros("pos_embed", shape=(1, 18, 384)), "embeddings are not a square"),
         (weights | zeros("reg_token", shape=(4,)), "no plain network"),
         (weights | {"patch_embed.proj.weight": narrow}, "width of 100 .*timm:NAME@"),
         (weights | {"patch_embed.proj.weight": expanded}, "larger than the file"),
         (without(resnet_weights, "layer4"), r"\(3, 4, 6, 0\) blocks"),
         (resnet_weights | zeros("layer1.0.se.fc1.weight"), "layer1.0.se.fc1.weight"),
         (prefixed("left.", weights) | prefixed("on.right.", other(weights)), "left, on.right"),
-        (prefixed("backbone.", broken) | prefixed("net.backbone.", broken), "not finite"),
+        (prefixed("backbone.", broken) | prefixed("net.backbone.", broken), "non-finite"),
     ]
     for tensors, message in cases:
         with pytest.raises(UserError, match=message):
@@ -342,7 +342,7 @@ def test_tensors_of_other_shapes_are_refused(vit: Any, resnet_weights: State, tm
         ),
         (moco(without(resnet_weights, "bn1.running_mean")), "does not fit: .*bn1.running_mean"),
         (vit.state_dict() | far, "not plain: it has blocks.30000000"),
-        (vit.state_dict() | tall, "no ViT and no ResNet of a known layout"),
+        (vit.state_dict() | tall, "no ViT or ResNet in a known layout"),
     ):
         torch.save(content, tmp_path / "w")
         with pytest.raises(UserError, match=message):

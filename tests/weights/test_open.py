@@ -39,7 +39,7 @@ def test_where_shipped_weights_are(shipped: Path, tmp_path: Path, monkeypatch: p
     """A path comes before a name; a file without metadata is recognized by its keys."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "small-a").mkdir()
-    with pytest.raises(UserError, match="small-a holds no run"):
+    with pytest.raises(UserError, match="small-a has no run"):
         open_backbone("small-a")
     path = shipped / "small-b.safetensors"
     save_file(load_file(path), path)

@@ -1,4 +1,4 @@
-"""`croc app`: pages on this machine that show clusters of two crops, or label photographs."""
+"""`croc app`: local web pages that show the clusters of two crops, or label images."""
 
 import contextlib
 import os
@@ -18,15 +18,16 @@ HOST = "127.0.0.1"
 
 @dataclass(frozen=True)
 class App:
-    """Explore the clusters of two crops of a photograph, in a browser on this machine."""
+    """Explore the clusters of two crops of an image, in a browser on this machine."""
 
-    runs: Annotated[tuple[str, ...], tyro.conf.Positional] = ()
+    runs: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[RUN ...]")] = ()
     """A run folder, or two to compare."""
     weights: tuple[str, ...] = ()
     """In addition to or instead of a run: bundled weights, a file written by croc export, or
     random:NAME for an untrained timm ViT."""
     checkpoint: tuple[int, ...] = ()
-    """Checkpoint steps of a single run: two are compared with each other, one with the last."""
+    """Steps of checkpoints of a single run: two are compared with each other, one with the last
+    checkpoint."""
     port: int = 8000
     """Port on 127.0.0.1; 0 picks a free one."""
 
@@ -40,24 +41,24 @@ class App:
 
 @dataclass(frozen=True)
 class Label:
-    """Label photographs in a browser on this machine: click patches, see the masks of all
-    photographs, correct the worst, and export masks and a segmentation head."""
+    """Label images in a browser on this machine: click patches, see the masks of all images,
+    correct the worst, and export masks and a segmentation head."""
 
-    photos: Annotated[str, tyro.conf.Positional]
-    """A folder of photographs, searched recursively."""
+    photos: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER")]
+    """A folder of images, searched recursively."""
     weights: str
     """The backbone, as for `croc evaluate`."""
     to: str | None = None
-    """Folder for labels, tokens and exports; by default labels/NAME, after the folder of
-    photographs. With the same folder, labeling continues."""
+    """Output folder for labels, tokens and exports; by default labels/NAME, where NAME is the name
+    of the image folder. Labels that are already in it are loaded."""
     image_px: Annotated[int, at_least(1)] = 448
-    """Photographs are resized to a square of this side length."""
+    """Images are resized to a square of this side length."""
     port: int = 8000
     """Port on 127.0.0.1; 0 picks a free one."""
 
 
 def explore(arguments: list[str]) -> None:
-    """Open the networks, bind a port of this machine, serve until Ctrl-C."""
+    """Load the networks, bind a local port, and serve until Ctrl-C."""
     options = parse(App, arguments, "croc app")
     require_server()
     from croc.lab.app.server import Server

@@ -1,4 +1,4 @@
-"""The labeling page's server: photographs, labels, masks, and what is exported."""
+"""The server of the labeling page: images, labels, masks and exports."""
 
 import base64
 import io
@@ -44,9 +44,9 @@ from croc.weights.open import check_fit, open_backbone
 
 MAX_JSON_BYTES = 16 << 20
 MASK_PX = 320
-"""Longer side of a mask on the page; exported ones have the photograph's size."""
+"""Longer side of a mask on the page; exported ones have the image's own size."""
 MEASURED = 32
-"""Photographs whose tokens standardize all."""
+"""Number of images from whose tokens the mean and deviation of the features are computed."""
 
 
 class LabelServer(LocalServer):
@@ -133,7 +133,7 @@ class LabelServer(LocalServer):
         return JSONResponse(await self.run(partial(find, query)))
 
     def set_labels(self, labels: dict[str, Any]) -> dict[str, Any]:
-        """Saved at once; the head is fitted anew when it is next needed."""
+        """Save at once; the head is refitted when it is next needed."""
         save_labels(self.to, labels)
         self.labels, self.head = labels, None
         return {}

@@ -2,7 +2,7 @@
 
 The folder of the tokens has one file per photograph: its tokens in float16 and a small JPEG for the
 page. A file is named after the photograph's name, size and time of change, its folder after the
-network and the image size, so that whatever changes is computed anew.
+network and the image size, so tokens are recomputed when any of these changes.
 """
 
 import hashlib

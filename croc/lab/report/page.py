@@ -54,10 +54,11 @@ KEPT = 12
 class ShowReport:
     """Write curves, clusters, scores and settings of runs as one self-contained HTML page."""
 
-    runs: Annotated[tuple[str, ...], tyro.conf.Positional]
+    runs: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN ...")]
     """Run folders; several are compared."""
     to: str | None = None
-    """The page to write; by default report.html, in the run's folder or, for several runs, here."""
+    """Output file; by default report.html, in the run folder or, for several runs, in the current
+    directory."""
     scores: tuple[str, ...] = ()
     """Additional results.jsonl files of croc evaluate; those in the run folders are always read."""
 
@@ -349,7 +350,7 @@ def _find_run(weights: str, runs: Sequence[Run], owner: int | None) -> int | Non
 
 
 def score_cards(scores: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """One card per protocol and data set, best score first."""
+    """One card per protocol and dataset, best score first."""
     cards: dict[tuple[str, str], dict[str, Any]] = {}
     pictures = 0
     for score in sorted(scores, key=lambda score: -score["main"]):

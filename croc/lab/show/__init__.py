@@ -1,4 +1,4 @@
-"""`croc show clusters | merging | features`: the flags, and which picture they draw."""
+"""`croc show clusters | merging | features`: the flags, and which figure they draw."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +9,7 @@ import tyro
 from croc.config import parse
 from croc.errors import UserError
 
+Images = Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[IMAGE ...]")]
 PICTURES = (".png", ".jpg", ".pdf", ".svg")
 
 
@@ -22,7 +23,7 @@ class _Show:
     """Instead of a run: the name of bundled weights, a file written by croc export, or
     random:NAME for an untrained timm ViT."""
     heads: tuple[int, ...] | None = None
-    """Attention heads to show, counted from 0."""
+    """Indices of the attention heads to show, from 0."""
     to: str | None = None
     """Output file; by default KIND.png in the run folder, or NAME-KIND.png in the current
     directory."""
@@ -32,9 +33,9 @@ class _Show:
 
 @dataclass(frozen=True)
 class ShowClusters(_Show):
-    """Draw the clusters that the teacher finds in two augmented views of each image."""
+    """Plot the teacher's clusters in two augmented views of each image."""
 
-    images: Annotated[tuple[str, ...], tyro.conf.Positional] = ()
+    images: Images = ()
     """Images; by default four from the run's data, or with --weights two bundled photos."""
     whole: bool = False
     """Cluster the whole image instead of two augmented views."""
@@ -46,18 +47,18 @@ class ShowClusters(_Show):
 class ShowMerging(ShowClusters):
     """Plot the last merging steps and the cost at each K from K_start to 2."""
 
-    images: Annotated[tuple[str, ...], tyro.conf.Positional] = ()
+    images: Images = ()
     """One image."""
 
 
 @dataclass(frozen=True)
 class ShowFeatures(_Show):
-    """Plot the PCA of the tokens of whole images, and the attention of the CLS token."""
+    """Plot a PCA of the tokens of whole images, the similarity to a patch and the CLS attention."""
 
-    images: Annotated[tuple[str, ...], tyro.conf.Positional] = ()
+    images: Images = ()
     """Images; by default two bundled photos."""
     patch: tuple[float, float] | None = None
-    """X and Y, in the photograph's pixels, of the patch to compare with; by default its middle."""
+    """x and y, in pixels of the image, of the patch to compare with; by default the center."""
     together: bool = False
     """Fit one PCA across all images, so that colors are comparable."""
     columns: tuple[Literal["photograph", "pca", "cosine", "attention", "clusters"], ...] = (
@@ -66,23 +67,23 @@ class ShowFeatures(_Show):
         "cosine",
         "attention",
     )
-    """What to draw of each photograph; clusters are those of the whole photograph."""
+    """What to draw for each image; `clusters` are those of the whole image."""
 
 
 def show(kind: str, arguments: list[str]) -> Path:
-    """croc show KIND IMAGE ... --run RUN, or --weights NAME; the picture's path."""
+    """croc show KIND IMAGE ... --run RUN, or --weights NAME; returns the path of the figure."""
     kinds = {"clusters": ShowClusters, "merging": ShowMerging, "features": ShowFeatures}
     options: Any = parse(kinds[kind], arguments, f"croc show {kind}")
     if (options.run is None) == (options.weights is None):
-        raise UserError("name the network to draw: --run RUN, or --weights NAME")
+        raise UserError("pass the network to plot: --run RUN, or --weights NAME")
     if options.run is None and options.step is not None:
-        raise UserError("--step is for --run: weights have no other steps")
+        raise UserError("--step needs --run: weights have a single step")
     if kind == "merging" and len(options.images) != 1:
-        raise UserError("croc show merging takes one photograph: name it")
+        raise UserError("croc show merging takes one image: pass its path")
     if kind != "features" and options.image_px is not None and not options.whole:
-        raise UserError("--image-px is for --whole: augmented views have the size of training")
+        raise UserError("--image-px needs --whole: augmented views have the size used in training")
     if options.to and Path(options.to).suffix.lower() not in PICTURES:
-        raise UserError(f"--to {options.to}: give it an ending, one of {', '.join(PICTURES)}")
+        raise UserError(f"--to {options.to}: pass a file name ending in {', '.join(PICTURES)}")
     from croc.lab.show.clusters import draw_clusters, draw_merging
     from croc.lab.show.features import draw_features
     from croc.lab.show.look import look_at_run, look_at_weights

@@ -49,7 +49,7 @@ class Look:
 def look_at_run(run: Path, step: int | None = None) -> Look:
     """The teacher of a run's last checkpoint, or of the one at `step`; 0 is untrained."""
     if not (run / PAGE).is_file():
-        raise UserError(f"{run} holds no run: give a folder that `croc pretrain` wrote")
+        raise UserError(f"{run} has no run: pass a folder written by croc pretrain")
     title = run.resolve().name
     if step == 0:
         config, _ = read_config(run / PAGE)
@@ -65,7 +65,7 @@ def look_at_run(run: Path, step: int | None = None) -> Look:
 
 
 def look_at_weights(spec: str) -> Look:
-    """random:NAME, bundled weights by name, or a file of `croc export`, perhaps a stranger's."""
+    """random:NAME, bundled weights by name, or a file of `croc export`, possibly untrusted."""
     kind, _, name = spec.partition(":")
     if kind == "random":
         config = CrocConfig(model=ModelConfig(name))
@@ -82,7 +82,7 @@ def look_at_weights(spec: str) -> Look:
     if isinstance(config, CrocConfig):
         sizes += [config.cluster.k_start, config.cluster.sinkhorn_iterations]
     if max(sizes) > LARGEST_PX:
-        raise UserError(f"{path} describes views or clusters of impossible size")
+        raise UserError(f"{path} describes views or clusters of impossible sizes")
     return Look(path.stem, config, build_exported(path, card))
 
 
@@ -93,7 +93,7 @@ def read_photograph(name: str, longest_px: int = WHOLE_PX) -> UInt8[np.ndarray, 
     except (OSError, UndecodableImage) as error:
         reason = getattr(error, "strerror", None) or str(error)
         reason = re.sub(r" <_io\..*", "", reason)  # Pillow prints the BytesIO object
-        raise UserError(f"{name} cannot be read as a photograph: {reason}") from None
+        raise UserError(f"{name} cannot be read as an image: {reason}") from None
 
 
 def readable(source: ImageSource) -> Iterator[np.ndarray]:
@@ -151,5 +151,5 @@ def patch_at(
     """Row and column of the patch that contains a pixel of the photograph."""
     (height, width), (rows, columns) = size, grid
     if not (0 <= x < width and 0 <= y < height):
-        raise UserError(f"{x:g}, {y:g} is outside the photograph of {width} × {height} px")
+        raise UserError(f"{x:g}, {y:g} is outside the image of {width} × {height} px")
     return int(y * rows / height), int(x * columns / width)

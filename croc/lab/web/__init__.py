@@ -1,1 +1,1 @@
-"""What our pages share: their frame, their look, and charts without any library."""
+"""Shared by the web pages: templates, styles, and charts without any library."""

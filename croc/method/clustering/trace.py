@@ -1,6 +1,6 @@
 """Every step of the merging, for pictures of it; `cluster_views` keeps only one of them.
 
-Computed by the definition; the kernel does not write its steps.
+Computed by the PyTorch reference; the kernel does not write its steps.
 """
 
 from dataclasses import dataclass
@@ -39,7 +39,7 @@ class TraceStep:
 
 @dataclass(frozen=True)
 class Trace:
-    """The steps from K_start to 2, and the K that the definition chooses of them."""
+    """The steps from K_start to 2, and the K that the PyTorch reference chooses."""
 
     steps: tuple[TraceStep, ...]
     count: Int[Tensor, "B H"]
