@@ -30,7 +30,7 @@ types: install
 # Shapes are checked by jaxtyping's hook, which torch.compile cannot pass: hence two passes.
 unit: install browser
 	$(BIN)/pytest -n 2 --dist loadgroup -m "not compiled" --jaxtyping-packages=croc,beartype.beartype
-	$(BIN)/pytest -n 2 -m compiled
+	$(BIN)/pytest -n 2 -m compiled tests/kernels tests/method tests/train
 
 # The pages are tested in a real browser; where there is none and Debian's can be had, take it.
 browser:

@@ -1,15 +1,21 @@
 """Tests share two cores among processes; OpenMP's threads would wait for each other's turns."""
 
+import gc
 import os
 import re
 import subprocess
 from collections.abc import Callable, Generator, Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 import torch
+
+from croc.config import PretrainConfig
+from tests.tiny import tiny_config, tiny_mae
 
 torch.set_num_threads(1)
 OURS = ("croc", "tests", "benchmarks")
@@ -31,11 +37,59 @@ def pytest_make_collect_report(
     return report
 
 
+TOGETHER = re.compile(r"tests/(weights/test_export_folders|(lab|segmentation)/test_bad_input)")
+"""Files whose tests share what is costly to make: one worker runs all of each."""
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """The marks of `--dist loadgroup` are lost between xdist 3.8 and pytest 9.2."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Scheduling(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            together = TOGETHER.match(nodeid)
+            return together[0] if together else nodeid
+
+    return Scheduling(config, log)
+
+
+def pytest_collection_finish() -> None:
+    """Each loader first collects garbage: do not let it look through all modules every time."""
+    gc.collect()
+    gc.freeze()
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    places = {item.nodeid.split("/")[1] for item in items if item.get_closest_marker("compiled")}
+    assert places <= {"kernels", "method", "train"}, "where make test looks for compiled tests"
     if not torch.cuda.is_available():
         for item in items:
             if item.get_closest_marker("cuda"):
                 item.add_marker(pytest.mark.skip(reason="needs a GPU"))
+
+
+@pytest.fixture(scope="session")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three steps, with checkpoints of the steps 2 and 3."""
+    return train(tiny_config(tmp_path_factory.mktemp("runs") / "tiny", stop_after_steps=3))
+
+
+@pytest.fixture(scope="session")
+def mae_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train(tiny_mae(tmp_path_factory.mktemp("runs") / "mae", stop_after_steps=2))
+
+
+@pytest.fixture(scope="session")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An uninterrupted run of nine steps."""
+    return train(tiny_config(tmp_path_factory.mktemp("runs") / "run"))
+
+
+def train(config: PretrainConfig) -> Path:
+    from croc.train.loop import pretrain
+
+    return pretrain(replace(config, run=replace(config.run, report=False)), "tiny")
 
 
 @pytest.fixture

@@ -46,9 +46,7 @@ def commands(page: Path) -> Iterator[list[str]]:
                 yield shlex.split(match[1], comments=True)
 
 
-COMMANDS = {
-    f"{page.stem}: {shlex.join(words)}": words for page in PAGES for words in commands(page)
-}
+COMMANDS = {shlex.join(words): words for page in PAGES for words in commands(page)}
 
 
 @pytest.mark.parametrize("name", ["README", "evaluate", "index"])

@@ -20,9 +20,7 @@ Run = Callable[..., list[str]]
 
 
 @pytest.fixture
-def run_example(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> Iterator[Run]:
+def run_example(monkeypatch, tmp_path: Path, capsys) -> Iterator[Run]:
     """Run an example in an empty folder; the lines that it prints."""
 
     def call(name: str, *arguments: str) -> list[str]:

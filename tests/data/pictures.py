@@ -55,10 +55,10 @@ def write(path: Path, data: bytes) -> Path:
     return path
 
 
-def write_tar(path: Path, members: dict[str, bytes]) -> Path:
+def write_tar(path: Path, members: dict[str, bytes], prefix: str = "") -> Path:
     with tarfile.open(path, "w") as archive:
         for name, data in members.items():
-            info = tarfile.TarInfo(name)
+            info = tarfile.TarInfo(prefix + name)
             info.size = len(data)
             archive.addfile(info, io.BytesIO(data))
     return path

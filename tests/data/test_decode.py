@@ -9,13 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from croc.data.decode import (
-    UndecodableImage,
-    decode_image,
-    fitting_size,
-    reduce_image,
-    resample,
-)
+from croc.data.decode import UndecodableImage, decode_image, fitting_size, reduce_image, resample
 
 from .pictures import encode, jpeg_claiming, noise, png_header, ramp
 

@@ -10,14 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from croc.data.loader import (
-    FailedFiles,
-    Ring,
-    batch_indices,
-    epoch_order,
-    make_loader,
-    one_ahead,
-)
+from croc.data.loader import FailedFiles, Ring, batch_indices, epoch_order, make_loader, one_ahead
 from croc.errors import UserError
 from croc.method.randomness import sample_key
 from croc.method.types import Canvases

@@ -156,11 +156,7 @@ def miscount(path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "damage"),
-    [
-        ("pixels-00000.bin", shorten),
-        ("index.npy", Path.unlink),
-        ("pack.json", miscount),
-    ],
+    [("pixels-00000.bin", shorten), ("index.npy", Path.unlink), ("pack.json", miscount)],
 )
 def test_damaged_pack(tmp_path, name, damage):
     pack(MemorySource(8), tmp_path / "packed", 40)

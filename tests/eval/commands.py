@@ -18,9 +18,13 @@ SMALL = {
 }
 
 
-def call(protocol: str, weights: Path | str, data: str, to: Path, *more: str) -> int:
+def words(protocol: str, weights: Path | str, data: str, to: Path | str, *more: str) -> list[str]:
     options = ("--weights", str(weights), "--data", data, "--to", str(to), "--workers", "0")
-    return main(["evaluate", protocol, *options, *SMALL.get(protocol, ()), *more])
+    return ["evaluate", protocol, *options, *SMALL.get(protocol, ()), *more]
+
+
+def call(protocol: str, weights: Path | str, data: str, to: Path, *more: str) -> int:
+    return main(words(protocol, weights, data, to, *more))
 
 
 def shrink(monkeypatch: pytest.MonkeyPatch, name: str, values: dict[str, int]) -> None:

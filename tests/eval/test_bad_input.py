@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 from croc.eval.results import read_results
-from tests.eval.commands import call, segmentation_tree, shrink
+from tests.eval.commands import call, segmentation_tree, shrink, words
 from tests.eval.trees import gray_png, label_map, photograph
+from tests.refusals import check_refusal
 
 TINY = "random:vit_tiny_patch16_224"
 VOID = gray_png(label_map(255))
@@ -14,17 +15,6 @@ UNLABELED = {
     split: {f"labels_{split}_{number}.png": VOID for number in range(4)}
     for split in ("train", "val")
 }
-
-
-def refusal(capsys: pytest.CaptureFixture[str], to: Path, code: int) -> str:
-    printed = capsys.readouterr()
-    assert code == 2
-    assert printed.out == ""
-    last = printed.err.splitlines()[-1]  # before it may come a line for each finished stage
-    assert last.startswith("croc: ")
-    assert printed.err.count("croc: ") == 1
-    assert not to.exists()
-    return last
 
 
 @pytest.mark.parametrize(
@@ -60,10 +50,10 @@ def refusal(capsys: pytest.CaptureFixture[str], to: Path, code: int) -> str:
         ("curve scenes:4 --weights a=RUN a=RUN/", "give them LABEL=RUN"),
     ],
 )
-def test_bad_flags(command: str, message: str, run: Path, tmp_path: Path, capsys):
+def test_bad_flags(command: str, message: str, run: Path, tmp_path: Path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
     protocol, data, *more = command.replace("RUN", str(run)).split()
-    code = call(protocol, run, data, tmp_path / "out", *more)
-    assert message in refusal(capsys, tmp_path / "out", code)
+    check_refusal(capsys, words(protocol, run, data, "out", *more), message)
 
 
 @pytest.mark.parametrize(
@@ -82,11 +72,12 @@ def test_bad_flags(command: str, message: str, run: Path, tmp_path: Path, capsys
         ("within", UNLABELED["val"], 0, "no scored image has two labeled classes"),
     ],
 )
-def test_bad_data(protocol, changes, workers, message, run, tmp_path, capsys):
+def test_bad_data(protocol, changes, workers, message, run, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
     data = segmentation_tree(tmp_path / "tree", **changes)
     pca = ("--kmeans.pca", "5") if protocol == "kmeans" else ()
-    code = call(protocol, run, data, tmp_path / "out", *pca, "--workers", str(workers))
-    assert message in refusal(capsys, tmp_path / "out", code)
+    more = (*pca, "--workers", str(workers))
+    check_refusal(capsys, words(protocol, run, data, "out", *more), message)
 
 
 def test_finished_results_are_printed_when_a_later_one_fails(run, tmp_path, monkeypatch, capsys):

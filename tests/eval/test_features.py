@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from croc.errors import UserError
 from croc.eval.datasets import Labeled
 from croc.eval.features import Moments, PatchFeatures, in_order, kept_ratio
 from tests.eval.fakes import CPU, MeanColor, Patches
@@ -65,19 +64,6 @@ def test_features_are_kept_if_they_fit():
     assert roomy.held[0].shape == (5, 6, 4, 4)
     assert tight.held is None
     assert torch.equal(next(roomy.batches([[3, 1]]))[0], next(tight.batches([[3, 1]]))[0])
-
-
-class Broken(Patches):
-    def read(self, index: int) -> Labeled:
-        raise UserError(f"image {index} has a bad label")
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_an_error_stays_one_line_wherever_it_comes_from(workers: int):
-    patches = PatchFeatures(MeanColor(), Broken(3, 0), **SMALL, workers=workers)
-    with pytest.raises(UserError) as caught:
-        list(patches.passes("features"))
-    assert str(caught.value) == "image 0 has a bad label"
 
 
 def test_moments_equal_torchs():

@@ -1,9 +1,10 @@
-"""`croc evaluate table`: every cell is computed once, a failing one costs no other."""
+"""Tables: every cell is computed once, a failing one costs no other; results.jsonl; formats."""
 
 import json
 import re
 import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,19 @@ import torch
 from PIL import Image
 
 from croc.cli import main
+from croc.errors import UserError
 from croc.eval import evaluate, table
 from croc.eval.evaluate import identify_data, identify_network
 from croc.eval.protocols import linear_protocol
-from croc.eval.results import read_results
+from croc.eval.results import Result, append_result, read_results
+from croc.eval.table_formats import (
+    data_titles,
+    fill_cells,
+    layout,
+    mark_best,
+    to_latex,
+    to_markdown,
+)
 from croc.weights.open import fingerprint, open_backbone
 from tests.eval import commands
 from tests.eval.commands import call, segmentation_tree
@@ -187,3 +197,132 @@ def test_data_are_identified_by_their_content(tmp_path: Path):
     archive = shutil.make_archive(str(tmp_path / "packed"), "tar", tmp_path / "tree")
     assert identify_data(f"folder:{archive}") not in (before, identify_data(f"voc12:{archive}"))
     assert len({identify_data(spec) for spec in ("scenes", "scenes:4", "scenes:64")}) == 3
+
+
+HOSTILE = (
+    r"""</td><script>alert("1")</script>&amp; | **x** `y` [red]a[/] \end{tabular}\\ %$#_{}~^ ±"""
+)
+
+
+def small_table(*values: tuple[float | None, ...], labels: Sequence[str] = "abcdef") -> Any:
+    columns = layout([("linear", f"folder:D{n}") for n in range(len(values[0]))], average=False)
+    rows = []
+    for label, row in zip(labels, values):
+        cells = [{"value": value, "deviation": None, "best": False} for value in row]
+        rows.append({"label": label, "cells": cells})
+    mark_best([row["cells"] for row in rows])
+    return {"columns": columns, "rows": rows, "notes": []}
+
+
+def test_marks_use_all_digits_and_ties_share_them():
+    record = small_table((1.04, 5.0, 3.0), (1.01, 5.0, None), (1.0, 4.0, None), (0.5, 4.0, None))
+    best = list(zip(*([cell["best"] for cell in row["cells"]] for row in record["rows"])))
+    assert best == [
+        (True, False, False, False),
+        (True, True, False, False),
+        (False, False, False, False),
+    ]
+    assert to_markdown(record).splitlines()[:4] == [
+        "| Weights | Linear (mIoU): D0 | Linear (mIoU): D1 | Linear (mIoU): D2 |",
+        "| ------- | ----------------: | ----------------: | ----------------: |",
+        "| a       |           **1.0** |           **5.0** |               3.0 |",
+        "| b       |               1.0 |           **5.0** |                 – |",
+    ]
+    assert r"a & \textbf{1.0} & \textbf{5.0} & 3.0 \\" in to_latex(record)
+    assert r"b & 1.0 & \textbf{5.0} & -- \\" in to_latex(record)
+
+
+def test_a_mean_needs_all_of_its_data_sets():
+    places = [("linear", "voc12:x"), ("linear", "scenes"), ("video", "scenes")]
+    columns = layout(places, average=True)
+    titles = ["VOC12", "Scenes", "Avg.", "Scenes J&F", "Scenes J", "Scenes F"]
+    assert [column["title"] for column in columns] == titles
+    assert len(layout(places, average=False)) == 5
+    scores: dict[tuple[str, str], Any] = {places[0]: {"mIoU": 1.0}, places[1]: {"mIoU": 4.0}}
+    values = [cell["value"] for cell in fill_cells(columns, scores)]
+    assert values == [1, 4, 2.5, None, None, None]
+    del scores[places[1]]
+    assert fill_cells(columns, scores)[2]["value"] is None
+    titles = data_titles(["folder:a/x", "folder:b/x", "voc12:a"])
+    assert list(titles.values()) == ["folder:a/x", "folder:b/x", "VOC12"]
+
+
+def test_kmeans_has_columns_with_one_and_with_four_blocks(run, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(evaluate, "segmentation_figure", lambda *_: None, raising=False)
+    data, kmeans = ["scenes:4", segmentation_tree(tmp_path / "tree")], ("--protocols", "kmeans")
+    one = [("K-means (mIoU)", title) for title in ("Scenes", "tree", "Avg.")]
+    four = [("K-means, 4 blocks (mIoU)", "tree")]
+    for more, expected in (((), one + four), (("--kmeans.blocks", "1"), one)):
+        small = ("--kmeans.pca", "2", *more)
+        assert make_one(tmp_path / "out", [TINY], *kmeans, *small, data=data) == 0
+        record = json.loads((tmp_path / "out/table.json").read_text())
+        assert [(each["group"], each["title"]) for each in record["columns"]] == expected
+    capsys.readouterr()
+    assert make_one(tmp_path / "out", [str(run)], *kmeans, data=data) == 2
+    assert "has 2 blocks, not 4" in capsys.readouterr().err
+
+
+def test_hostile_labels_stay_text():
+    record = small_table((1.0,), (2.0,), labels=[HOSTILE, "[0pt] *"]) | {"notes": [HOSTILE]}
+    line = to_markdown(record).splitlines()[2]
+    assert len(re.findall(r"(?<!\\)\|", line)) == 3
+    cell = line.removeprefix("| ").split(" | ")[0]
+    assert re.sub(r"\\([!-/:-@\[-`{-~])", r"\1", cell) == HOSTILE
+    assert not re.search(r"(?<!\\)[<`*\[_]", cell)
+
+    latex = to_latex(record)
+    assert latex.count(r"\begin{tabular}") == latex.count(r"\end{tabular}") == 1
+    row = next(line for line in latex.splitlines() if "script" in line and "caption" not in line)
+    assert row.startswith(r"\textless{}/td\textgreater{}\textless{}script")
+    assert r"\textbackslash{}end\{tabular\}\textbackslash{}\textbackslash{}" in row
+    assert r"\%\$\#\_\{\}\textasciitilde{}\textasciicircum{}" in row
+    assert "\n{[}0pt{]} {*} & " in latex
+
+    assert HOSTILE in to_markdown(record, str)
+
+
+RESULT = Result(
+    protocol="linear",
+    data="voc12:/data",
+    weights="runs/one",
+    backbone="one@30",
+    weights_hash="0123456789abcdef",
+    scores={"mIoU": 54.94, "by seed": [1.0, 2.25]},
+    classes={"sky": 12.345, "ship": None},
+    config={"rates": (1e-3,), "seed": 0},
+    count={"val": 3},
+    machine={"device": "cpu"},
+    seconds=1.5,
+    picture=None,
+)
+
+
+def test_a_truncated_line_spoils_no_other(tmp_path: Path):
+    append_result(tmp_path, RESULT)
+    assert read_results(tmp_path)[0]["classes"] == RESULT.classes
+    with pytest.raises(ValueError, match="not JSON compliant"):  # before anything is written
+        append_result(tmp_path, replace(RESULT, scores={"mIoU": float("nan")}))
+    with (tmp_path / "results.jsonl").open("a") as file:
+        file.write('{"protocol": "lin')
+    append_result(tmp_path, RESULT)
+    lines = (tmp_path / "results.jsonl").read_text().splitlines()
+    assert len(lines) == 3
+    with pytest.raises(UserError, match="line 2, is cut off: remove it"):
+        read_results(tmp_path)
+    (tmp_path / "results.jsonl").write_text(lines[0] + "\n" + lines[2] + "\n")
+    assert len(read_results(tmp_path)) == 2
+
+
+def test_keys_identify_evaluations():
+    assert RESULT.key == "5ab94a30"  # pictures of earlier versions have it in their names
+    same = replace(RESULT, seconds=9.0, machine={"device": "H200"}, weights="elsewhere")
+    assert same.key == RESULT.key
+    changes = (
+        {"protocol": "kmeans"},
+        {"data": "voc12:/other"},
+        {"weights_hash": "f" * 16},
+        {"config": {"rates": (1e-3,), "seed": 1}},
+        {"hold_out": 0.25},
+    )
+    keys = {replace(RESULT, **change).key for change in changes}  # pyright: ignore
+    assert len(keys | {RESULT.key}) == 6

@@ -1,12 +1,12 @@
 """Small data sets in the layouts of the real ones, with their odd cases."""
 
-import io
 import json
-import tarfile
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
+
+from tests.data.pictures import encode, write_tar  # noqa: F401
 
 HEIGHT, WIDTH = 6, 8
 
@@ -20,12 +20,6 @@ def label_map(*values: int, size: tuple[int, int] = (WIDTH, HEIGHT)) -> np.ndarr
     """The values in columns, from left to right, again and again."""
     row = np.resize(np.array(values, np.uint8), size[0])
     return np.tile(row, (size[1], 1))
-
-
-def encode(image: Image.Image, file_format: str = "PNG", **options) -> bytes:
-    stream = io.BytesIO()
-    image.save(stream, file_format, **options)
-    return stream.getvalue()
 
 
 def gray_png(labels: np.ndarray) -> bytes:
@@ -57,15 +51,6 @@ def write(root: Path, members: dict[str, bytes]) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)
     return root
-
-
-def write_tar(path: Path, members: dict[str, bytes], prefix: str = "") -> Path:
-    with tarfile.open(path, "w") as archive:
-        for name, data in members.items():
-            info = tarfile.TarInfo(prefix + name)
-            info.size = len(data)
-            archive.addfile(info, io.BytesIO(data))
-    return path
 
 
 def voc() -> dict[str, bytes]:

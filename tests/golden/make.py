@@ -72,11 +72,7 @@ def first_losses(name: str, folder: Path) -> list[dict[str, float]]:
 def losses_of(config: PretrainConfig, folder: Path, steps: int) -> list[dict[str, float]]:
     """Trains until `steps`, and says the losses of every step from the first."""
     run = replace(
-        config.run,
-        folder=str(folder),
-        log_every_steps=1,
-        stop_after_steps=steps,
-        accelerator="cpu",
+        config.run, folder=str(folder), log_every_steps=1, stop_after_steps=steps, accelerator="cpu"
     )
     lines = read_metrics(pretrain(replace(config, run=run), "golden"))
     names = [each for each in NAMES if each in lines[0]] or ["loss"]

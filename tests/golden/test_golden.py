@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-import croc
 from croc.config import read_config
 from tests.golden.make import (
     CONFIGS,
@@ -54,10 +53,3 @@ def test_an_earlier_run_is_resumed(method: str, tmp_path: Path):
     assert len(lines) == RUN_STEPS + LATER_STEPS
     for line, earlier in zip(lines, expected, strict=True):
         assert line == pytest.approx(earlier, rel=1e-3)
-
-
-@pytest.mark.parametrize("method", ["croc", "dino"])
-def test_an_earlier_checkpoint_gives_features(method: str, tmp_path: Path):
-    run = shutil.copytree(HERE / "runs" / method, tmp_path / "run")
-    backbone = croc.load_backbone(run)
-    assert backbone.name.endswith(f"@{RUN_STEPS}")

@@ -56,9 +56,7 @@ def assert_agree(given, rtol: float, atol: float) -> None:
 @interpreted
 @pytest.mark.parametrize("shape", [(3, 2, 4, 130), (2, 4097)])
 @pytest.mark.parametrize(("spread", "tolerance"), [(0.1, 2e-5), (30.0, 2e-4)])
-def test_losses_entropies_and_gradients(
-    shape: tuple[int, ...], spread: float, tolerance: float
-) -> None:
+def test_losses_entropies_and_gradients(shape: tuple[int, ...], spread: float, tolerance: float):
     """Spread outputs put all of the teacher's weight on one prototype; in float32 the logarithms
     are then thousands, and rounded by some 1e-4."""
     assert_agree(make(*shape, spread=spread), rtol=tolerance, atol=tolerance)

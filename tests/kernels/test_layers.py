@@ -7,13 +7,7 @@ import timm
 import torch
 from torch import nn
 
-from croc.kernels.layers import (
-    LinearGelu,
-    PackedAttention,
-    PatchConv2d,
-    replace_layers,
-    take_over,
-)
+from croc.kernels.layers import LinearGelu, PackedAttention, PatchConv2d, replace_layers, take_over
 
 PLAIN = "vit_tiny_patch16_224"
 

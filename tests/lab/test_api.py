@@ -246,9 +246,7 @@ class TestPretrain:
 
 
 class TestEvaluate:
-    def test_equals_the_command_line(
-        self, run: croc.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ):
+    def test_equals_the_command_line(self, run: croc.Run, tmp_path: Path, monkeypatch):
         monkeypatch.chdir(tmp_path)
         options: dict[str, Any] = {"seeds": 1, "restarts": 1}
         result = croc.evaluate("kmeans", run, "scenes:4", **options)

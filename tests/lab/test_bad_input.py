@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import shutil
 import socket
 from pathlib import Path
 
@@ -9,9 +10,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from croc.cli import main
-from croc.train.loop import pretrain
-from tests.tiny import FLAGS, tiny_config, tiny_mae
+from tests.refusals import check_refusal
+from tests.tiny import FLAGS
 
 SWEEP = f"""sweep demo {shlex.join(FLAGS)} --workers 0 --linear.image-px 32 --linear.steps 5
 --sweep.to sweep --sweep.data scenes:4 --sweep.protocols linear"""
@@ -21,19 +21,14 @@ BAD = [
     ("show clusters photo.png --run run --image-px 64", "--image-px needs --whole"),
     ("show clusters photo.png --run run --whole --image-px 8", "more than the 1 tokens"),
     ("show clusters no.jpg --run run", "no.jpg cannot be read as an image: No such file"),
-    ("show clusters text.jpg --run run", "text.jpg cannot be read"),
     ("show clusters photo.png", "--run RUN, or --weights NAME"),
     ("show clusters photo.png --run foreign/..", "has no run"),
-    ("show clusters photo.png --run run --step 3", "no checkpoint of step 3, only of 0, 2, 4"),
+    ("show clusters photo.png --run run --step 1", "no checkpoint of step 1, only of 0, 2, 3"),
     ("show clusters photo.png --weights x --step 3", "--step needs --run"),
     ("show clusters photo.png --weights no-such", "give a file of croc export"),
     ("show clusters photo.png --run mae", "was not trained by CrOC"),
-    ("show merging photo.png --run mae", "was not trained by CrOC"),
     ("show merging photo.png photo.png --run run", "takes one image"),
-    (
-        "show features photo.png --run run --patch 60 3",
-        "60, 3 is outside the image",
-    ),
+    ("show features photo.png --run run --patch 60 3", "60, 3 is outside the image"),
     ("show features photo.png --run run --to picture", "pass a file name ending in .png"),
     ("show features photo.png --run run --to no/x.png", "no/x.png"),
     ("show report", "name a run's folder"),
@@ -42,51 +37,39 @@ BAD = [
     ("show report run --to page.txt", "must end in .html"),
     ("show report run --to no/page.html", "no/page.html"),
     ("show report run --scores run/metrics.jsonl", "is not a results.jsonl of croc evaluate"),
-    ("app", "name one or two networks"),
-    ("app no/such/run", "no/such/run has no run"),
     ("app run run run", "name one or two networks"),
-    ("app run --checkpoint 7", "only of 0, 2, 4"),
+    ("app run --checkpoint 7", "only of 0, 2, 3"),
     ("app run run --checkpoint 2", "--checkpoint needs exactly one RUN"),
     ("app --weights nothing", "--weights nothing"),
-    ("app --weights random:resnet50", "resnet50"),
     ("app run --port 70000", "--port must be in"),
     ("app run --port IN-USE", "address already in use; choose another with --port"),
     ("app run --host 0.0.0.0", "--host"),
     ("bench demo --bench.steps 0", "--bench.steps must be at least 1"),
-    ("bench demo --optim.batch 4096", "--optim.batch 1024"),
-    ("bench demo --cluster.k-start 73", "more than the 72 tokens"),
-    ("bench demo --model.name vit_smal_patch16_224", "did you mean"),
     ("bench demo --bench.to /proc/nowhere/bench", "/proc/nowhere"),
     ("bench demo --run.devices 2", "one device"),
     ("bench demo --bench.to there", "choose another --bench.to"),
     ("bench dino-demo", "measures CrOC's step"),
     (SWEEP, "pass either --sweep.vary"),
-    (f"{SWEEP} --sweep.vary cluster.tokens", "pass either --sweep.vary"),
     (f"{SWEEP} --sweep.vary cluster.tokns --sweep.values keys", "meant --cluster.tokens"),
-    (f"{SWEEP} {VARY} 4 --sweep.seeds -1", "--run.seed must be in"),
-    (f"{SWEEP} --sweep.vary cluster.k-start --sweep.values 4 33", "more than the 32 tokens"),
     (f"{SWEEP} --sweep.vary run.seed --sweep.values 1", "leave out --run.seed: --sweep.seeds"),
     (f"{SWEEP} {VARY} 1 --run.devices 2", "once per GPU"),
     (f"{SWEEP} {VARY} 1 --optim.batch 4096", "--optim.batch 24"),
-    (f"{SWEEP} {VARY} 1 --init no/such/run", "--init no/such/run"),
     (f"{SWEEP} --sweep.settings a", "'NAME=OPTIONS'"),
     (f'{SWEEP} --sweep.settings "a=\'"', "No closing quotation"),
     (f"{SWEEP} --sweep.settings a= 'a=--loss.alpha 2'", "two settings are called 'a'"),
     (f"{SWEEP} --sweep.settings 'K 6=' 'K-6=--loss.alpha 2'", "would share a folder"),
     (f"{SWEEP} --sweep.settings a=@dino", "there is no recipe 'dino'"),
-    (f"{SWEEP} {VARY} 1 --sweep.data folder:no/such", "no/such"),
     (f"{SWEEP} {VARY} 1 --sweep.hold-out 2", "--sweep.hold-out must be in 0 … 1"),
 ]
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run with checkpoints of the steps 2 and 4, one of MAE, a photograph of 60 × 40, a text with
+def place(run: Path, mae_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with checkpoints of the steps 2 and 3, one of MAE, a photograph of 60 × 40, a text with
     a photograph's name, a measurement, and the configuration of another project."""
     place = tmp_path_factory.mktemp("place")
-    config = tiny_config(place / "run", keep_every_steps=2, stop_after_steps=4, report=False)
-    pretrain(config, "tiny")
-    pretrain(tiny_mae(place / "mae", stop_after_steps=1, report=False), "tiny-mae")
+    shutil.copytree(run, place / "run")
+    shutil.copytree(mae_run, place / "mae")
     Image.fromarray(np.zeros((40, 60, 3), np.uint8)).save(place / "photo.png")
     (place / "text.jpg").write_text("no picture")
     for folder, name in (("there", "bench.json"), ("foreign", "config.json")):
@@ -96,19 +79,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(("command", "fragment"), BAD, ids=[fragment for _, fragment in BAD])
-def test_bad_input_is_one_line(
-    command: str,
-    fragment: str,
-    place: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-):
+def test_bad_input_is_one_line(command: str, fragment: str, place: Path, monkeypatch, capsys):
     monkeypatch.chdir(place)
-    before = set(place.rglob("*"))
     with socket.create_server(("127.0.0.1", 0)) as other:
         command = re.sub("IN-USE", str(other.getsockname()[1]), command)
-        assert main(shlex.split(command)) == 2
-    printed = capsys.readouterr()
-    assert fragment in printed.err
-    assert (printed.out, printed.err.count("\n")) == ("", 1)
-    assert set(place.rglob("*")) == before
+        check_refusal(capsys, shlex.split(command), fragment)

@@ -1,7 +1,6 @@
 """croc bench: figures that add up, and running out of memory."""
 
 import json
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -64,23 +63,6 @@ def test_flop_by_hand():
     assert flop["teacher"] == flop["student"] + 2 * 2 * patches * width  # the saliency
     assert flop["backward"] > 2 * flop["student"] - 2 * embedding
     assert list(flop) == ["teacher", "clustering", "heads", "student", "backward"]
-
-
-def test_host_waits_are_separated_from_other_warnings(monkeypatch: pytest.MonkeyPatch):
-    modes: list[str] = []
-    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", modes.append)
-
-    def wait() -> list[str]:
-        with host_waits(torch.device("cuda")) as places:
-            warnings.warn("Synchronization debug mode is a prototype feature", stacklevel=1)
-            warnings.warn("called a synchronizing CUDA operation", stacklevel=1)
-            warnings.warn("something else", stacklevel=1)
-        return places
-
-    with pytest.warns(UserWarning, match="something else"):
-        (place,) = wait()
-    assert modes == ["warn", "default"]
-    assert place.startswith("test_bench.py:")
 
 
 @pytest.mark.cuda

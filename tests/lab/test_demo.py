@@ -1,6 +1,7 @@
-"""The demo: what it leaves, and when it fails."""
+"""The demo: what it leaves, and when it fails; what a dry run prints."""
 
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,17 +12,15 @@ from PIL import Image
 from croc.cli import main
 from croc.eval.protocols import linear_protocol
 from croc.eval.results import read_results
+from croc.io import read_metrics
 from croc.lab import demo
-from croc.train.loop import pretrain
 from croc.weights.export import Export, export
-from tests.tiny import FLAGS, tiny_config
+from tests.eval.trees import photograph
+from tests.tiny import FLAGS
 
 
-def test_demo_leaves_run_scores_and_pictures(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    tiny = pretrain(tiny_config(tmp_path / "tiny", stop_after_steps=1, report=False), "tiny")
-    export(Export(str(tiny), str(tmp_path / f"{demo.SHIPPED}.safetensors")))
+def test_demo_leaves_run_scores_and_pictures(run: Path, capsys, tmp_path: Path, monkeypatch):
+    export(Export(str(run), str(tmp_path / f"{demo.SHIPPED}.safetensors")))
     monkeypatch.setenv("CROC_WEIGHTS", str(tmp_path))
     few = replace(linear_protocol("scenes"), image_px=32, steps=3)
     monkeypatch.setattr(demo, "linear_protocol", lambda _: few)
@@ -63,3 +62,45 @@ def test_demo_requires_falling_losses_and_no_collapse():
         entropies = [share * math.log(64) for share in shares]
         lines = [{"loss_image": x, "entropy_image": y} for x, y in zip(losses, entropies)]
         assert demo.judge(lines, "image", 64) == learned
+
+
+def say(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> dict[str, str]:
+    assert main(["pretrain", "demo", *FLAGS, *arguments]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    return {line[:12].strip(): line[12:] for line in lines if line[:12].strip()}
+
+
+def test_what_a_folder_with_broken_files_needs(tmp_path: Path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    photographs = tmp_path / "photographs"
+    photographs.mkdir()
+    for number in range(40):
+        (photographs / f"{number:02}.jpg").write_bytes(photograph(number, size=(48, 40)))
+    (photographs / "03.jpg").write_bytes(b"none")
+    flags = ["--data.root", str(photographs), "--run.folder", "run", "--optim.epochs", "40"]
+    flags += ["--data.max-failed-share", "0.5"]
+    found = say([*flags, "--dry-run"], capsys)
+    assert not (tmp_path / "run").exists()
+    assert found["images"].startswith("40, ")
+    assert found["undecodable"] == "1 of the first 40"
+    assert found["steps"] == "200 of batch 8"
+    assert found["folder"] == str(tmp_path / "run")
+    assert re.fullmatch(r"[\d.]+ GiB for 2 checkpoints, \d+ GiB free", found["disk"])
+
+
+def test_a_run_that_is_resumed_needs_the_rest(tmp_path: Path, capsys):
+    run = ["--run.folder", str(tmp_path / "run"), "--run.no-report"]
+    assert main(["pretrain", "demo", *FLAGS, *run, "--run.stop-after-steps", "4"]) == 0
+    before = (tmp_path / "run/metrics.jsonl").read_text()
+    capsys.readouterr()
+    found = say([*run, "--dry-run"], capsys)
+    assert found["steps"] == "5 of batch 8, resuming at 4"
+    assert (tmp_path / "run/metrics.jsonl").read_text() == before
+    assert read_metrics(tmp_path / "run")[-1]["step"] == 4
+
+
+def test_it_refuses_what_training_would_refuse(tmp_path: Path, capsys):
+    (tmp_path / "other").write_text("not a run")
+    run = ["--run.folder", str(tmp_path), "--dry-run"]
+    assert main(["pretrain", "demo", *FLAGS, *run]) == 2
+    assert "exists and is not a run" in capsys.readouterr().err

@@ -69,9 +69,7 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return calls
 
 
-def test_an_ablation_by_one_command(
-    tmp_path: Path, trained: list[str], capsys: pytest.CaptureFixture[str]
-):
+def test_an_ablation_by_one_command(tmp_path: Path, trained: list[str], capsys):
     to = tmp_path / "sweep"
     options = (*LAMBDA, "inf", "4", "--sweep.seeds", "0", "1")
     assert croc_sweep(to, *options) == 0
@@ -125,12 +123,7 @@ def test_settings_of_several_options_and_other_methods(tmp_path: Path):
     assert {line["hold_out"] for line in read_results(tmp_path / "evaluations")} == {0.5}
 
 
-def test_a_stopped_sweep_resumes(
-    tmp_path: Path,
-    trained: list[str],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-):
+def test_a_stopped_sweep_resumes(tmp_path: Path, trained: list[str], monkeypatch, capsys):
     options = (*TWO_RUNS, "--run.stop-after-steps", "3")
     with monkeypatch.context() as patch:
         from croc.train.log import RunLog
@@ -155,9 +148,7 @@ def test_a_stopped_sweep_resumes(
     assert [row["label"] for row in read_record(tmp_path)["rows"]] == ["1", "2"]
 
 
-def test_failing_runs_and_cells_cost_no_other(
-    tmp_path: Path, trained: list[str], monkeypatch: pytest.MonkeyPatch
-):
+def test_failing_runs_and_cells_cost_no_other(tmp_path: Path, trained: list[str], monkeypatch):
     pretrain, real = sweep.pretrain, evaluate.carry_out
     error = torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate")
 
@@ -216,9 +207,7 @@ def start(script: str, *arguments: object) -> "subprocess.Popen[str]":
     return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, encoding="utf-8")
 
 
-def test_processes_share_a_sweep_and_take_over_from_a_killed_one(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
+def test_processes_share_a_sweep_and_take_over_from_a_killed_one(tmp_path: Path, capsys):
     """The first run is locked by a process that is killed when the second run is finished."""
     options = (*LAMBDA, "1", "2")
     with start(LOCKS_THE_FIRST, tmp_path) as blocker, start(SWEEP, tmp_path, *options) as other:

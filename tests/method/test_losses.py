@@ -7,12 +7,7 @@ import torch
 
 from croc.config import HeadConfig
 from croc.method.heads import ProjectionHead
-from croc.method.losses import (
-    Center,
-    cross_view_entropy,
-    sinkhorn_center,
-    teacher_probabilities,
-)
+from croc.method.losses import Center, cross_view_entropy, sinkhorn_center, teacher_probabilities
 
 CONFIG = HeadConfig(hidden=32, bottleneck=8, image_prototypes=20, cluster_prototypes=12)
 

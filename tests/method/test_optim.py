@@ -10,14 +10,7 @@ from torch import Tensor, nn
 
 from croc.config import LossConfig, OptimConfig
 from croc.method.croc import Network, teacher_momentum, teacher_temp
-from croc.method.optim import (
-    QUINTIC,
-    Muon,
-    clip_gradient,
-    make_optimizer,
-    orthogonalize,
-    set_lr,
-)
+from croc.method.optim import QUINTIC, Muon, clip_gradient, make_optimizer, orthogonalize, set_lr
 from croc.method.types import Settings
 from croc.train.loop import settings_at
 from tests.kernels.interpreter import waiting_is_an_error

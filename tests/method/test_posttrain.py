@@ -49,52 +49,42 @@ def test_learning_rates_fall_from_the_heads_to_the_embeddings():
     assert factors["backbone.vit.pos_embed"] == factors["backbone.vit.cls_token"] == 0.125
 
 
-@pytest.fixture(scope="module")
-def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("start") / "run"
-    return pretrain(tiny_config(folder, report=False), "tiny")
-
-
-def continued(start: Path, folder: Path, weight: float = 0.0, **model: Any) -> CrocConfig:
+def continued(whole: Path, folder: Path, weight: float = 0.0, **model: Any) -> CrocConfig:
     config = tiny_config(folder, report=False)
-    config = replace(config, model=replace(config.model, drop_path=0.0, init=str(start), **model))
+    config = replace(config, model=replace(config.model, drop_path=0.0, init=str(whole), **model))
     return replace(config, anchor=AnchorConfig(weight=weight))
 
 
-def test_the_anchor_keeps_similarities_and_survives_a_resume(start: Path, tmp_path: Path):
+def test_the_anchor_keeps_similarities_and_survives_a_resume(whole: Path, tmp_path: Path):
     drift = {}
     for weight in (1e-9, 100.0):
-        folder = pretrain(continued(start, tmp_path / str(weight), weight), "tiny")
+        folder = pretrain(continued(whole, tmp_path / str(weight), weight), "tiny")
         lines = metrics_of(folder)
         assert lines[0]["loss_anchor"] == pytest.approx(0, abs=1e-9)  # nothing has moved yet
         drift[weight] = lines[-1]["loss_anchor"]
     assert drift[100.0] < 0.5 * drift[1e-9]
 
-    config = continued(start, tmp_path / "parts", 100.0)
+    config = continued(whole, tmp_path / "parts", 100.0)
     pretrain(replace(config, run=replace(config.run, stop_after_steps=5)), "tiny")
     assert same_weights(pretrain(config, "tiny"), tmp_path / "100.0")
     states = [
-        load_checkpoint(checkpoints(run)[-1])["modules"] for run in (start, tmp_path / "parts")
+        load_checkpoint(checkpoints(run)[-1])["modules"] for run in (whole, tmp_path / "parts")
     ]
     for name, value in states[1]["anchor"].items():  # the anchor itself stays what it was
         assert torch.equal(value, states[0]["teacher"][f"backbone.{name}"]), name
 
 
-def test_the_anchors_weight_follows_its_schedule(start: Path, tmp_path: Path):
-    config = continued(start, tmp_path / "run", 4.0)
+def test_the_anchors_weight_follows_its_schedule(whole: Path, tmp_path: Path):
+    config = continued(whole, tmp_path / "run", 4.0)
     lines = metrics_of(pretrain(replace(config, anchor=AnchorConfig(4.0, 0.0)), "tiny"))
     rest = [x["loss"] - x["loss_image"] - x["loss_cluster"] for x in lines]
     assert rest[4] / lines[4]["loss_anchor"] == pytest.approx(2.35, abs=0.02)  # 5th of 9 steps
     assert rest[8] / lines[8]["loss_anchor"] == pytest.approx(0.12, abs=0.05)
 
 
-def test_frozen_blocks_stay_and_recomputed_activations_change_nothing(start: Path, tmp_path: Path):
-    usual = pretrain(continued(start, tmp_path / "usual", train_blocks=1), "tiny")
-    again = pretrain(
-        continued(start, tmp_path / "again", train_blocks=1, grad_checkpointing=True), "tiny"
-    )
-    assert same_weights(usual, again)
-    before, after = (load_checkpoint(checkpoints(run)[-1])["modules"] for run in (start, usual))
+def test_frozen_blocks_stay(whole: Path, tmp_path: Path):
+    usual = pretrain(continued(whole, tmp_path / "usual", train_blocks=1), "tiny")
+    before, after = (load_checkpoint(checkpoints(run)[-1])["modules"] for run in (whole, usual))
     for name, value in after["student"].items():
         trained = name.startswith(("head.", "backbone.vit.blocks.1.", "backbone.vit.norm."))
         if not name.startswith("head."):  # heads are fresh

@@ -133,29 +133,3 @@ def test_fewer_labels_take_fewer_steps():
     assert steps[0] < 1500
     assert steps[-2:] == [1500, 1500]
     assert few_label_steps(1, 10) == 10
-
-
-def test_bad_input_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    good = make_data(tmp_path / "good", 3)
-    bad = make_data(tmp_path / "bad", 3)
-    Image.fromarray(np.full((40, 50), 7, np.uint8)).save(tmp_path / "bad/labels/train/1.png")
-    blank = make_data(tmp_path / "blank", 2)
-    for path in (tmp_path / "blank/labels/train").iterdir():
-        Image.fromarray(np.full((40, 50), 255, np.uint8)).save(path)
-    (tmp_path / "empty/images/train").mkdir(parents=True)
-    (tmp_path / "empty/labels/train").mkdir(parents=True)
-    (tmp_path / "taken").mkdir()
-    head = tmp_path / "head"
-    for data, to, more, message in (
-        (bad, head, (), "1.png has the label 7, which this dataset does not define"),
-        (blank, head, (), "no training pixel is labeled: all labels are 255"),
-        (f"folder:{tmp_path / 'empty'}", head, (), "images/train/*.jpg is missing"),
-        ("folder:nowhere", head, (), "nowhere is missing"),
-        (good, tmp_path / "taken", (), "exists and is not overwritten"),
-        (good, head, ("--hold-out", "0.1"), "leaves none to score"),
-        (good, head, ("--linear.blocks", "13"), "has 12 blocks, not 13"),
-        (good, head, ("--incontext.memory", "9"), "--incontext.memory"),
-    ):
-        assert fit(data, to, *more) == 2
-        assert message in capsys.readouterr().err.splitlines()[-1]
-    assert not head.exists()

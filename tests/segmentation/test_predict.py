@@ -146,19 +146,19 @@ def test_a_full_disk_is_one_line_and_leaves_whole_masks(
 
 
 def test_a_killed_command_resumes(head: Path, tmp_path: Path):
-    source, masks, count = tmp_path / "photos", tmp_path / "masks", 150
+    source, masks, count = tmp_path / "photos", tmp_path / "masks", 80
     for number in range(count):
         draw_photo(source / str(number % 3) / f"{number}.png", number)
     words = ["segment", "predict", str(head), str(source), "--to", str(masks), "--batch", "2"]
     command = [sys.executable, "-m", "croc", *words, "--workers", "1"]
     process = subprocess.Popen(command, stderr=subprocess.DEVNULL, start_new_session=True)
-    while len(list(masks.rglob("*.png"))) < 20:
+    while len(list(masks.rglob("*.png"))) < 10:
         assert process.poll() is None
         time.sleep(0.01)
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
     before = {name: each for name, each in files(masks).items() if name.endswith(".png")}
-    assert 20 <= len(before) < count
+    assert 10 <= len(before) < count
     assert main([*words, "--workers", "0"]) == 0
     after = {name: each for name, each in files(masks).items() if name.endswith(".png")}
     assert len(after) == count
@@ -166,30 +166,3 @@ def test_a_killed_command_resumes(head: Path, tmp_path: Path):
     assert predict(head, source, "--to", tmp_path / "whole") == 0
     whole = files(tmp_path / "whole")
     assert all(after[name][1] == whole[name][1] for name in after)
-
-
-def test_bad_input_is_one_line(
-    head: Path, photos: dict[str, np.ndarray], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
-    source, masks = tmp_path / "photos", tmp_path / "masks"
-    assert predict(head, source, "--to", masks) == 0
-    save_segmenter(make_head("random:vit_tiny_patch16_224", classes=4), tmp_path / "other", {})
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "text.txt").write_text("text")
-    (tmp_path / "odd").mkdir()
-    (tmp_path / "odd" / "settings.json").write_text("{")
-    new = tmp_path / "new"
-    capsys.readouterr()
-    for words, message in (
-        ((tmp_path / "other", source, "--to", masks), "are made by another head"),
-        ((head, source / "sub", "--to", masks), "are of other images"),
-        ((head, tmp_path / "empty", "--to", new), "no images in"),
-        ((head, tmp_path / "text.txt", "--to", new), "is not an image file"),
-        ((head, tmp_path / "nothing", "--to", new), "does not exist"),
-        ((head, source, "--to", tmp_path / "odd"), "settings.json cannot be read"),
-        ((head, source, "--to", new, "--tile-px", "40"), "--tile-px: tiles of 40 px"),
-        ((source, source, "--to", new), "has no head"),
-    ):
-        assert predict(*words) == 2
-        assert message in capsys.readouterr().err.splitlines()[-1]
-    assert not new.exists()

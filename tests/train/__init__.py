@@ -1,13 +1,15 @@
 """What the tests of training share."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from croc.cli import main
 from croc.io import read_metrics
-from croc.train.log import TIMINGS
+from croc.train.log import TIMINGS, RunLog
 from tests.train.kills import command
 
 in_soak = pytest.mark.skipif("CROC_SOAK" not in os.environ, reason="long: run by make soak")
@@ -17,6 +19,23 @@ def metrics_of(folder: Path) -> list[dict[str, float]]:
     """The metrics of a run, without the timings."""
     lines = read_metrics(folder)
     return [{name: line[name] for name in line if name not in TIMINGS} for line in lines]
+
+
+@contextmanager
+def killed_at(step: int) -> Iterator[None]:
+    """The run in here ends like that, before it logs the step."""
+
+    class Killed(BaseException):
+        pass
+
+    def die(self: RunLog, number: int) -> None:
+        if number == step:
+            raise Killed
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RunLog, "advance", die)
+        with pytest.raises(Killed):
+            yield
 
 
 def train(folder: Path, *more: str) -> None:

@@ -21,7 +21,7 @@ from croc.train.log import RunLog
 from croc.train.loop import pretrain
 from croc.weights.checkpoint import checkpoints, load_checkpoint
 from tests.tiny import tiny_config, tiny_dino, tiny_mae
-from tests.train import metrics_of, train
+from tests.train import killed_at, metrics_of, train
 from tests.train.kills import command, same_weights
 
 STEPS = 9
@@ -48,22 +48,13 @@ def test_metrics_of_every_step_are_logged(whole: Path):
     assert [path.name for path in checkpoints(whole)] == ["step-00000008.pt", "step-00000009.pt"]
 
 
-@pytest.mark.parametrize("killed_at", [1, 4])
+@pytest.mark.parametrize("step", [1, 4])
 def test_a_killed_and_resumed_run_equals_an_uninterrupted_one(
-    whole: Path, tmp_path: Path, killed_at: int, monkeypatch: pytest.MonkeyPatch
+    whole: Path, tmp_path: Path, step: int
 ):
-    class Killed(BaseException):
-        pass
-
-    def die(self: RunLog, step: int) -> None:
-        if step == killed_at:
-            raise Killed
-
     config = tiny_config(tmp_path / "run", report=False)
-    with monkeypatch.context() as patch:
-        patch.setattr(RunLog, "advance", die)
-        with pytest.raises(Killed):
-            pretrain(config, "tiny")
+    with killed_at(step):
+        pretrain(config, "tiny")
     pretrain(config, "tiny")
     assert metrics_of(tmp_path / "run") == metrics_of(whole)
     assert same_weights(tmp_path / "run", whole)
@@ -77,6 +68,13 @@ def tiny_muon(folder: Path, **run: object) -> CrocConfig:
 def tiny_early_views(folder: Path, **run: object) -> CrocConfig:
     config = tiny_config(folder, **run)
     return replace(config, views=replace(config.views, early_px=16, early_epochs=1))
+
+
+def tiny_rotary(folder: Path, **run: object) -> CrocConfig:
+    """Rotary positions, with keyed windows."""
+    config = tiny_config(folder, **run)
+    model = replace(config.model, name="vit_tiny_patch16_dinov3_qkvb", position_window=(0.3, 0.9))
+    return replace(config, model=model)
 
 
 def tiny_photographs(folder: Path, **run: object) -> CrocConfig:
@@ -94,7 +92,7 @@ def on_photographs(config: CrocConfig, folder: Path, count: int) -> CrocConfig:
 
 
 @pytest.mark.parametrize(
-    "tiny", [tiny_dino, tiny_mae, tiny_muon, tiny_early_views, tiny_photographs]
+    "tiny", [tiny_dino, tiny_mae, tiny_muon, tiny_early_views, tiny_rotary, tiny_photographs]
 )
 def test_resume_equals_uninterrupted_run(tmp_path, tiny, monkeypatch):
     """Interrupted at the change of the views' size, where there is one."""

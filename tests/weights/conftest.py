@@ -1,4 +1,4 @@
-"""One small run and its exported file for all tests of weights."""
+"""Exported files of small networks for all tests of weights."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -9,11 +9,9 @@ from safetensors.torch import save_file
 
 from croc.config import ModelConfig
 from croc.method.backbone import Backbone
-from croc.train.loop import pretrain
 from croc.weights import open as weights_open
 from croc.weights.card import WeightsRecord
 from croc.weights.export import Export, export
-from tests.tiny import tiny_config, tiny_mae
 
 RECORD = WeightsRecord(
     model="vit_tiny_patch16_224",
@@ -31,18 +29,6 @@ RECORD = WeightsRecord(
     license="Apache-2.0, of mine",
     config={},
 )
-
-
-@pytest.fixture(scope="session")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("runs") / "tiny"
-    return pretrain(tiny_config(folder, stop_after_steps=2, report=False), "tiny")
-
-
-@pytest.fixture(scope="session")
-def mae_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("runs") / "mae"
-    return pretrain(tiny_mae(folder, stop_after_steps=2, report=False), "tiny-mae")
 
 
 @pytest.fixture

@@ -14,7 +14,6 @@ from timm.layers.mlp import GluMlp, SwiGLUPacked
 from timm.models.eva import Eva
 from timm.models.vision_transformer import VisionTransformer
 
-from croc.cli import main
 from croc.config import ModelConfig
 from croc.errors import UserError
 from croc.method.backbone import Backbone
@@ -22,6 +21,7 @@ from croc.weights import formats
 from croc.weights.files import read_metadata
 from croc.weights.open import describe_file, load_into
 from croc.weights.transformers import convert
+from tests.refusals import check_refusal
 from tests.weights.conftest import make_file
 
 TINY = ModelConfig("vit_tiny_patch16_224", patch_px=8, depth=2)
@@ -31,15 +31,6 @@ TINY = ModelConfig("vit_tiny_patch16_224", patch_px=8, depth=2)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     return tmp_path
-
-
-def check_refusal(capsys: pytest.CaptureFixture[str], arguments: list[str], message: str) -> None:
-    before = sorted(Path().rglob("*"))
-    assert main(arguments) == 2
-    printed = capsys.readouterr()
-    assert message in printed.err
-    assert (printed.out, printed.err.count("\n")) == ("", 1)
-    assert sorted(Path().rglob("*")) == before
 
 
 @pytest.mark.parametrize(
@@ -71,9 +62,7 @@ def test_export(arguments: str, message: str, run: Path, capsys: pytest.CaptureF
     check_refusal(capsys, ["export", *arguments.replace("RUN", str(run)).split()], message)
 
 
-def test_export_without_onnx(
-    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
+def test_export_without_onnx(run: Path, monkeypatch, capsys):
     monkeypatch.setattr(formats, "find_spec", lambda x: None if x == "onnxscript" else find_spec(x))
     check_refusal(capsys, ["export", str(run), "--to", "onnx"], "pip install 'croc[onnx]'")
 
@@ -81,9 +70,7 @@ def test_export_without_onnx(
 @pytest.mark.parametrize(
     "model", ["flexivit_small", "eva02_tiny_patch14_224", "vit_small_patch16_rope_mixed_224"]
 )
-def test_networks_that_transformers_lacks(
-    model: str, here: Path, capsys: pytest.CaptureFixture[str]
-):
+def test_networks_that_transformers_lacks(model: str, here: Path, capsys):
     file = make_file(here / "a.safetensors", model)
     message = f"{model} is none of transformers' ViTModel, Dinov2Model, "
     check_refusal(capsys, ["export", str(file), "--to", "transformers"], message)
@@ -113,10 +100,7 @@ def test_vits_that_transformers_lacks(change: dict[str, Any]):
     [
         *({"qk_norm": True}, {"init_values": None}, {"rope_type": "cat"}, {"rope_type": "mixed"}),
         *({"rope_rotate_half": False}, {"rope_grid_offset": 0.5}, {"qkv_fused": False}),
-        *(
-            {"use_abs_pos_emb": True},
-            {"swiglu_mlp": True, "scale_mlp": True},
-        ),
+        *({"use_abs_pos_emb": True}, {"swiglu_mlp": True, "scale_mlp": True}),
         *({"use_post_norm": True}, {"attn_only_layer_scale": True}),
     ],
     ids=str,
@@ -221,9 +205,7 @@ def test_init_from_another_architecture(options: dict[str, Any], message: str):
         load_into(Backbone(TINY, 32), "w.pth")
 
 
-def test_a_full_disk_leaves_nothing(
-    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
+def test_a_full_disk_leaves_nothing(run: Path, monkeypatch, capsys):
     def full(*_: Any, **__: Any) -> None:
         raise OSError(28, "No space left on device")
 

@@ -31,7 +31,6 @@ from croc.weights.open import VitBackbone
 from croc.weights.transformers import convert
 from tests.weights.conftest import make_file
 
-pytestmark = pytest.mark.xdist_group("export folders")  # one worker makes them
 ROOT = Path(__file__).parents[2]
 Results = dict[str, dict[str, Tensor]]
 FOREIGN = """

@@ -243,7 +243,7 @@ def test_push_and_pull(run: Path, hub: ThreadingHTTPServer, tmp_path: Path):
     endpoint = f"http://127.0.0.1:{hub.server_port}"
     assert outputs[0].split() == ["dinov3-timm", f"{endpoint}/me/timm"]
     assert outputs[2].split() == ["a.safetensors", "a.md", f"{endpoint}/me/file"]
-    assert "images_seen: 16" in outputs[7].splitlines()
+    assert "images_seen: 24" in outputs[7].splitlines()
     assert outputs[8] == "timm-safetensors\n"
     assert {name: each["private"] for name, each in Hub.repositories.items()} == {
         "me/timm": True,

@@ -10,7 +10,6 @@ import torch
 
 from croc.cli import main
 from croc.config import CrocConfig, ModelConfig, ViewsConfig, read_config
-from croc.lab.api import pretrain as pretrain_from_python
 from croc.method.backbone import Backbone
 from croc.recipes import RECIPES
 from croc.weights.open import follow_init, load_into, open_backbone
@@ -98,9 +97,7 @@ def test_what_is_passed_or_fits_is_kept(tmp_path: Path, monkeypatch: pytest.Monk
     assert follow_init(fresh, "any", set()) == fresh
 
 
-def test_commands_follow_and_resume_without_the_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
+def test_commands_follow_and_resume_without_the_file(tmp_path: Path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     save_timm("eva02_tiny_patch14_224")
     init = "timm:eva02_tiny_patch14_224@w.pth"
@@ -121,16 +118,3 @@ def test_commands_follow_and_resume_without_the_file(
     assert (config.model.name, config.model.patch_px) == ("eva02_tiny_patch14_224", 14)
     assert main(["pretrain", "posttrain", *flags]) == 2
     assert "--anchor.weight needs --init" in capsys.readouterr().err
-
-    one: dict[str, Any] = {"stop_after_steps": 1, "report": False, "accelerator": "cpu"}
-    run = pretrain_from_python(
-        "posttrain",
-        data={"root": "scenes", "scenes": 8, "workers": 0},
-        folder="python",
-        init="run",
-        views={"size_px": 42},
-        head={"hidden": 48, "bottleneck": 16},
-        optim={"batch": 8},
-        run=one,
-    )
-    assert run.config.model.name == "eva02_tiny_patch14_224"

@@ -110,9 +110,7 @@ def test_similarities_are_cosines(served: Served) -> None:
     assert min(pixels_of(answer["crops"]).min(), pixels_of(answer["whole"]).min()) == 0
 
 
-def test_sliders_do_not_run_the_network_again(
-    served: Served, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sliders_do_not_run_the_network_again(served: Served, monkeypatch) -> None:
     backbone, passes = served.server.models[0].backbone, []
     describe = backbone.describe
     monkeypatch.setattr(backbone, "describe", lambda *args: passes.append(0) or describe(*args))

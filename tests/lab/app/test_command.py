@@ -58,9 +58,7 @@ def test_ctrl_c_ends_it_cleanly(run: Path) -> None:
     assert (started.returncode, out, err) == (0, "", "")
 
 
-def test_without_a_web_server_one_line_says_what_to_install(
-    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_a_web_server_one_line_says_what_to_install(run: Path, monkeypatch, capsys) -> None:
     monkeypatch.setattr(app, "find_spec", lambda name: None)
     assert main(["app", str(run)]) == 2
     assert "pip install 'croc[app]'" in capsys.readouterr().err

@@ -11,6 +11,7 @@ import pytest
 from PIL import Image
 
 from croc.lab.app.server import MAX_UPLOADS
+from tests.data.pictures import png_chunk
 from tests.lab.app.serving import BOXES, NO_ORIGIN, Answer, Served, encoded
 
 BAD: list[dict[str, Any]] = [
@@ -87,7 +88,7 @@ def test_headers_isolate_the_page(served: Served) -> None:
 SMALL_BOXES = [[0, 0, 60, 60], [40, 10, 80, 70]]
 
 
-@pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP", "BMP", "TIFF", "GIF", "PPM"])
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP"])
 def test_pictures_are_clustered(served: Served, kind: str) -> None:
     picture = served.upload(encoded(kind), "a photograph.x").json
     assert (picture["width"], picture["height"], picture["name"]) == (120, 80, "a photograph.x")
@@ -104,14 +105,10 @@ def test_large_picture_is_reduced_and_turned_upright(served: Served) -> None:
     assert (answer["width"], answer["height"]) == (384, 768)
 
 
-def chunk(kind: bytes, data: bytes) -> bytes:
-    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
-
 def png(width: int, height: int, *more: bytes) -> bytes:
     """A PNG whose header claims a size, whatever follows."""
-    header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0))
-    return b"\x89PNG\r\n\x1a\n" + header + b"".join(more) + chunk(b"IEND", b"")
+    header = png_chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0))
+    return b"\x89PNG\r\n\x1a\n" + header + b"".join(more) + png_chunk(b"IEND", b"")
 
 
 BAD_FILES = {
@@ -121,8 +118,8 @@ BAD_FILES = {
     b"\x89PNG\r\n\x1a\n": 415,
     encoded()[:5_000]: 415,
     encoded("JPEG")[:300]: 415,
-    png(100, 100, chunk(b"IDAT", b"rubbish")): 415,
-    png(100, 100, chunk(b"zTXt", b"a\0\0" + zlib.compress(bytes(100_000_000), 9))): 415,
+    png(100, 100, png_chunk(b"IDAT", b"rubbish")): 415,
+    png(100, 100, png_chunk(b"zTXt", b"a\0\0" + zlib.compress(bytes(100_000_000), 9))): 415,
     png(51_000, 1_000): 413,
     png(65_535, 65_535): 413,
     png(0, 0): 415,
@@ -138,7 +135,7 @@ def test_bad_files_are_refused(served: Served) -> None:
 
 def test_large_uploads_are_refused(served: Served) -> None:
     """A bomb before it is decoded, a long file once it is seen."""
-    bomb = png(12_000, 6_000, chunk(b"IDAT", zlib.compress(bytes(12_001 * 6_000), 9)))
+    bomb = png(12_000, 6_000, png_chunk(b"IDAT", zlib.compress(bytes(12_001 * 6_000), 9)))
     tracemalloc.start()
     try:
         refused(served.upload(bomb), 413)

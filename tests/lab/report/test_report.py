@@ -6,7 +6,6 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import pytest
 from PIL import Image
 
@@ -16,17 +15,15 @@ from croc.io import read_metrics
 from croc.lab.report import hook
 from croc.lab.report.hook import ReportHook
 from croc.lab.report.page import (
-    KEPT,
-    Run,
     cluster_pictures,
     find_scores,
     picture_path,
     picture_steps,
     read_run,
     report,
-    thin_steps,
 )
 from croc.method.backbone import Backbone
+from croc.train.gauges import Gauges
 from croc.train.loop import pretrain as plain_pretrain
 from tests.lab.report.fakes import add_scores, line, make_run
 from tests.tiny import tiny_config
@@ -35,9 +32,7 @@ from tests.train import metrics_of
 pretrain = partial(plain_pretrain, on_save=ReportHook)
 
 
-def test_checkpoints_are_drawn_without_changing_the_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_checkpoints_are_drawn_without_changing_the_run(tmp_path: Path, monkeypatch):
     """To the last digit; and a resumed run replaces what it repeats."""
     monkeypatch.setattr(hook, "SHARE", 1e9)  # however short the steps, every checkpoint is drawn
     config = tiny_config(tmp_path / "run")
@@ -60,17 +55,17 @@ def test_checkpoints_are_drawn_without_changing_the_run(
     assert not {"report.html", "pictures"} & {path.name for path in plain.iterdir()}
 
 
-def test_a_failure_is_reported_once_and_training_continues(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-):
+def test_a_failure_is_reported_once_and_training_continues(tmp_path: Path, capsys, monkeypatch):
     def fail(*_: object) -> None:
         raise RuntimeError("no ink\nat all")
 
     monkeypatch.setattr(ReportHook, "draw", fail)
+    monkeypatch.setattr(Gauges, "measure", fail)
     monkeypatch.setattr(hook, "SHARE", 1e9)
     run = pretrain(tiny_config(tmp_path / "run"), "tiny")
-    message = "the report cannot be drawn (RuntimeError: no ink); training continues"
-    assert capsys.readouterr().err.count(message) == 1
+    printed = capsys.readouterr().err
+    for part in ("the report cannot be drawn", "the gauges cannot be measured"):
+        assert printed.count(f"{part} (RuntimeError: no ink); training continues") == 1
     assert len(read_metrics(run)) == 9
     assert "as of step 9 of 9" in (run / "report.html").read_text()  # it is only without pictures
 
@@ -89,19 +84,7 @@ def test_undecodable_images_are_passed_over(tmp_path: Path):
     assert [Path(name).name for name in names] == ["1.jpg", "2.jpg", "3.jpg", "4.jpg"]
 
 
-def test_pictures_are_thinned_evenly():
-    steps: list[int] = []
-    for step in range(0, 100_001, 500):
-        steps = thin_steps([*steps, step], KEPT)
-    gaps = np.diff(steps)
-    assert len(steps) == 12
-    assert (steps[0], steps[-1]) == (0, 100_000)
-    assert max(gaps) <= 4 * min(gaps[:-1])
-
-
-def test_command_writes_the_page(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-):
+def test_command_writes_the_page(tmp_path: Path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     make_run(tmp_path / "run", 3)
     assert main(["show", "report", "run"]) == 0
@@ -158,14 +141,3 @@ def test_scores_find_their_runs(tmp_path: Path):
     scores = find_scores(runs, [other])
     assert [score["run"] for score in scores] == [0, 1, 1, None]
     assert [score["picture"] is None for score in scores] == [False, True, True, True]
-
-
-@pytest.mark.parametrize("per_epoch", [1, 3, 462])
-def test_steps_per_epoch_follow_from_the_log(per_epoch: int):
-    run = Run(Path("x"), "x", "x", "croc", {"optim.epochs": 20})
-    run.epochs = [(step - 1, (step - 1) // per_epoch) for step in range(10, 20 * per_epoch + 1, 10)]
-    run.epochs.append((20 * per_epoch - 1, 19))
-    assert run.steps_per_epoch == per_epoch
-    assert run.progress == f"step 0 of {20 * per_epoch:,}"
-    run.epochs = run.epochs[:1] if per_epoch > 10 else []
-    assert run.steps_per_epoch is None

@@ -7,30 +7,21 @@ import torch
 from croc.lab.show.figures import HATCHING, OPACITY, PALETTE, by_size, paint
 
 # Machado, Oliveira and Fernandes 2009, severity 1, on linear RGB.
-VISION = {
-    "normal": np.eye(3),
-    "protanopia": np.array(
-        [
-            (0.152286, 1.052583, -0.204868),
-            (0.114503, 0.786281, 0.099216),
-            (-0.003882, -0.048116, 1.051998),
-        ]
-    ),
-    "deuteranopia": np.array(
-        [
-            (0.367322, 0.860646, -0.227968),
-            (0.280085, 0.672501, 0.047413),
-            (-0.011820, 0.042940, 0.968881),
-        ]
-    ),
-}
-TO_XYZ = np.array(
-    [
-        (0.4124564, 0.3575761, 0.1804375),
-        (0.2126729, 0.7151522, 0.0721750),
-        (0.0193339, 0.1191920, 0.9503041),
-    ]
-)
+PROTANOPIA = """0.152286 1.052583 -0.204868
+0.114503 0.786281 0.099216 -0.003882 -0.048116 1.051998"""
+DEUTERANOPIA = """0.367322 0.860646 -0.227968
+0.280085 0.672501 0.047413 -0.011820 0.042940 0.968881"""
+SRGB_TO_XYZ = """0.4124564 0.3575761 0.1804375
+0.2126729 0.7151522 0.0721750 0.0193339 0.1191920 0.9503041"""
+
+
+def matrix(text: str) -> np.ndarray:
+    return np.array(text.split(), float).reshape(3, 3)
+
+
+VISION = {"normal": np.eye(3)}
+VISION |= {"protanopia": matrix(PROTANOPIA), "deuteranopia": matrix(DEUTERANOPIA)}
+TO_XYZ = matrix(SRGB_TO_XYZ)
 
 
 def smallest_difference(srgb: np.ndarray, vision: str) -> float:

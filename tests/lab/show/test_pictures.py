@@ -15,23 +15,12 @@ from croc.cli import main
 from croc.config import ClusterConfig
 from croc.lab.show import ShowClusters, ShowFeatures, ShowMerging
 from croc.lab.show.clusters import draw_clusters, draw_merging, follow_colors, views_of
-from croc.lab.show.features import draw_features, project, stretch
+from croc.lab.show.features import draw_features, project
 from croc.lab.show.look import Look, look_at_run, whole_view
 from croc.method.clustering.trace import trace_views
 from croc.method.croc import saliency
 from croc.method.photometric import unnormalize
 from croc.method.views import patch_centers
-from croc.train.loop import pretrain
-from croc.weights.checkpoint import checkpoint_path, load_checkpoint, untrained
-from tests.tiny import tiny_config, tiny_mae
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """With checkpoints of the steps 2 and 4."""
-    folder = tmp_path_factory.mktemp("runs") / "tiny"
-    config = tiny_config(folder, keep_every_steps=2, stop_after_steps=4, report=False)
-    return pretrain(config, "tiny")
 
 
 @pytest.fixture(scope="module")
@@ -75,16 +64,12 @@ def labels(figure: Figure) -> list[str]:
 @pytest.mark.parametrize(
     "command",
     [
-        "clusters --heads 0 2 --step 2",
         "clusters --whole --image-px 48",
-        "merging --seed 3 --heads 1",
         "features --patch 3 4 --together --heads 1",
         "features --columns photograph clusters --step 0",
     ],
 )
-def test_pictures_are_written(
-    command: str, run: Path, photograph: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
+def test_pictures_are_written(command: str, run: Path, photograph: str, tmp_path: Path, capsys):
     to = tmp_path / "x.png"
     kind, *options = command.split()
     assert main(["show", kind, photograph, "--run", str(run), "--to", str(to), *options]) == 0
@@ -93,30 +78,13 @@ def test_pictures_are_written(
         assert min(picture.size) > 200
 
 
-def test_weights_are_drawn(
-    run: Path, photograph: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_weights_are_drawn(run: Path, photograph: str, tmp_path: Path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main(["export", str(run), "--to", "mine.safetensors"]) == 0
     assert main(["show", "merging", photograph, "--weights", "mine.safetensors"]) == 0
     assert Path("mine-merging.png").is_file()
     random = ["--weights", "random:vit_tiny_patch16_224", "--to", "random.png"]
     assert main(["show", "features", photograph, *random, "--image-px", "32"]) == 0
-
-
-def test_a_run_opens_the_teacher_of_a_step(run: Path):
-    for step, opened in ((None, 4), (2, 2)):
-        look = look_at_run(run, step)
-        state = load_checkpoint(checkpoint_path(run, opened))["modules"]["teacher"]
-        for name, value in look.backbone.state_dict().items():
-            assert torch.equal(value, state[f"backbone.{name}"])
-        assert look.title == f"tiny, step {opened}"
-        assert not look.backbone.training
-    look = look_at_run(run, 0)
-    assert look.title == "tiny, untrained"
-    expected = untrained(look.config).state_dict()
-    for name, value in look.backbone.state_dict().items():
-        assert torch.equal(value, expected[name])
 
 
 @pytest.mark.parametrize(
@@ -210,12 +178,6 @@ def test_pca_equals_scikit_learn():
         assert torch.isfinite(project([few])[0]).all()
 
 
-def test_outliers_do_not_stretch_the_colors():
-    values = torch.linspace(0, 1, 1001)[:, None]
-    outlier = torch.cat([values, torch.full((3, 1), 1e6)])
-    torch.testing.assert_close(stretch(outlier)[:1001], stretch(values), atol=0.01, rtol=0)
-
-
 def test_picture_of_features(look: Look, photograph: str, tall: str):
     texts = labels(draw_features(look, ShowFeatures(images=(photograph, tall))))
     assert len(texts) == 2 * (3 + 3)
@@ -226,6 +188,6 @@ def test_picture_of_features(look: Look, photograph: str, tall: str):
     assert len(texts) == 2 * 4
 
 
-def test_other_methods_have_features(photograph: str, tmp_path: Path):
-    mae = pretrain(tiny_mae(tmp_path / "mae", stop_after_steps=1, report=False), "tiny-mae")
-    assert main(["show", "features", photograph, "--run", str(mae)]) == 0
+def test_other_methods_have_features(mae_run: Path, photograph: str, monkeypatch, tmp_path: Path):
+    monkeypatch.chdir(tmp_path)
+    assert main(["show", "features", photograph, "--run", str(mae_run)]) == 0

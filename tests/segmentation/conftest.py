@@ -1,1 +1,0 @@
-from tests.eval.conftest import run  # noqa: F401
