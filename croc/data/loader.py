@@ -288,8 +288,10 @@ def iterate(
         pin_memory=pin and torch.cuda.is_available(),
         worker_init_fn=start_worker,
     )
-    # A forked worker that collects this process's garbage may free CUDA tensors, which aborts it.
-    gc.collect()
+    if (
+        workers
+    ):  # a forked one that collects this process's garbage may free CUDA tensors: it aborts
+        gc.collect()
     iterator = iter(loader)
     _live.add(iterator)
 

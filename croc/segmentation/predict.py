@@ -5,7 +5,7 @@ import json
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -209,5 +209,8 @@ def write_masks(
         for future in pending:
             future.result()
     if missing and len(failed) == len(photos):
+        (output.folder / SETTINGS).unlink()
+        with suppress(OSError):  # it holds something else
+            output.folder.rmdir()
         raise UserError(f"none of the {len(photos)} images can be decoded")
     return failed

@@ -127,6 +127,7 @@ def test_broken_files_are_skipped_and_listed(
     assert lines[-1] == f"skipped, cannot be decoded: {broken}"
     assert predict(head, broken, "--to", tmp_path / "none") == 2
     assert "none of the 1 images can be decoded" in capsys.readouterr().err
+    assert not (tmp_path / "none").exists()
 
 
 def test_a_full_disk_is_one_line_and_leaves_whole_masks(

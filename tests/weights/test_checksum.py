@@ -17,7 +17,7 @@ from croc.weights.checkpoint import checkpoints, load_checkpoint
 from croc.weights.checksum import save_sealed, seal_zip, verify
 from croc.weights.files import read_named_tensors
 
-FLIPS = 60
+FLIPS = 70
 
 
 def flipped(content: bytes, bit: int) -> bytes:
