@@ -288,9 +288,8 @@ def iterate(
         pin_memory=pin and torch.cuda.is_available(),
         worker_init_fn=start_worker,
     )
-    if (
-        workers
-    ):  # a forked one that collects this process's garbage may free CUDA tensors: it aborts
+    # A forked worker that collects this process's garbage may free CUDA tensors, which aborts it.
+    if workers:
         gc.collect()
     iterator = iter(loader)
     _live.add(iterator)
