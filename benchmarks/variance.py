@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 blocks=1,
                 device=device,
                 workers=0,
-                held_bytes=0,
+                cache_bytes=0,
             )
             tokens = (features for features, _ in patches.passes("features"))
             statistics, _ = token_statistics(tokens)

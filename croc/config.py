@@ -22,7 +22,7 @@ import tyro
 from croc.errors import UserError
 from croc.io import replacing
 
-PAGE = "config.json"
+CONFIG_FILE = "config.json"
 
 
 class Limit(NamedTuple):
@@ -522,7 +522,7 @@ def method_name(config: PretrainConfig) -> str:
     return next(name for name, kind in METHODS.items() if type(config) is kind)
 
 
-def config_page(config: PretrainConfig, recipe: str) -> dict[str, Any]:
+def config_dict(config: PretrainConfig, recipe: str) -> dict[str, Any]:
     """The content of config.json."""
     return {"recipe": recipe, "method": method_name(config), **dataclasses.asdict(config)}
 
@@ -530,9 +530,9 @@ def config_page(config: PretrainConfig, recipe: str) -> dict[str, Any]:
 def write_config(folder: Path, config: PretrainConfig, recipe: str) -> None:
     """Write config.json, from which the same run can be started again and trained to the end."""
     run = dataclasses.replace(config.run, stop_after_steps=None, resume="auto")
-    content = config_page(dataclasses.replace(config, run=run), recipe)
+    content = config_dict(dataclasses.replace(config, run=run), recipe)
     folder.mkdir(parents=True, exist_ok=True)
-    with replacing(folder / PAGE) as partial:
+    with replacing(folder / CONFIG_FILE) as partial:
         partial.write_text(json.dumps(content, indent=2) + "\n")
 
 
@@ -541,7 +541,9 @@ def read_config(path: Path) -> tuple[PretrainConfig, str]:
     try:
         content = json.loads(path.read_text())
     except FileNotFoundError:
-        raise UserError(f"there is no configuration {path}; a run's folder has {PAGE}") from None
+        raise UserError(
+            f"there is no configuration {path}; a run's folder has {CONFIG_FILE}"
+        ) from None
     except ValueError as error:
         raise UserError(f"{path} is not a CrOC run configuration: {error}") from None
     return parse_config(content, str(path))

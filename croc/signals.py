@@ -11,18 +11,18 @@ import threading
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
-NOTICES = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 """SLURM sends SIGUSR1 before the time limit if configured to (--signal)."""
 
 
 @contextlib.contextmanager
-def notice_of_end() -> Iterator[list[int]]:
+def catch_signals() -> Iterator[list[int]]:
     """Yield a list that receives the first signal; a second one acts as it would without this."""
-    notices: list[int] = []
+    received: list[int] = []
     before: dict[int, Any] = {}
 
     def note(number: int, _: object) -> None:
-        notices.append(number)
+        received.append(number)
         restore()
 
     def restore() -> None:
@@ -30,9 +30,9 @@ def notice_of_end() -> Iterator[list[int]]:
             signal.signal(number, handler)
 
     if threading.current_thread() is threading.main_thread():  # only it may set handlers
-        before |= {number: signal.signal(number, note) for number in NOTICES}
+        before |= {number: signal.signal(number, note) for number in SIGNALS}
     try:
-        yield notices
+        yield received
     finally:
         restore()
 

@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 
 from croc.cli import main
-from croc.config import PAGE, write_config
+from croc.config import CONFIG_FILE, write_config
 from croc.io import read_metrics
 from croc.recipes import RECIPES
 from croc.weights.checkpoint import load_checkpoint
@@ -109,9 +109,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for path, value in INVALID.items():
         write_config(folder, RECIPES["demo"](), "demo")
         section, field = path.split(".")
-        page = json.loads((folder / PAGE).read_text())
-        page[section][field] = value
-        (folder / f"{path}.json").write_text(json.dumps(page))
+        config = json.loads((folder / CONFIG_FILE).read_text())
+        config[section][field] = value
+        (folder / f"{path}.json").write_text(json.dumps(config))
     return folder
 
 
@@ -219,12 +219,12 @@ def test_config_json_repeats_or_resumes_a_run(tmp_path: Path, capsys: Output):
     first, again = tmp_path / "first", tmp_path / "again"
     stop = ["--run.no-report", "--run.stop-after-steps", "2"]
     assert main(["pretrain", "demo", *FLAGS, "--run.folder", str(first), *stop]) == 0
-    assert main(["pretrain", str(first / PAGE), "--run.folder", str(again), *stop]) == 0
+    assert main(["pretrain", str(first / CONFIG_FILE), "--run.folder", str(again), *stop]) == 0
     losses = [[line["loss"] for line in read_metrics(run)] for run in (first, again)]
     assert losses[0] == losses[1]
     capsys.readouterr()
     moved = first.rename(tmp_path / "moved")
-    assert main(["pretrain", str(moved / PAGE), "--run.stop-after-steps", "3"]) == 0
+    assert main(["pretrain", str(moved / CONFIG_FILE), "--run.stop-after-steps", "3"]) == 0
     assert f"{moved}: resumes from step 2" in capsys.readouterr().err
 
 

@@ -30,7 +30,7 @@ from croc.errors import UserError
 from croc.io import cores
 from croc.method.randomness import derive, sample_key
 from croc.method.types import Canvases
-from croc.signals import NOTICES
+from croc.signals import SIGNALS
 
 Item = TypeVar("Item")
 _MAX_TRIES = 100
@@ -312,7 +312,7 @@ def _unchanged(item: object) -> object:
 
 def start_worker(_: int = 0) -> None:
     """Ctrl-C and a cluster's signal reach all processes; only the main one handles them."""
-    for number in NOTICES:
+    for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     torch.set_num_threads(1)
 

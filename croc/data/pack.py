@@ -28,7 +28,7 @@ from croc.data.decode import UndecodableImage, reduce_image
 from croc.data.loader import start_worker
 from croc.data.sources import ImageSource
 from croc.errors import UserError
-from croc.signals import notice_of_end
+from croc.signals import catch_signals
 
 FORMAT = 1
 _BYTES_PER_FILE = 1 << 30
@@ -97,7 +97,7 @@ def pack(
         raise UserError(f"{target} exists already: delete it or pack to another folder")
     partial = target.with_name(f".{target.name}-{os.getpid()}.partial")
     try:
-        with notice_of_end() as signals:
+        with catch_signals() as signals:
             partial.mkdir(parents=True)
             names, failed = _write(source, partial, canvas_px, workers, signals)
             partial.rename(target)

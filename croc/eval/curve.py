@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from croc.config import PAGE, read_config
+from croc.config import CONFIG_FILE, read_config
 from croc.errors import UserError
 from croc.eval.table import TableOptions, make_table, read_options, split_label
 
@@ -67,10 +67,10 @@ def points_of(label: str, run: str) -> list[Point]:
     from croc.weights.checkpoint import checkpoints, step_of
 
     folder = Path(run)
-    saved = checkpoints(folder) if (folder / PAGE).is_file() else []
+    saved = checkpoints(folder) if (folder / CONFIG_FILE).is_file() else []
     if not saved:
         raise UserError(f"--weights {run}: not the folder of a run with checkpoints")
-    config, _ = read_config(folder / PAGE)
+    config, _ = read_config(folder / CONFIG_FILE)
     line = folder.resolve().name if label == run else label
     # A run from other weights did not start from random ones.
     start = [] if config.model.init else [Point(line, 0, f"random:{run}")]

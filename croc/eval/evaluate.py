@@ -89,12 +89,12 @@ def evaluate(
     machine = find_machine(options)
     weights = open_weights(options.weights)
     data = open_data(requests, folder)
-    fitted = [fit(request, weights.backbone) for request in requests]
+    fitted = [fit_image_size(request, weights.backbone) for request in requests]
     results: list[Result] = []
     try:
         for request, note in fitted:
             print(note or request.place, file=sys.stderr, flush=True)
-            result = carry_out(request, weights, data, machine, folder)
+            result = run_protocol(request, weights, data, machine, folder)
             results += [] if result is None else [result]
     finally:
         if show and results:
@@ -117,7 +117,7 @@ def identify_network(network: nn.Module) -> str:
     return hashlib.sha256(f"{network!r} {heads}".encode()).hexdigest()[:16]
 
 
-def fit(request: Request, backbone: VitBackbone | ConvBackbone) -> tuple[Request, str]:
+def fit_image_size(request: Request, backbone: VitBackbone | ConvBackbone) -> tuple[Request, str]:
     """The request with the nearest image size that is a whole number of patches; and a note if
     that is another size."""
     size, stride = request.size_field, backbone.stride_px
@@ -145,7 +145,7 @@ def find_machine(options: Any) -> Machine:
     return Machine(device, precision, worker_count(DataConfig(workers=options.workers)))
 
 
-def carry_out(
+def run_protocol(
     request: Request, weights: Weights, data: OpenData, machine: Machine, folder: Path
 ) -> Result | None:
     """Run a protocol, append its result and draw it; None if there was nothing to score."""
@@ -214,8 +214,8 @@ def open_data(requests: Iterable[Request], folder: Path) -> OpenData:
         if protocol == "video":
             parts: dict[str, Any] = {"videos": open_videos(data)}
         else:
-            held = split_training(splits(data, "train", alone=True), share) if share else None
-            parts = {name: held[name] if held else splits(data, name) for name in names}
+            split = split_training(splits(data, "train", alone=True), share) if share else None
+            parts = {name: split[name] if split else splits(data, name) for name in names}
             if len({tuple(part.classes) for part in parts.values()}) > 1:
                 raise UserError(f"{data}: the two splits have different classes")
         opened[protocol, data] = parts, hash_of(data, folder)

@@ -23,7 +23,7 @@ from croc.eval.metrics import IouReport, confusion, iou
 from croc.method.photometric import normalize
 from croc.weights.open import DenseBackbone
 
-HELD_BYTES = 2**31
+CACHE_BYTES = 2**31
 """Features of a dataset are kept for the next pass if they fit into this many bytes."""
 EXAMPLES = 6
 UNLABELED = "no scored pixel is labeled: all labels are 255"
@@ -94,15 +94,15 @@ class PatchFeatures:
         *,
         batch: int = 32,
         keep_ratio: bool = False,
-        held_bytes: int = HELD_BYTES,
+        cache_bytes: int = CACHE_BYTES,
         quiet: bool = False,
     ) -> None:
         self.backbone, self.data, self.blocks, self.device = backbone, data, blocks, device
         self.reader = Reader(data, image_px, label_px, backbone.stride_px if keep_ratio else None)
         self.workers, self.quiet = workers, quiet
         varies = keep_ratio or label_px is None
-        self.batch, self._held_bytes = (1, 0) if varies else (batch, held_bytes)
-        self.held: tuple[Tensor, Tensor] | None = None
+        self.batch, self._cache_bytes = (1, 0) if varies else (batch, cache_bytes)
+        self.cached: tuple[Tensor, Tensor] | None = None
         """Features "n C rows columns" and labels "n px px" as uint8, after a whole pass."""
 
     def progress(self, items: Iterable[Item], what: str, total: int) -> Iterable[Item]:
@@ -112,29 +112,29 @@ class PatchFeatures:
         """The batches of all images in order; features are kept for the next pass if they fit."""
         count, order = len(self.data), in_order(len(self.data), self.batch)
         batches = self.progress(self.batches(order), what, len(order))
-        if self.held:
+        if self.cached:
             yield from batches
             return
-        held = None
+        cached = None
         for (features, labels), numbers in zip(batches, order):  # the first iterator is exhausted
             size = features[0].nbytes + labels[0].numel()
-            if numbers.start == 0 and count * size <= self._held_bytes:
-                held = (
+            if numbers.start == 0 and count * size <= self._cache_bytes:
+                cached = (
                     features.new_empty(count, *features.shape[1:]),
                     labels.new_empty(count, *labels.shape[1:], dtype=torch.uint8),
                 )
-            if held:
+            if cached:
                 part = slice(numbers.start, numbers.stop)
-                held[0][part], held[1][part] = features, labels
+                cached[0][part], cached[1][part] = features, labels
             yield features, labels
-        self.held = held
+        self.cached = cached
 
     def batches(
         self, order: Sequence[Sequence[int]], crop: Crop | None = None
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """Features "B C rows columns" and labels "B px px" for each list of indices."""
-        if self.held and crop is None:
-            features, labels = self.held
+        if self.cached and crop is None:
+            features, labels = self.cached
             for numbers in order:
                 yield features[list(numbers)], labels[list(numbers)].long()
             return

@@ -13,7 +13,7 @@ from croc.data.loader import epoch_order
 from croc.errors import UserError
 from croc.eval.datasets import SegmentationData, Subset
 from croc.eval.features import (
-    HELD_BYTES,
+    CACHE_BYTES,
     PatchFeatures,
     Predict,
     SegmentationReport,
@@ -43,8 +43,8 @@ def evaluate_few_labels(
     """
     sizes = (config.image_px, config.label_px, config.blocks, device, workers)
     # On a GPU all features are kept that leave half of its free memory.
-    held_bytes = torch.cuda.mem_get_info(device)[0] // 2 if device.type == "cuda" else HELD_BYTES
-    patches = PatchFeatures(backbone, train, *sizes, held_bytes=held_bytes)
+    cache_bytes = torch.cuda.mem_get_info(device)[0] // 2 if device.type == "cuda" else CACHE_BYTES
+    patches = PatchFeatures(backbone, train, *sizes, cache_bytes=cache_bytes)
     labeled = [(labels != IGNORED).flatten(1).any(1) for _, labels in patches.passes("features")]
     usable = torch.cat(labeled).nonzero()[:, 0].cpu().numpy()
     if not len(usable):
@@ -60,14 +60,14 @@ def evaluate_few_labels(
         order = epoch_order(len(usable), config.seed, draw)
         numbers = np.sort(usable[order[: counts[text]]]).tolist()
         part = PatchFeatures(backbone, Subset(train, tuple(numbers)), *sizes, quiet=True)
-        if patches.held:
-            part.held = (patches.held[0][numbers], patches.held[1][numbers])
+        if patches.cached:
+            part.cached = (patches.cached[0][numbers], patches.cached[1][numbers])
         decay = config.weight_decay / counts[text]
         layers = train_linear(part, linear_config(config, draw), decay)
         heads.append((f"linear {text}", layers[0]))
         memory = fill_memory(part, incontext_config(config, draw))
         heads.append((f"in-context {text}", memory.predict))
-    scored = PatchFeatures(backbone, val, *sizes, held_bytes=0)
+    scored = PatchFeatures(backbone, val, *sizes, cache_bytes=0)
     reports = score(scored, [predict for _, predict in heads])
     by_draw: dict[str, list[float]] = defaultdict(list)
     for (name, _), report in zip(heads, reports):

@@ -38,8 +38,8 @@ def evaluate_incontext(
 ) -> SegmentationReport:
     """Store the patches of one split, look up those of the other and score their labels."""
     options = (config.image_px, config.label_px, config.blocks, device, workers)
-    memory = fill_memory(PatchFeatures(backbone, train, *options, held_bytes=0), config)
-    return score(PatchFeatures(backbone, val, *options, held_bytes=0), [memory.predict])[0]
+    memory = fill_memory(PatchFeatures(backbone, train, *options, cache_bytes=0), config)
+    return score(PatchFeatures(backbone, val, *options, cache_bytes=0), [memory.predict])[0]
 
 
 @dataclass(frozen=True)

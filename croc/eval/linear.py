@@ -14,7 +14,7 @@ from croc.data.loader import batch_indices
 from croc.errors import UserError
 from croc.eval.datasets import SegmentationData
 from croc.eval.features import (
-    HELD_BYTES,
+    CACHE_BYTES,
     Crop,
     Moments,
     PatchFeatures,
@@ -42,12 +42,12 @@ def evaluate_linear(
     workers: int = 0,
 ) -> SegmentationReport:
     """Train one layer per learning rate on one split, score them on the other, report the best."""
-    held = 0 if training_crop(config) else HELD_BYTES
+    cache_bytes = 0 if training_crop(config) else CACHE_BYTES
     options = (config.image_px, config.train_px, config.blocks, device, workers)
-    layers = train_linear(PatchFeatures(backbone, train, *options, held_bytes=held), config)
+    layers = train_linear(PatchFeatures(backbone, train, *options, cache_bytes=cache_bytes), config)
     options = (config.image_px, config.score_px, config.blocks, device, workers)
     keep = config.framing == "keep"
-    patches = PatchFeatures(backbone, val, *options, keep_ratio=keep, held_bytes=0)
+    patches = PatchFeatures(backbone, val, *options, keep_ratio=keep, cache_bytes=0)
     by_rate = dict(zip(config.rates, score(patches, layers)))
     best = max(by_rate, key=lambda rate: by_rate[rate].iou.mean)
     if len(by_rate) == 1:

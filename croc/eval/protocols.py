@@ -344,7 +344,7 @@ def run_command(protocol: str, arguments: list[str]) -> bool:
         if not requests:
             raise UserError("pass at least one dataset: --data voc12:PATH davis17:PATH …")
     else:
-        config = DEFAULTS[protocol](given_kind(arguments))
+        config = DEFAULTS[protocol](data_kind(arguments))
         if protocol == "linear":
             config = by_epochs_or_steps(config, [word.partition("=")[0] for word in arguments])
         base = EvaluateVideo if protocol == "video" else EvaluateOptions
@@ -365,12 +365,12 @@ def run_command(protocol: str, arguments: list[str]) -> bool:
     return True
 
 
-def given_kind(arguments: list[str]) -> str:
+def data_kind(arguments: list[str]) -> str:
     """The kind of dataset in --data. It determines the defaults, so it is read before parsing."""
-    return given_value(arguments, "--data").partition(":")[0]
+    return flag_value(arguments, "--data").partition(":")[0]
 
 
-def given_value(arguments: list[str], flag: str) -> str:
+def flag_value(arguments: list[str], flag: str) -> str:
     """The value of a flag before parsing; empty if the flag was not passed."""
     words = [part for word in arguments for part in word.split("=", 1)]
     return ([value for each, value in pairwise(words) if each == flag] or [""])[-1]

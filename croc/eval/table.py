@@ -27,7 +27,7 @@ from croc.eval.protocols import (
     WithinConfig,
     allows,
     by_epochs_or_steps,
-    given_kind,
+    data_kind,
 )
 from croc.eval.table_formats import (
     data_titles,
@@ -121,7 +121,7 @@ def read_options(
         required: dict[str, Any] = {"weights": (), "data": ()}  # refused below if they stay empty
         return parse(kind, arguments, program, kind(**required | configs | defaults))
 
-    options = read(given_kind(arguments) or defaults.get("data", ("",))[0])
+    options = read(data_kind(arguments) or defaults.get("data", ("",))[0])
     for flag in ("weights", "data", "protocols"):
         values = getattr(options, flag)
         if not values or len(set(values)) < len(values):
@@ -208,14 +208,14 @@ def plan_row(
     label: str, spec: str, columns: Iterable[Request], data: "OpenData", options: TableOptions
 ) -> Row:
     """Open the weights and check that they suit every column."""
-    from croc.eval.evaluate import find_machine, fit, open_weights
+    from croc.eval.evaluate import find_machine, fit_image_size, open_weights
 
     cells, notes = [], []
     precision = find_machine(options).precision_name
     try:
         weights = open_weights(spec)
         for column in columns:
-            request, note = fit(column, weights.backbone)
+            request, note = fit_image_size(column, weights.backbone)
             notes += [f"{label}: {note}"] * bool(note)
             hashes = (data[column.protocol, column.data][1], weights.hash, weights.network_hash)
             config = asdict(request.config)
@@ -266,7 +266,7 @@ def compute(
             log(f"cell {number} of {missing}: {row.label}, {column.place}")
             try:
                 weights = weights or evaluate.open_weights(row.spec)
-                result = evaluate.carry_out(request, weights, data, machine, folder)
+                result = evaluate.run_protocol(request, weights, data, machine, folder)
                 if result is None:
                     raise UserError("there was nothing to score")
                 finished[key] = {**asdict(result), "versions": versions()}

@@ -54,14 +54,14 @@ def make_record(
     """The content of table.json, from which the other formats are written."""
     mark_best([row["cells"] for row in rows])
     shares = {column.hold_out for column in columns if column.hold_out}
-    held = [f"Scored on {100 * share:g}% of the training parts, held out." for share in shares]
+    hold_outs = [f"Scored on {100 * share:g}% of the training parts, held out." for share in shares]
     failed = [one_line(f"Could not be computed: {failure_name(each)}.") for each in failures]
     settings = ("protocol", "data", "config", "hold_out")
     return {
         "columns": shown,
         "rows": rows,
         "settings": [{name: asdict(column)[name] for name in settings} for column in columns],
-        "notes": [*notes, *held, *failed],
+        "notes": [*notes, *hold_outs, *failed],
         "failed": list(failures),
     }
 

@@ -76,16 +76,16 @@ def launch(
     M, B, H, N, d = tokens.shape
     T, K = _padded(M * N, 64), seeds.shape[-1]
     inputs = tokens, positions, saliency, seeds
-    found = _empty(*inputs, factors, choice)
+    outputs = _empty(*inputs, factors, choice)
     best = tokens.new_empty(B * H, _padded(d, 16) + 3, K, dtype=torch.float32)
     strides = [stride for tensor in inputs for stride in tensor.stride()]
     sizes = M, B, H, N, d, K, T, _padded(d, 16)
     exact = tokens.dtype == torch.bfloat16
     with torch.cuda.device_of(tokens):
         programs: Any = program[(B * H,)]
-        given = *inputs, *found, best, *strides, *factors, *choice, *sizes, exact
-        programs(*given, **(OPTIONS | options))
-    return found
+        arguments = *inputs, *outputs, best, *strides, *factors, *choice, *sizes, exact
+        programs(*arguments, **(OPTIONS | options))
+    return outputs
 
 
 def _empty(tokens, positions, saliency, seeds, factors, choice):

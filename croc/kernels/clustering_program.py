@@ -78,12 +78,12 @@ def program(
 
     best, count = float("inf"), 0
     best_at += tl.program_id(0).to(tl.int64) * (D_PAD + 3) * K
-    given = points, factors, best_at, largest
+    inputs = points, factors, best_at, largest
     if K > 16:
-        state, best, count = _steps(given, state, best, count, 32, K, SMALLEST, WIDE, EXACT)
+        state, best, count = _steps(inputs, state, best, count, 32, K, SMALLEST, WIDE, EXACT)
     if K > 8:
-        state, best, count = _steps(given, state, best, count, 16, K, SMALLEST, WIDE, EXACT)
-    state, best, count = _steps(given, state, best, count, 8, K, SMALLEST, WIDE, EXACT)
+        state, best, count = _steps(inputs, state, best, count, 16, K, SMALLEST, WIDE, EXACT)
+    state, best, count = _steps(inputs, state, best, count, 8, K, SMALLEST, WIDE, EXACT)
 
     tl.debug_barrier()  # what one thread has written another may read
     centroids, cx, cy, g = _recall(best_at, slot, slot < count, K, D_PAD)
@@ -105,12 +105,12 @@ def program(
 @triton.jit
 @no_type_check
 def _steps(
-    given, state, best, count,
+    inputs, state, best, count,
     WIDTH: tl.constexpr, K: tl.constexpr, SMALLEST: tl.constexpr,
     WIDE: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
     """Down to half as many centroids as there are slots; what is best so far is remembered."""
-    points, factors, best_at, largest = given
+    points, factors, best_at, largest = inputs
     centroids, cx, cy, importance = state
     FIRST: tl.constexpr = min(K, WIDTH)
     LAST: tl.constexpr = max(WIDTH // 2 + 1 if WIDTH > 8 else 2, SMALLEST)

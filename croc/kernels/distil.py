@@ -33,13 +33,13 @@ def launch_forward(
     teacher, center, temperature, student, student_temp, counted, **options: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
     teacher, student, counted = teacher.contiguous(), student.contiguous(), counted.contiguous()
-    given = teacher, center, temperature, student, 1 / student_temp, counted
-    found = _empty(teacher, center, temperature, student, student_temp, counted)
+    inputs = teacher, center, temperature, student, 1 / student_temp, counted
+    result = _empty(teacher, center, temperature, student, student_temp, counted)
     rows = counted.numel()
     with torch.cuda.device_of(student):
         programs: Any = _forward[(rows,)]
-        programs(*given, *found, rows, student.shape[-1], **(FORWARD | options))
-    return found
+        programs(*inputs, *result, rows, student.shape[-1], **(FORWARD | options))
+    return result
 
 
 def launch_backward(
@@ -47,12 +47,12 @@ def launch_backward(
 ) -> Tensor:
     """Where `grad` is 0, nothing is computed or read."""
     teacher, student, grad = teacher.contiguous(), student.contiguous(), grad.contiguous()
-    given = teacher, center, temperature, student, 1 / student_temp, normalizers, grad
-    found = torch.empty_like(student)
+    inputs = teacher, center, temperature, student, 1 / student_temp, normalizers, grad
+    result = torch.empty_like(student)
     with torch.cuda.device_of(student):
         programs: Any = _backward[(grad.numel(),)]
-        programs(*given, found, grad.numel(), student.shape[-1], **(BACKWARD | options))
-    return found
+        programs(*inputs, result, grad.numel(), student.shape[-1], **(BACKWARD | options))
+    return result
 
 
 def launch_total(outputs, weights, **changes: Any) -> Tensor:
@@ -109,8 +109,8 @@ def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, T
 def _differentiate(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
     *tensors, normalizers, counted = ctx.saved_tensors
     grad = torch.where(counted, grad, 0.0)
-    found = _distil_backward(*tensors, ctx.student_temp, normalizers, grad)
-    return None, None, None, found, None, None
+    result = _distil_backward(*tensors, ctx.student_temp, normalizers, grad)
+    return None, None, None, result, None, None
 
 
 distil.register_autograd(_differentiate, setup_context=_remember)
@@ -156,7 +156,7 @@ def _forward(
 @no_type_check
 def _backward(
     teacher_at, center_at, temperature_at, student_at, sharpness, normalizers_at, grad_at,
-    found_at, rows, width, BLOCK: tl.constexpr,
+    result_at, rows, width, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     grad = tl.load(grad_at + row) * 0.5 * sharpness
@@ -171,11 +171,11 @@ def _backward(
             a, b, c, d = _outputs(teacher_at, center_at, student_at, scales, places)
             to_c = (tl.exp2(c - log_c) - tl.exp2(b - log_b)) * grad
             to_d = (tl.exp2(d - log_d) - tl.exp2(a - log_a)) * grad
-            _store(found_at, places, to_c, to_d)
+            _store(result_at, places, to_c, to_d)
     else:
         nothing = tl.zeros((BLOCK,), tl.float32)
         for first in range(0, width, BLOCK):
-            _store(found_at, (row, rows, width, first + place), nothing, nothing)
+            _store(result_at, (row, rows, width, first + place), nothing, nothing)
 
 
 @triton.jit
@@ -207,10 +207,10 @@ def _grow(most, total, own, values):
 
 @triton.jit
 @no_type_check
-def _store(found_at, places, one, two):
+def _store(result_at, places, one, two):
     row, rows, width, place = places
-    tl.store(found_at + row * width + place, one, mask=place < width)
-    tl.store(found_at + (rows + row) * width + place, two, mask=place < width)
+    tl.store(result_at + row * width + place, one, mask=place < width)
+    tl.store(result_at + (rows + row) * width + place, two, mask=place < width)
 
 
 @triton.jit

@@ -43,12 +43,12 @@ def launch_backward(hidden: Tensor, grad: Tensor, **changes: Any) -> tuple[Tenso
     """The gradient of `hidden`, and its sums over blocks of rows; with BACKWARD, or the given."""
     options = BACKWARD | changes
     hidden, grad = hidden.contiguous(), grad.contiguous()
-    found, sums = _empty(hidden, grad, options["ROWS"])
+    gradient, sums = _empty(hidden, grad, options["ROWS"])
     width = hidden.shape[-1]
     with torch.cuda.device_of(hidden):
         programs: Any = _backward[(len(sums) * triton.cdiv(width, options["COLUMNS"]),)]
-        programs(hidden, grad, found, sums, hidden.numel() // width, width, **options)
-    return found, sums
+        programs(hidden, grad, gradient, sums, hidden.numel() // width, width, **options)
+    return gradient, sums
 
 
 def _empty(hidden: Tensor, grad: Tensor, rows: int | None = None) -> tuple[Tensor, Tensor]:
@@ -56,8 +56,8 @@ def _empty(hidden: Tensor, grad: Tensor, rows: int | None = None) -> tuple[Tenso
     width = hidden.shape[-1]
     rows = rows or BACKWARD["ROWS"]
     blocks = (hidden.numel() // width + rows - 1) // rows
-    found = hidden.new_empty(hidden.shape)
-    return found, hidden.new_empty(blocks, width, dtype=torch.float32)
+    gradient = hidden.new_empty(hidden.shape)
+    return gradient, hidden.new_empty(blocks, width, dtype=torch.float32)
 
 
 gelu = torch.library.custom_op(
@@ -80,8 +80,8 @@ def _remember(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
 
 
 def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
-    found, sums = _gelu_backward(*ctx.saved_tensors, grad)
-    return found, sums.sum(dim=0).to(ctx.bias_dtype)
+    gradient, sums = _gelu_backward(*ctx.saved_tensors, grad)
+    return gradient, sums.sum(dim=0).to(ctx.bias_dtype)
 
 
 gelu.register_autograd(_differentiate, setup_context=_remember)
@@ -103,7 +103,7 @@ def _forward(
 @triton.jit
 @no_type_check
 def _backward(
-    hidden_at, grad_at, found_at, sums_at, rows, width,
+    hidden_at, grad_at, gradient_at, sums_at, rows, width,
     ROWS: tl.constexpr, STEP: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr,
     LAST_FIRST: tl.constexpr,
 ):  # fmt: skip
@@ -120,9 +120,9 @@ def _backward(
         grad = tl.load(grad_at + place, mask=real, other=0.0).to(tl.float32)
         bell, mills = _tail(x)
         below = bell * (mills - tl.abs(x) * DENSITY)  # the derivative at -|x|
-        found = grad * tl.where(x > 0, 1 - below, below)
-        tl.store(found_at + place, found, mask=real)
-        sums += found
+        gradient = grad * tl.where(x > 0, 1 - below, below)
+        tl.store(gradient_at + place, gradient, mask=real)
+        sums += gradient
     tl.store(sums_at + block * width + column, tl.sum(sums, axis=0), mask=column < width)
 
 

@@ -37,8 +37,8 @@ def augment(
     dtype: torch.dtype,
 ) -> Float[Tensor, "M B 3 {view_px} {view_px}"]:
     """The boxes of the canvases, augmented and normalized; `colors` as `interleave` gives them."""
-    given = [getattr(colors, name) for name in PARAMETERS]
-    return _augment(canvases, boxes, flips, given, view_px, radius_px, dtype)
+    parameters = [getattr(colors, name) for name in PARAMETERS]
+    return _augment(canvases, boxes, flips, parameters, view_px, radius_px, dtype)
 
 
 def launch(
@@ -59,8 +59,8 @@ def launch(
         programs: Any = _crop[(images * tiles,)]
         programs(canvases, boxes, flips, *jitters, halfway, sums, side, *sizes, **cropping)
         programs = _color[(images * triton.cdiv(plane, coloring["PIXELS"]),)]
-        given = halfway, sums, *jitters, grayed, blurred, solarized, finished, tiles
-        programs(*given, *sizes, triton.next_power_of_2(tiles), **coloring)
+        parameters = halfway, sums, *jitters, grayed, blurred, solarized, finished, tiles
+        programs(*parameters, *sizes, triton.next_power_of_2(tiles), **coloring)
         programs = _blur[(images * _tiles(view_px, blurring),)]
         radius = min(radius_px, view_px - 1)
         programs(halfway, blurred, sigma, solarized, finished, radius, *sizes, **blurring)

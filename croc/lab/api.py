@@ -22,7 +22,7 @@ from jaxtyping import Float, Int, Int64, jaxtyped
 from PIL import Image, ImageOps
 from torch import Tensor
 
-from croc.config import METHODS, PAGE, ClusterConfig, PretrainConfig, read_config
+from croc.config import CONFIG_FILE, METHODS, ClusterConfig, PretrainConfig, read_config
 from croc.errors import Interrupted, UserError
 from croc.eval.evaluate import Request
 from croc.eval.evaluate import evaluate as evaluate_requests
@@ -351,13 +351,13 @@ class Run:
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         object.__setattr__(self, "folder", Path(folder))
-        if not (self.folder / PAGE).is_file():
+        if not (self.folder / CONFIG_FILE).is_file():
             raise UserError(f"{self.folder} has no run: pass a folder written by croc pretrain")
 
     @property
     def config(self) -> PretrainConfig:
         """All settings, as in the run's config.json."""
-        return read_config(self.folder / PAGE)[0]
+        return read_config(self.folder / CONFIG_FILE)[0]
 
     def metrics(self) -> list[dict[str, float | int]]:
         """The lines of metrics.jsonl: step, epoch, losses, entropies, mean K, images/s and more."""

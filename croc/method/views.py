@@ -95,10 +95,10 @@ def draw_crops(
     extents = _attempts(shapes.unflatten(-1, (ATTEMPTS, 2)), size, config)
     fits = ((extents > 0) & (extents <= size[:, None])).all(dim=-1)
     first = fits.int().argmax(dim=-1)[..., None, None].expand(-1, -1, 1, 2)
-    found = fits.any(dim=-1, keepdim=True)
-    extent = torch.where(found, extents.gather(2, first).squeeze(2), _fallback(size, config))
+    has_fit = fits.any(dim=-1, keepdim=True)
+    extent = torch.where(has_fit, extents.gather(2, first).squeeze(2), _fallback(size, config))
     room = size - extent
-    corner = torch.where(found, torch.minimum(places * (room + 1), room), room / 2).floor()
+    corner = torch.where(has_fit, torch.minimum(places * (room + 1), room), room / 2).floor()
     boxes = torch.cat([corner, extent], dim=-1).float()
     return Crops(boxes=boxes, flips=flips.squeeze(-1) < config.flip)
 

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from croc.data.decode import WHOLE_PX, decode_image
 from croc.data.loader import iterate
 from croc.errors import UserError
-from croc.eval.evaluate import Request, find_machine, fit
+from croc.eval.evaluate import Request, find_machine, fit_image_size
 from croc.eval.features import Moments, progress
 from croc.eval.kmeans import ITERATIONS, POINTS_PER_CENTROID, Reduction, fit_kmeans
 from croc.eval.protocols import WithinConfig
@@ -57,14 +57,14 @@ Place = tuple[Photo, int, int, np.ndarray]
 def discover(options: DiscoverOptions) -> list[str]:
     """Make the head and its sheets, if missing, then the masks; return the lines to print."""
     folder = Path(options.to).expanduser()
-    asked = {name: getattr(options, name) for name in ("classes", "image_px", "blocks", "seed")}
+    settings = {name: getattr(options, name) for name in ("classes", "image_px", "blocks", "seed")}
     if (folder / HEAD).is_file():
         facts = read_head(folder).get("facts", {})
-        if facts.get("config") != asked or facts.get("weights") != bare(options.weights):
+        if facts.get("config") != settings or facts.get("weights") != bare(options.weights):
             raise UserError(f"{folder} has a head with other settings: choose another folder")
         print(f"{folder} has a head already; completing the masks", file=sys.stderr)
     else:
-        make_head(options, folder, asked)
+        make_head(options, folder, settings)
     lines = predict(
         PredictOptions(
             head=str(folder),
@@ -80,13 +80,13 @@ def discover(options: DiscoverOptions) -> list[str]:
     return [*lines, f"examples of each cluster: {folder / 'clusters'}"]
 
 
-def make_head(options: DiscoverOptions, folder: Path, asked: dict[str, Any]) -> None:
+def make_head(options: DiscoverOptions, folder: Path, settings: dict[str, Any]) -> None:
     started = time.perf_counter()
     check_new(folder)
     machine = find_machine(options)
     backbone = open_backbone(options.weights).float()
     sizes = WithinConfig(image_px=options.image_px, blocks=options.blocks)
-    request, note = fit(Request("discover", "photographs", sizes), backbone)
+    request, note = fit_image_size(Request("discover", "photographs", sizes), backbone)
     if note:
         print(note, file=sys.stderr)
     photos, _ = list_photos(options.photos, folder.absolute())
@@ -115,7 +115,7 @@ def make_head(options: DiscoverOptions, folder: Path, asked: dict[str, Any]) -> 
         "images": len(photos),
         "fitted on": len(sample),
         "share of patches": dict(zip(names, shares)),
-        "config": asked,
+        "config": settings,
         "seconds": round(time.perf_counter() - started, 1),
         "versions": versions(),
     }
@@ -190,8 +190,12 @@ def fit_clusters(
         for cluster in clusters.unique().tolist():
             inside = clusters == cluster
             place = int(around[cluster].where(inside, torch.inf).argmin())
-            found = (float(around[cluster].flatten()[place]), number, *divmod(place, grid.shape[1]))
-            best[cluster].append((*found, inside.numpy()))
+            candidate = (
+                float(around[cluster].flatten()[place]),
+                number,
+                *divmod(place, grid.shape[1]),
+            )
+            best[cluster].append((*candidate, inside.numpy()))
     places = [
         [(sample[number], row, column, inside) for _, number, row, column, inside in chosen]
         for chosen in (sorted(some, key=lambda each: each[:4])[:EXAMPLES] for some in best)

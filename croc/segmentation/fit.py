@@ -14,8 +14,8 @@ from torch import nn
 
 from croc.errors import UserError
 from croc.eval.datasets import SegmentationData, Subset, open_segmentation
-from croc.eval.evaluate import Request, find_machine, fit, open_weights, split_training
-from croc.eval.features import HELD_BYTES, PatchFeatures, SegmentationReport, score
+from croc.eval.evaluate import Request, find_machine, fit_image_size, open_weights, split_training
+from croc.eval.features import CACHE_BYTES, PatchFeatures, SegmentationReport, score
 from croc.eval.incontext import Memory, fill_memory
 from croc.eval.linear import train_linear, training_crop
 from croc.eval.metrics import IGNORED, iou
@@ -42,7 +42,7 @@ def fit_head(options: FitOptions, config: Config, is_length_chosen: bool = False
     machine = find_machine(options)
     data = open_segmentation(options.data, "train", alone=True)
     weights = open_weights(options.weights)
-    request, note = fit(Request(options.kind, options.data, config), weights.backbone)
+    request, note = fit_image_size(Request(options.kind, options.data, config), weights.backbone)
     config = request.config
     if note:
         print(note, file=sys.stderr)
@@ -169,7 +169,7 @@ def score_fold(
     keep = getattr(config, "framing", "squash") == "keep"
     options = (config.image_px, size, config.blocks, device, workers)
     predict = [head.predict if isinstance(head, Memory) else head for head in heads]
-    return score(PatchFeatures(backbone, val, *options, keep_ratio=keep, held_bytes=0), predict)
+    return score(PatchFeatures(backbone, val, *options, keep_ratio=keep, cache_bytes=0), predict)
 
 
 def train_heads(
@@ -182,7 +182,7 @@ def train_heads(
     """As `croc evaluate` does: a layer for each learning rate, or one memory."""
     if isinstance(config, LinearConfig):
         sizes = (config.image_px, config.train_px, config.blocks, device, workers)
-        held = 0 if training_crop(config) else HELD_BYTES
-        return train_linear(PatchFeatures(backbone, data, *sizes, held_bytes=held), config)
+        cache_bytes = 0 if training_crop(config) else CACHE_BYTES
+        return train_linear(PatchFeatures(backbone, data, *sizes, cache_bytes=cache_bytes), config)
     sizes = (config.image_px, config.label_px, config.blocks, device, workers)
-    return [fill_memory(PatchFeatures(backbone, data, *sizes, held_bytes=0), config)]
+    return [fill_memory(PatchFeatures(backbone, data, *sizes, cache_bytes=0), config)]

@@ -12,8 +12,8 @@ from croc.eval.protocols import (
     InContextConfig,
     LinearConfig,
     by_epochs_or_steps,
-    given_kind,
-    given_value,
+    data_kind,
+    flag_value,
 )
 
 Count = Annotated[int, at_least(1)]
@@ -131,9 +131,9 @@ class ExportOptions(Section):
 
 def parse_fit(arguments: list[str]) -> tuple[FitOptions, LinearConfig | InContextConfig, bool]:
     """The options, the configuration of the head, and whether the user set the training length."""
-    kind = given_value(arguments, "--kind")
+    kind = flag_value(arguments, "--kind")
     kind = kind if kind == "incontext" else "linear"
-    config = DEFAULTS[kind](given_kind(arguments))
+    config = DEFAULTS[kind](data_kind(arguments))
     flags = {word.partition("=")[0] for word in arguments}
     if kind == "linear":
         config = by_epochs_or_steps(config, flags)

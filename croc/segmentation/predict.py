@@ -30,7 +30,7 @@ from croc.segmentation.photos import Loaded, Photo, Reader, list_photos
 from croc.segmentation.rle import write_coco
 from croc.segmentation.scores import score_photos
 from croc.segmentation.segmenter import Segmenter, head_hash, largest, load_segmenter
-from croc.signals import notice_of_end
+from croc.signals import catch_signals
 from croc.weights.open import check_fit
 
 SETTINGS, FORMAT = "settings.json", 1
@@ -83,7 +83,7 @@ class Output:
 
     def open(self, photos: str) -> None:
         """Create the folder, or check that its masks are of this head and these images."""
-        page = self.folder / SETTINGS
+        settings_file = self.folder / SETTINGS
         content = {
             "croc": __version__,
             "photographs": photos,
@@ -91,18 +91,18 @@ class Output:
             **self.settings,
         }
         try:
-            before = json.loads(page.read_text(encoding="utf-8"))
+            before = json.loads(settings_file.read_text(encoding="utf-8"))
             other = [name for name in ("head", "photographs") if before[name] != content[name]]
         except FileNotFoundError:
             other = []
         except (ValueError, KeyError, TypeError):
-            raise UserError(f"{page} cannot be read: choose another --to") from None
+            raise UserError(f"{settings_file} cannot be read: choose another --to") from None
         if other:
             of = "made by another head" if "head" in other else "of other images"
             raise UserError(f"the masks in {self.folder} are {of}: choose another --to")
         self.folder.mkdir(parents=True, exist_ok=True)
-        with replacing(page) as partial_page:
-            partial_page.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        with replacing(settings_file) as partial_file:
+            partial_file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
     def write(self, loaded: Loaded, classes: UInt8[np.ndarray, "H W"], scores: Tensor) -> None:
         photo = loaded.photo
@@ -192,7 +192,7 @@ def write_masks(
     pending: deque[Future[None]] = deque()
     with (
         closing(items),
-        notice_of_end() as signals,
+        catch_signals() as signals,
         ThreadPoolExecutor(WRITERS) as pool,  # files are compressed while the network runs
         torch.inference_mode(),
     ):

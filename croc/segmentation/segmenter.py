@@ -222,9 +222,9 @@ def load_segmenter(folder: str | Path) -> Segmenter:
     folder = Path(folder)
     content = read_head(folder)
     backbone = open_backbone(str(folder / BACKBONE)).float()
-    if (found := fingerprint(backbone)) != content["backbone"]["hash"]:
+    if (actual := fingerprint(backbone)) != content["backbone"]["hash"]:
         raise UserError(
-            f"{folder / BACKBONE} is another backbone ({found}) than the one this head was made "
+            f"{folder / BACKBONE} is another backbone ({actual}) than the one this head was made "
             f"with, {content['backbone']['name']} ({content['backbone']['hash']})"
         )
     backbone.name = backbone.origin = content["backbone"]["name"]

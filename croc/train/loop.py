@@ -30,7 +30,7 @@ from croc.method.mae import Mae
 from croc.method.optim import Guard, clip_gradient, make_optimizer, set_lr
 from croc.method.stages import stage
 from croc.method.types import Canvases, Settings, cosine
-from croc.signals import notice_of_end
+from croc.signals import catch_signals
 from croc.train.compile import CudaGraph, compile_parts, records
 from croc.train.distributed import StopRequest, compiles, make_fabric, processes_here
 from croc.train.gauges import Gauges
@@ -129,7 +129,7 @@ def train(
         claim_folder(folder, config, recipe, existing),
         RunLog(folder, state.step, last_step, writes=fabric.is_global_zero) as log,
         contextlib.closing(loader),
-        notice_of_end() as signals,
+        catch_signals() as signals,
     ):
         verb = f"resumes from step {state.step}" if state.step else "starts"
         devices = f"{fabric.world_size} × {fabric.device.type}"

@@ -17,7 +17,7 @@ from lightning_fabric import Fabric
 from torch import nn
 
 from croc.config import (
-    PAGE,
+    CONFIG_FILE,
     PretrainConfig,
     RunConfig,
     method_name,
@@ -49,7 +49,7 @@ def open_run_folder(folder: Path, config: PretrainConfig) -> None:
     occupied = folder.exists() and (
         not folder.is_dir() or any(path.name not in (PARTIAL, LOCK) for path in folder.iterdir())
     )
-    has_run = (folder / PAGE).exists()  # checked last: another process may be writing it now
+    has_run = (folder / CONFIG_FILE).exists()  # checked last: another process may be writing it now
     if config.run.resume == "never" and has_run:
         raise UserError(f"--resume never: {folder} has a run; choose another --run.folder")
     if config.run.resume == "must" and not has_run:
@@ -58,7 +58,7 @@ def open_run_folder(folder: Path, config: PretrainConfig) -> None:
         if occupied:
             raise UserError(f"{folder} exists and is not a run: choose another --run.folder")
         return
-    saved, _ = read_config(folder / PAGE)
+    saved, _ = read_config(folder / CONFIG_FILE)
     if type(saved) is not type(config):
         raise UserError(
             f"{folder} is a run of {method_name(saved)}, not of {method_name(config)}: "
@@ -189,7 +189,7 @@ def try_save(fabric: Fabric, folder: Path, state: TrainState, keep_every: int | 
     content, problem = state.state_dict(), ""
     if fabric.is_global_zero:
         try:
-            if not (folder / PAGE).exists():
+            if not (folder / CONFIG_FILE).exists():
                 raise OSError(f"{folder} has vanished")  # not to be recreated elsewhere
             save_checkpoint(folder, content, keep_every)
         except Exception as error:  # whatever it is, the other processes wait for it

@@ -11,7 +11,7 @@ from typing import Any
 import jinja2
 import typeguard
 
-from croc.config import PretrainConfig, config_page
+from croc.config import PretrainConfig, config_dict
 from croc.data.loader import steps_per_epoch
 from croc.errors import UserError
 from croc.method.photometric import IMAGENET_MEAN, IMAGENET_STD
@@ -69,7 +69,7 @@ class WeightsRecord:
 
 
 def make_record(run: RunWeights, license: str, seconds: float | None) -> WeightsRecord:
-    config = config_page(without_paths(run.config), run.recipe)
+    config = config_dict(without_paths(run.config), run.recipe)
     batch = run.config.optim.batch
     return WeightsRecord(
         model=run.config.model.name,

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from croc.config import PAGE, MaeConfig, PretrainConfig, read_config
+from croc.config import CONFIG_FILE, MaeConfig, PretrainConfig, read_config
 from croc.errors import UserError
 from croc.method.backbone import Backbone, start_as_mae
 from croc.weights.checksum import verify, verifying
@@ -98,14 +98,14 @@ def find_checkpoint(path: Path) -> tuple[Path, Path] | None:
     """The run and the checkpoint that a folder or file stands for; None for a file of no run."""
     if path.is_dir():
         saved = checkpoints(path)
-        if not (path / PAGE).is_file() or not saved:
+        if not (path / CONFIG_FILE).is_file() or not saved:
             raise UserError(f"{path} has no run with a checkpoint: pass a folder of croc pretrain")
         return path, saved[-1]
     if path.suffix == ".safetensors":  # exported, perhaps into the run's own folder
         return None
     for folder in (path.parent, path.parent.parent):
         try:  # other projects, too, write a config.json beside their weights
-            if "recipe" in json.loads((folder / PAGE).read_text()):
+            if "recipe" in json.loads((folder / CONFIG_FILE).read_text()):
                 return folder, path
         except (OSError, ValueError, TypeError):
             continue
@@ -113,7 +113,7 @@ def find_checkpoint(path: Path) -> tuple[Path, Path] | None:
 
 
 def open_run(run: Path, checkpoint: Path) -> RunWeights:
-    config, recipe = read_config(run / PAGE)
+    config, recipe = read_config(run / CONFIG_FILE)
     state = load_checkpoint(checkpoint)
     backbone = untrained(config)
     network = "teacher" if "teacher" in state["modules"] else "student"
@@ -123,7 +123,7 @@ def open_run(run: Path, checkpoint: Path) -> RunWeights:
         backbone.load_state_dict(own)
     except (RuntimeError, AttributeError) as error:
         reason = str(error).strip().splitlines()[-1].strip()
-        raise UserError(f"{checkpoint} does not fit {run / PAGE}: {reason}") from None
+        raise UserError(f"{checkpoint} does not fit {run / CONFIG_FILE}: {reason}") from None
     return RunWeights(run, config, recipe, backbone, network, state["step"], state["images"])
 
 

@@ -77,10 +77,10 @@ def push(repository: str, files: dict[str, Path], public: bool) -> str:
     """Upload files, by their names there, in one commit; returns the page. A new repository is
     private unless `public`; that of one that exists is not changed."""
     with _talking(f"--push {repository} failed, and nothing was written here"):
-        page = HfApi().create_repo(repository, private=not public, exist_ok=True)
+        url = HfApi().create_repo(repository, private=not public, exist_ok=True)
         additions = [CommitOperationAdd(name, path) for name, path in files.items()]
         HfApi().create_commit(repository, additions, commit_message="Exported by croc")
-    return str(page)
+    return str(url)
 
 
 @contextmanager

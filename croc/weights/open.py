@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from croc.config import PAGE, ModelConfig, PretrainConfig, read_config
+from croc.config import CONFIG_FILE, ModelConfig, PretrainConfig, read_config
 from croc.errors import UserError
 from croc.method.backbone import Backbone, Vit
 from croc.tables import one_line
@@ -148,8 +148,8 @@ def open_backbone(
     if spec == COLORS:
         return ColorBackbone()
     kind, _, name = spec.partition(":")
-    if kind == "random" and (Path(name) / PAGE).is_file():
-        config, _ = read_config(Path(name) / PAGE)
+    if kind == "random" and (Path(name) / CONFIG_FILE).is_file():
+        config, _ = read_config(Path(name) / CONFIG_FILE)
         vit = untrained(config).vit
         made = Blueprint(config.model.name, _arguments(vit))
         return VitBackbone(vit, f"{Path(name).name}@0", made=made)
@@ -357,8 +357,8 @@ def follow_init(config: Config, recipe: str, passed: Collection[str]) -> Config:
     model, views = config.model, config.views
     if model.init is None or not NETWORK.isdisjoint(passed):
         return config
-    page = Path(config.run.folder or f"runs/{recipe}") / PAGE
-    saved = read_config(page)[0] if page.is_file() else None
+    config_file = Path(config.run.folder or f"runs/{recipe}") / CONFIG_FILE
+    saved = read_config(config_file)[0] if config_file.is_file() else None
     if saved is not None and saved.model.init == model.init:
         model = replace(
             model, name=saved.model.name, patch_px=saved.model.patch_px, depth=saved.model.depth

@@ -66,13 +66,13 @@ DINOV3: Names = {
 def convert(vit: VisionTransformer | Eva, model: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """The weights under transformers' names, and config.json; refused if no class computes what the
     network does. Messages call the network `model`."""
-    found = _find_class(vit)
-    if found is None:
+    match = _find_class(vit)
+    if match is None:
         raise UserError(
             f"{model} is none of transformers' ViTModel, Dinov2Model, Dinov2WithRegistersModel and "
             "DINOv3ViTModel: pass --to timm, torchhub, onnx or safetensors"
         )
-    names, config = found
+    names, config = match
     renamed = {}
     for name, value in vit.state_dict().items():
         place, inner = "", name

@@ -53,16 +53,16 @@ def test_the_ratio_and_the_labels_size_may_be_kept():
 
 def test_features_are_kept_if_they_fit():
     roomy = PatchFeatures(MeanColor(), Patches(5, 0), **SMALL, workers=0)
-    tight = PatchFeatures(MeanColor(), Patches(5, 0), **SMALL, workers=0, held_bytes=2000)
+    tight = PatchFeatures(MeanColor(), Patches(5, 0), **SMALL, workers=0, cache_bytes=2000)
     next(roomy.passes("features"))  # a pass that is not finished keeps nothing
-    assert roomy.held is None
+    assert roomy.cached is None
     for _ in range(2):
         for one, other in zip(roomy.passes("features"), tight.passes("features"), strict=True):
             assert torch.equal(one[0], other[0])
             assert torch.equal(one[1], other[1])
-    assert roomy.held is not None
-    assert roomy.held[0].shape == (5, 6, 4, 4)
-    assert tight.held is None
+    assert roomy.cached is not None
+    assert roomy.cached[0].shape == (5, 6, 4, 4)
+    assert tight.cached is None
     assert torch.equal(next(roomy.batches([[3, 1]]))[0], next(tight.batches([[3, 1]]))[0])
 
 

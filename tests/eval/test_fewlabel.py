@@ -77,12 +77,12 @@ def test_subsets_contain_smaller_ones_and_are_the_same_for_all_weights(monkeypat
         assert one < four < labeled
 
 
-@pytest.mark.parametrize("held_bytes", [0, 2**30])
-def test_scores_equal_those_of_the_protocols_on_each_subset(monkeypatch, held_bytes):
-    monkeypatch.setattr(fewlabel, "HELD_BYTES", held_bytes)
+@pytest.mark.parametrize("cache_bytes", [0, 2**30])
+def test_scores_equal_those_of_the_protocols_on_each_subset(monkeypatch, cache_bytes):
+    monkeypatch.setattr(fewlabel, "CACHE_BYTES", cache_bytes)
     backbone, train, val = Counting(), Patches(6, 0), Patches(5, 1)
     report = evaluate_few_labels(backbone, train, val, replace(CONFIG, weight_decay=0.0), CPU)
-    if held_bytes:
+    if cache_bytes:
         assert backbone.images == len(train) + len(val)
     assert report.scores["images"] == {"1": 1, "1/3": 2, "all": 6}
     for text, count in report.scores["images"].items():

@@ -82,9 +82,9 @@ def test_the_validation_split_is_not_read(protocol, classes, run, tmp_path, read
     data = tree(tmp_path / "tree", classes)
     more = SIZES if protocol == "kmeans" else ()
     assert call(protocol, run, data, tmp_path / "out", "--hold-out", "0.25", *more) == 0
-    held = set(names_of(TRAIN, 0.25)["val"])
+    cached = set(names_of(TRAIN, 0.25)["val"])
     untrained = protocol == "kmeans"
-    assert read == (held if untrained else set(TRAIN))
+    assert read == (cached if untrained else set(TRAIN))
     (line,) = read_results(tmp_path / "out")
     assert line["hold_out"] == 0.25
     assert line["count"] == {"held out": 3} | ({} if untrained else {"train": 9})

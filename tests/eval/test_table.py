@@ -52,7 +52,7 @@ def make_one(to: Path, weights: Sequence[str], *more: str, data: Sequence[str] =
 def computed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
     """The weights and protocol of every cell that is really computed; pictures are not drawn."""
     calls: list[tuple[str, str]] = []
-    real = evaluate.carry_out
+    real = evaluate.run_protocol
 
     def counting(request: Any, weights: Any, *rest: Any) -> Any:
         result = real(request, weights, *rest)
@@ -60,19 +60,19 @@ def computed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
         return result
 
     monkeypatch.setattr(evaluate, "segmentation_figure", lambda *_: None)
-    monkeypatch.setattr(evaluate, "carry_out", counting)
+    monkeypatch.setattr(evaluate, "run_protocol", counting)
     return calls
 
 
 def fail(monkeypatch: pytest.MonkeyPatch, spec: str, protocol: str, error: BaseException) -> None:
-    real = evaluate.carry_out
+    real = evaluate.run_protocol
 
     def failing(request: Any, weights: Any, *rest: Any) -> Any:
         if (weights.spec, request.protocol) == (spec, protocol):
             raise error
         return real(request, weights, *rest)
 
-    monkeypatch.setattr(evaluate, "carry_out", failing)
+    monkeypatch.setattr(evaluate, "run_protocol", failing)
 
 
 def test_three_weights_by_one_command(run, tmp_path, computed, capsys):

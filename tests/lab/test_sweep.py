@@ -149,7 +149,7 @@ def test_a_stopped_sweep_resumes(tmp_path: Path, trained: list[str], monkeypatch
 
 
 def test_failing_runs_and_cells_cost_no_other(tmp_path: Path, trained: list[str], monkeypatch):
-    pretrain, real = sweep.pretrain, evaluate.carry_out
+    pretrain, real = sweep.pretrain, evaluate.run_protocol
     error = torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate")
 
     def tight(config: PretrainConfig, *rest: Any) -> Path:
@@ -165,7 +165,7 @@ def test_failing_runs_and_cells_cost_no_other(tmp_path: Path, trained: list[str]
     settings = ("small memory=--optim.batch 4", "learns=")
     with monkeypatch.context() as patch:
         patch.setattr(sweep, "pretrain", tight)
-        patch.setattr(evaluate, "carry_out", full)
+        patch.setattr(evaluate, "run_protocol", full)
         assert croc_sweep(tmp_path, "--sweep.settings", *settings, *BOTH) == 1
     record = read_record(tmp_path)
     reason = "OutOfMemoryError: CUDA out of memory. Tried to allocate"

@@ -21,7 +21,7 @@ import tyro
 from markupsafe import Markup
 from PIL import Image
 
-from croc.config import PAGE, parse
+from croc.config import CONFIG_FILE, parse
 from croc.errors import UserError
 from croc.io import read_lines, replacing
 from croc.train.health import LARGE_DRIFT, too_soft
@@ -193,7 +193,7 @@ def is_number(value: Any) -> bool:
 
 def read_run(folder: Path) -> Run:
     """Settings and metrics; only config.json must exist."""
-    path = folder / PAGE
+    path = folder / CONFIG_FILE
     if not path.is_file():
         raise UserError(f"{folder} is not a run: give a folder that croc pretrain wrote")
     try:

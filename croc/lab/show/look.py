@@ -12,7 +12,14 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int64, UInt8
 from torch import Tensor
 
-from croc.config import PAGE, CrocConfig, ModelConfig, PretrainConfig, parse_config, read_config
+from croc.config import (
+    CONFIG_FILE,
+    CrocConfig,
+    ModelConfig,
+    PretrainConfig,
+    parse_config,
+    read_config,
+)
 from croc.data import ImageSource, UndecodableImage, decode_image, place_on_canvas
 from croc.data.decode import WHOLE_PX
 from croc.errors import UserError
@@ -48,18 +55,18 @@ class Look:
 
 def look_at_run(run: Path, step: int | None = None) -> Look:
     """The teacher of a run's last checkpoint, or of the one at `step`; 0 is untrained."""
-    if not (run / PAGE).is_file():
+    if not (run / CONFIG_FILE).is_file():
         raise UserError(f"{run} has no run: pass a folder written by croc pretrain")
     title = run.resolve().name
     if step == 0:
-        config, _ = read_config(run / PAGE)
+        config, _ = read_config(run / CONFIG_FILE)
         return Look(f"{title}, untrained", config, untrained(config), run)
     paths = checkpoints(run)
     path = paths[-1] if paths and step is None else checkpoint_path(run, step or 0)
     if path not in paths:
         kept = ", ".join(["0", *(str(step_of(path)) for path in paths)])
-        wanted = "" if step is None else f" of step {step}"
-        raise UserError(f"{run} has no checkpoint{wanted}, only of {kept} (untrained)")
+        of_step = "" if step is None else f" of step {step}"
+        raise UserError(f"{run} has no checkpoint{of_step}, only of {kept} (untrained)")
     opened = open_run(run, path)
     return Look(f"{title}, step {opened.step:,}", opened.config, opened.backbone, run)
 

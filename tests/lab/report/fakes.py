@@ -7,7 +7,7 @@ from typing import Any
 
 from PIL import Image
 
-from croc.config import config_page
+from croc.config import config_dict
 from croc.lab.report.page import picture_path
 from tests.tiny import tiny_config
 
@@ -26,7 +26,7 @@ def line(step: int, offset: float = 0.0, **more: Any) -> dict[str, Any]:
 def make_run(folder: Path, steps: int = 60, offset: float = 0.0, **more: Any) -> Path:
     """The tiny configuration and one line per step."""
     folder.mkdir(parents=True)
-    config = config_page(tiny_config(folder), "tiny")
+    config = config_dict(tiny_config(folder), "tiny")
     config["optim"]["lr"] = 0.02 + offset
     (folder / "config.json").write_text(json.dumps(config))
     lines = [json.dumps(line(step, offset, **more)) + "\n" for step in range(1, steps + 1)]
