@@ -138,14 +138,21 @@ class PatchFeatures:
             for numbers in order:
                 yield features[list(numbers)], labels[list(numbers)].long()
             return
+        for batch in self.read(order, crop):
+            pixels, labels = (each.to(self.device, non_blocking=True) for each in batch)
+            features = self.backbone.features(normalize(pixels.float() / 255), self.blocks)
+            yield features, labels.long()
+
+    def read(
+        self, order: Sequence[Sequence[int]], crop: Crop | None = None
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Pixels "B 3 rows columns" and labels "B px px", uint8, for each list of indices."""
         items = replace(self.reader, order=order, crop=crop)
         pin = self.device.type == "cuda"
         for batch in iterate(items, range(len(order)), workers=self.workers, pin=pin):
             if isinstance(batch, UserError):
                 raise batch
-            pixels, labels = (each.to(self.device, non_blocking=True) for each in batch)
-            features = self.backbone.features(normalize(pixels.float() / 255), self.blocks)
-            yield features, labels.long()
+            yield batch
 
     def example(self, index: int, predicted: Int64[Tensor, "rows columns"]) -> Example:
         pixels, labels = self.reader.read(index)

@@ -1,10 +1,11 @@
 """Segmentation with few labels: the scores on random subsets of the training split.
 
-The features of both splits are computed once and used for all subsets.
+Features are computed once, of the images that are in any subset.
 """
 
 from collections import defaultdict
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,11 +18,12 @@ from croc.eval.features import (
     PatchFeatures,
     Predict,
     SegmentationReport,
+    in_order,
     progress,
     score,
 )
 from croc.eval.incontext import fill_memory
-from croc.eval.linear import train_linear
+from croc.eval.linear import few_label_steps, train_linear
 from croc.eval.metrics import IGNORED
 from croc.eval.protocols import FewLabelConfig, InContextConfig, LinearConfig
 from croc.weights.open import DenseBackbone
@@ -44,26 +46,27 @@ def evaluate_few_labels(
     sizes = (config.image_px, config.label_px, config.blocks, device, workers)
     # On a GPU all features are kept that leave half of its free memory.
     cache_bytes = torch.cuda.mem_get_info(device)[0] // 2 if device.type == "cuda" else CACHE_BYTES
-    patches = PatchFeatures(backbone, train, *sizes, cache_bytes=cache_bytes)
-    labeled = [(labels != IGNORED).flatten(1).any(1) for _, labels in patches.passes("features")]
-    usable = torch.cat(labeled).nonzero()[:, 0].cpu().numpy()
+    usable = labeled_indices(PatchFeatures(backbone, train, *sizes))
     if not len(usable):
         raise UserError("no training pixel is labeled: all labels are 255")
     counts = {text: labeled_images(text, len(usable)) for text in config.images}
-    heads: list[tuple[str, Predict]] = []
     subsets = [
-        (text, draw)
+        (text, draw, np.sort(usable[epoch_order(len(usable), config.seed, draw)[:count]]))
         for text, count in counts.items()
         for draw in range(config.draws if count < len(usable) else 1)
     ]
-    for text, draw in progress(subsets, "subsets", len(subsets)):
-        order = epoch_order(len(usable), config.seed, draw)
-        numbers = np.sort(usable[order[: counts[text]]]).tolist()
-        part = PatchFeatures(backbone, Subset(train, tuple(numbers)), *sizes, quiet=True)
+    images = np.unique(np.concatenate([numbers for _, _, numbers in subsets]))
+    options: Any = {"cache_bytes": cache_bytes}
+    patches = PatchFeatures(backbone, Subset(train, tuple(images.tolist())), *sizes, **options)
+    for _ in patches.passes("features"):
+        pass
+    heads: list[tuple[str, Predict]] = []
+    for text, draw, numbers in progress(subsets, "subsets", len(subsets)):
+        part = PatchFeatures(backbone, Subset(train, tuple(numbers.tolist())), *sizes, quiet=True)
         if patches.cached:
-            part.cached = (patches.cached[0][numbers], patches.cached[1][numbers])
-        decay = config.weight_decay / counts[text]
-        layers = train_linear(part, linear_config(config, draw), decay)
+            at = np.searchsorted(images, numbers)
+            part.cached = (patches.cached[0][at], patches.cached[1][at])
+        layers = train_linear(part, linear_config(config, draw, counts[text]))
         heads.append((f"linear {text}", layers[0]))
         memory = fill_memory(part, incontext_config(config, draw))
         heads.append((f"in-context {text}", memory.predict))
@@ -82,6 +85,13 @@ def evaluate_few_labels(
     return SegmentationReport(scores, last.iou, last.examples)
 
 
+def labeled_indices(patches: PatchFeatures) -> np.ndarray:
+    """The indices of the images with a labeled pixel."""
+    every = in_order(len(patches.data), patches.batch)
+    read = patches.progress(patches.read(every), "labels", len(every))
+    return np.flatnonzero(np.concatenate([(y != IGNORED).flatten(1).any(1) for _, y in read]))
+
+
 def labeled_images(text: str, total: int) -> int:
     """How many images `all`, a fraction or a count is; no more than there are."""
     if text == "all":
@@ -89,7 +99,7 @@ def labeled_images(text: str, total: int) -> int:
     return max(1, round(total * Fraction(text))) if "/" in text else min(total, int(text))
 
 
-def linear_config(config: FewLabelConfig, draw: int) -> LinearConfig:
+def linear_config(config: FewLabelConfig, draw: int, images: int) -> LinearConfig:
     return LinearConfig(
         image_px=config.image_px,
         blocks=config.blocks,
@@ -97,7 +107,8 @@ def linear_config(config: FewLabelConfig, draw: int) -> LinearConfig:
         rates=(config.lr,),
         batch=config.batch,
         epochs=None,
-        steps=config.steps,
+        steps=few_label_steps(images, config.steps),
+        weight_decay=config.weight_decay,
         crop=None,
         train_px=config.label_px,
         score_px=config.label_px,

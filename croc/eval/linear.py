@@ -28,6 +28,7 @@ from croc.method.photometric import IMAGENET_MEAN
 from croc.method.randomness import sample_key
 from croc.weights.open import DenseBackbone
 
+LEAST_STEPS, STEPS_PER_IMAGE = 200, 50
 MEAN_COLOR = np.round(255 * np.array(IMAGENET_MEAN)).astype(np.uint8)
 Pixels = UInt8[np.ndarray, "h w 3"]
 Labels = UInt8[np.ndarray, "h w"]
@@ -57,14 +58,16 @@ def evaluate_linear(
     return replace(by_rate[best], scores=scores)
 
 
-def train_linear(
-    patches: PatchFeatures, config: LinearConfig, weight_decay: float = 0.0
-) -> list[nn.Module]:
+def few_label_steps(images: int, steps: int) -> int:
+    """Training steps with few images, when more would be no better: 50 per image, at least 200."""
+    return min(steps, max(LEAST_STEPS, STEPS_PER_IMAGE * images))
+
+
+def train_linear(patches: PatchFeatures, config: LinearConfig) -> list[nn.Module]:
     """One layer per learning rate, from features "B C h w" to logits "B classes h w".
 
     Adam on the cross-entropy of upsampled logits; all layers are initialized alike. Features of
-    whole images are computed once if they fit in memory, those of random crops in each step. The
-    weight decay is AdamW's.
+    whole images are computed once if they fit in memory, those of random crops in each step.
     """
     train, device, crop = patches.data, patches.device, training_crop(config)
     moments = Moments() if config.standardize else None
@@ -88,8 +91,8 @@ def train_linear(
                     torch.manual_seed(config.seed)
                     layer = Layer(features.shape[1], len(train.classes), moments)
                 layers.append(layer.to(device))
-                decay = {"weight_decay": weight_decay, "decoupled_weight_decay": True}
-                optimizers.append(torch.optim.Adam(layer.parameters(), lr=rate, **decay))
+                decay = config.weight_decay / len(train)
+                optimizers.append(torch.optim.AdamW(layer.parameters(), rate, weight_decay=decay))
         for layer, optimizer, rate in zip(layers, optimizers, config.rates):
             optimizer.param_groups[0]["lr"] = rate * (1 - step / steps) ** config.poly
             optimizer.zero_grad()

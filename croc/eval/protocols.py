@@ -63,6 +63,8 @@ class LinearConfig(Section):
     """Learning rates of Adam; a layer is trained with each, and the best score is reported."""
     poly: Annotated[float, at_least(0)] = 0.0
     """Power of the polynomial learning rate decay (1 - step / steps); 0 keeps it constant."""
+    weight_decay: Annotated[float, at_least(0)] = 0.0
+    """AdamW's weight decay with one training image; divided by the number of images."""
     batch: Count = 60
     """Images per step."""
     epochs: Annotated[int | None, at_least(1)] = 45
@@ -167,11 +169,12 @@ class FewLabelConfig(Section):
     lr: Annotated[float, POSITIVE] = 1e-3
     """Learning rate of the linear layer (AdamW), on features standardized over the subset."""
     weight_decay: Annotated[float, at_least(0)] = 10.0
-    """AdamW's weight decay with one image; divided by the number of images in the subset."""
+    """AdamW's weight decay with one image; divided by the number of images."""
     batch: Count = 32
     """Images per step; the whole subset if it is smaller."""
     steps: Count = 1500
-    """Training steps of the linear layer."""
+    """Training steps of the linear layer; fewer with fewer than 30 images: 50 per image, at least
+    200."""
     memory: Count = 1_024_000
     """Maximum number of stored patches (in-context)."""
     neighbors: Count = 30

@@ -17,7 +17,7 @@ from croc.eval.datasets import SegmentationData, Subset, open_segmentation
 from croc.eval.evaluate import Request, find_machine, fit_image_size, open_weights, split_training
 from croc.eval.features import CACHE_BYTES, PatchFeatures, SegmentationReport, score
 from croc.eval.incontext import Memory, fill_memory
-from croc.eval.linear import train_linear, training_crop
+from croc.eval.linear import few_label_steps, train_linear, training_crop
 from croc.eval.metrics import IGNORED, iou
 from croc.eval.protocols import InContextConfig, LinearConfig
 from croc.eval.results import percent
@@ -31,7 +31,6 @@ MANY = 50
 """With this many images, some are held out; with fewer, all are scored, by two-fold validation."""
 COUNTED = 2_000
 """Labeled pixels are counted before training in at most this many images."""
-LEAST_STEPS, STEPS_PER_IMAGE = 200, 50
 Config = LinearConfig | InContextConfig
 
 
@@ -88,11 +87,6 @@ def fit_head(options: FitOptions, config: Config, is_length_chosen: bool = False
     save_segmenter(segmenter, options.to, facts)
     measured = f"mIoU {scores['mIoU']:.1f} ({scores['how']})" if scores else "not scored"
     return f"{options.to}: {len(data.classes)} classes from {len(data)} images, {measured}"
-
-
-def few_label_steps(images: int, steps: int) -> int:
-    """Fewer steps for few images, which 1,500 overfit: 50 per image, but at least 200."""
-    return min(steps, max(LEAST_STEPS, STEPS_PER_IMAGE * images))
 
 
 def count_pixels(data: SegmentationData) -> dict[str, int]:

@@ -9,6 +9,7 @@ import tyro
 from croc.config import SHARE_BELOW_ONE, Section, at_least, parse
 from croc.eval.protocols import (
     DEFAULTS,
+    FewLabelConfig,
     InContextConfig,
     LinearConfig,
     by_epochs_or_steps,
@@ -52,9 +53,9 @@ class FitPart(Section):
 @dataclass(frozen=True, kw_only=True)
 class FitOptions(MachineOptions, FitPart):
     """Train a segmentation head on labeled images, as `croc evaluate linear` or `incontext` does; a
-    few images are enough, and pixels labeled 255 are ignored. With fewer than 30 images, training
-    is shorter unless --linear.steps is passed. Defaults depend on the dataset: pass --data to see
-    them."""
+    few images are enough, and pixels labeled 255 are ignored. As in `croc evaluate fewlabel`, there
+    is weight decay, and training is shorter with fewer than 30 images unless --linear.steps is
+    passed. Defaults depend on the dataset: pass --data to see them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,7 +137,8 @@ def parse_fit(arguments: list[str]) -> tuple[FitOptions, LinearConfig | InContex
     config = DEFAULTS[kind](data_kind(arguments))
     flags = {word.partition("=")[0] for word in arguments}
     if kind == "linear":
-        config = by_epochs_or_steps(config, flags)
+        decay = FewLabelConfig.weight_decay
+        config = dataclasses.replace(by_epochs_or_steps(config, flags), weight_decay=decay)
     fields: Any = [(kind, type(config), dataclasses.field(default=config))]
     options = dataclasses.make_dataclass(
         "Fit", fields, bases=(FitOptions,), frozen=True, kw_only=True

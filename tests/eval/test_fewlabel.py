@@ -81,7 +81,7 @@ def test_subsets_contain_smaller_ones_and_are_the_same_for_all_weights(monkeypat
 def test_scores_equal_those_of_the_protocols_on_each_subset(monkeypatch, cache_bytes):
     monkeypatch.setattr(fewlabel, "CACHE_BYTES", cache_bytes)
     backbone, train, val = Counting(), Patches(6, 0), Patches(5, 1)
-    report = evaluate_few_labels(backbone, train, val, replace(CONFIG, weight_decay=0.0), CPU)
+    report = evaluate_few_labels(backbone, train, val, CONFIG, CPU)
     if cache_bytes:
         assert backbone.images == len(train) + len(val)
     assert report.scores["images"] == {"1": 1, "1/3": 2, "all": 6}
@@ -90,7 +90,8 @@ def test_scores_equal_those_of_the_protocols_on_each_subset(monkeypatch, cache_b
         for draw in range(1 if text == "all" else 2):
             order = fewlabel.epoch_order(6, 0, draw)
             part = Subset(train, tuple(sorted(order[:count].tolist())))
-            linear, incontext = linear_config(CONFIG, draw), incontext_config(CONFIG, draw)
+            linear = linear_config(CONFIG, draw, count)
+            incontext = incontext_config(CONFIG, draw)
             alone = evaluate_linear(MeanColor(), part, val, linear, CPU)
             scores["linear"].append(alone.scores["mIoU"])
             alone = evaluate_incontext(MeanColor(), part, val, incontext, CPU)

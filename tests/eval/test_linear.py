@@ -86,13 +86,13 @@ def test_scores_at_each_image_s_own_size():
 
 def test_rates_fall_by_the_power(monkeypatch: pytest.MonkeyPatch):
     rates = []
-    real = torch.optim.Adam.step
+    real = torch.optim.AdamW.step
 
-    def watched(self: torch.optim.Adam) -> None:
+    def watched(self: torch.optim.AdamW) -> None:
         rates.append(self.param_groups[0]["lr"])
         real(self)
 
-    monkeypatch.setattr(torch.optim.Adam, "step", watched)
+    monkeypatch.setattr(torch.optim.AdamW, "step", watched)
     score_of(replace(CONFIG, steps=4, poly=0.9, rates=(1e-3,)))
     assert rates == pytest.approx([1e-3 * (1 - i / 4) ** 0.9 for i in range(4)])
 

@@ -15,9 +15,9 @@ from croc.eval.datasets import open_segmentation
 from croc.eval.evaluate import split_training
 from croc.eval.features import PatchFeatures, score
 from croc.eval.incontext import fill_memory
-from croc.eval.linear import evaluate_linear, train_linear
+from croc.eval.linear import evaluate_linear, few_label_steps, train_linear
 from croc.eval.protocols import InContextConfig, linear_protocol
-from croc.segmentation.fit import MANY, few_label_steps
+from croc.segmentation.fit import MANY
 from croc.segmentation.segmenter import load_segmenter
 from croc.weights.open import open_backbone
 
@@ -57,7 +57,8 @@ def facts(folder: Path) -> dict:
 
 def config_of(folder: Path):
     saved = facts(folder)["config"]
-    return replace(linear_protocol("folder"), **CONFIG, steps=saved["steps"])
+    length = {"steps": saved["steps"], "weight_decay": saved["weight_decay"]}
+    return replace(linear_protocol("folder"), **CONFIG, **length)
 
 
 def test_the_layer_is_that_of_the_evaluation(tmp_path: Path):
@@ -127,7 +128,7 @@ def test_one_image_is_enough(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert (predicted[labeled] == labels[labeled]).mean() > 0.6
 
 
-def test_fewer_labels_take_fewer_steps():
+def test_few_labels_take_fewer_steps():
     steps = [few_label_steps(count, 1500) for count in (1, 5, 20, MANY, 100, 1000)]
     assert steps == sorted(steps)
     assert steps[0] < 1500
