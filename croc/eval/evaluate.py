@@ -33,7 +33,14 @@ from croc.eval.protocols import EvaluateOptions, Request
 from croc.eval.results import FILE, Result, append_result, percent, print_results
 from croc.eval.video import evaluate_video
 from croc.eval.videos import open_videos
-from croc.weights.open import ConvBackbone, VitBackbone, check_fit, fingerprint, open_backbone
+from croc.weights.open import (
+    ConvBackbone,
+    VitBackbone,
+    check_fit,
+    fast_precision,
+    fingerprint,
+    open_backbone,
+)
 
 SEGMENTATION: dict[str, Callable[..., SegmentationReport]] = {
     "linear": evaluate_linear,
@@ -133,13 +140,14 @@ def fit_image_size(request: Request, backbone: VitBackbone | ConvBackbone) -> tu
     return request, note
 
 
-def find_machine(options: Any) -> Machine:
-    """From options that have device, precision and workers."""
+def find_machine(options: Any, fast: bool = False) -> Machine:
+    """From options that have device, precision and workers. Scores should not depend on the
+    machine, so that on CPUs the default is float32, unless `fast`."""
     if options.device == "cuda" and not torch.cuda.is_available():
         raise UserError("--device cuda: torch sees no GPU here; pass --device cpu")
     available = "cuda" if torch.cuda.is_available() else "cpu"
     device = torch.device(available if options.device == "auto" else options.device)
-    precision = torch.bfloat16 if device.type == "cuda" else torch.float32
+    precision = fast_precision(device) if fast or device.type == "cuda" else torch.float32
     if options.precision != "auto":
         precision = getattr(torch, options.precision)
     return Machine(device, precision, worker_count(DataConfig(workers=options.workers)))

@@ -4,6 +4,7 @@ Everything is fitted on a sample of the images. Assignment to the nearest centro
 features, so the clusters are a head like any other.
 """
 
+import copy
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -83,7 +84,7 @@ def discover(options: DiscoverOptions) -> list[str]:
 def make_head(options: DiscoverOptions, folder: Path, settings: dict[str, Any]) -> None:
     started = time.perf_counter()
     check_new(folder)
-    machine = find_machine(options)
+    machine = find_machine(options, fast=True)
     backbone = open_backbone(options.weights).float()
     sizes = WithinConfig(image_px=options.image_px, blocks=options.blocks)
     request, note = fit_image_size(Request("discover", "photographs", sizes), backbone)
@@ -92,10 +93,9 @@ def make_head(options: DiscoverOptions, folder: Path, settings: dict[str, Any]) 
     photos, _ = list_photos(options.photos, folder.absolute())
     order = np.random.Generator(np.random.Philox(sample_key(options.seed, 0, 0) % 2**63))
     order = order.permutation(len(photos))[:SAMPLE]
-    backbone = backbone.to(machine.device)
+    working: Any = copy.deepcopy(backbone).to(machine.device, machine.precision)
     reader = Reader([photos[index] for index in sorted(order)], request.config.image_px)
-    sample, features = read_features(reader, backbone, options, machine.workers)
-    backbone = backbone.cpu()
+    sample, features = read_features(reader, working, options, machine.workers)
     head, places, shares = fit_clusters(sample, features, options)
     names = tuple(f"cluster {number}" for number in range(options.classes))
     colors = default_colors(options.classes)

@@ -38,7 +38,7 @@ def fit_head(options: FitOptions, config: Config, is_length_chosen: bool = False
     """Train, score and save; returns a summary."""
     started = time.perf_counter()
     check_new(options.to)
-    machine = find_machine(options)
+    machine = find_machine(options, fast=True)
     data = open_segmentation(options.data, "train", alone=True)
     weights = open_weights(options.weights)
     request, note = fit_image_size(Request(options.kind, options.data, config), weights.backbone)
@@ -53,7 +53,7 @@ def fit_head(options: FitOptions, config: Config, is_length_chosen: bool = False
             return config
         return replace(config, steps=few_label_steps(images, config.steps))
 
-    # On a GPU the working copy is rounded; the stored one is not.
+    # The working copy may be rounded to bfloat16; the stored one is not.
     backbone: Any = copy.deepcopy(weights.backbone).to(machine.device, machine.precision)
     scores, best = score_heads(backbone, data, config_for, options.hold_out, *where)
     config = config_for(len(data))

@@ -28,7 +28,8 @@ class MachineOptions(Section):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device type to run on."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Precision of the backbone; auto is bfloat16 on a GPU and float32 on the CPU."""
+    """Precision of the backbone; auto is bfloat16 on GPUs and on CPUs that compute in it
+    (AVX512-BF16, AMX), and float32 on others."""
     workers: Annotated[int | None, at_least(0)] = None
     """Data loading workers; by default one per CPU core, at most 16."""
 

@@ -149,7 +149,7 @@ def paint(
 
 def predict(options: PredictOptions) -> list[str]:
     """Write what is missing; return the lines to print."""
-    machine = find_machine(options)
+    machine = find_machine(options, fast=True)
     segmenter = load_segmenter(options.head)
     if options.tile_px is not None:
         check_fit(segmenter.backbone, options.tile_px, segmenter.blocks, "--tile-px: tiles")

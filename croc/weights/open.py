@@ -438,6 +438,12 @@ def describe_file(path: Path) -> list[str]:
     return [f"{name}: {one_line(str(value))}" for name, value in lines.items()]
 
 
+def fast_precision(device: torch.device) -> torch.dtype:
+    """bfloat16 where the processor computes in it, some CPUs included."""
+    native = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    return torch.bfloat16 if device.type == "cuda" or native else torch.float32
+
+
 def fingerprint(backbone: nn.Module) -> str:
     """A hash of the weights and their names, to tell results of different weights apart."""
     digest = hashlib.sha256()

@@ -47,7 +47,18 @@ def make_data(root: Path, count: int, classes: tuple[str, ...] = ("dark", "brigh
 
 def fit(data: str, to: Path, *more: str, kind: str = "linear") -> int:
     small = SMALL if kind == "linear" else ("--incontext.image-px", "64", "--kind", "incontext")
-    words = ("--weights", WEIGHTS, "--data", data, "--to", str(to), "--workers", "0")
+    words = (
+        "--weights",
+        WEIGHTS,
+        "--data",
+        data,
+        "--to",
+        str(to),
+        "--workers",
+        "0",
+        "--precision",
+        "float32",
+    )
     return main(["segment", "fit", *words, *small, *more])
 
 

@@ -40,7 +40,18 @@ def photos(tmp_path: Path) -> dict[str, np.ndarray]:
 
 
 def predict(head: Path | str, *words: Path | str) -> int:
-    return main(["segment", "predict", str(head), *map(str, words), "--workers", "0"])
+    return main(
+        [
+            "segment",
+            "predict",
+            str(head),
+            *map(str, words),
+            "--workers",
+            "0",
+            "--precision",
+            "float32",
+        ]
+    )
 
 
 def read(path: Path) -> np.ndarray:
@@ -151,6 +162,7 @@ def test_a_killed_command_resumes(head: Path, tmp_path: Path):
     for number in range(count):
         draw_photo(source / str(number % 3) / f"{number}.png", number)
     words = ["segment", "predict", str(head), str(source), "--to", str(masks), "--batch", "2"]
+    words += ["--precision", "float32"]
     command = [sys.executable, "-m", "croc", *words, "--workers", "1"]
     process = subprocess.Popen(command, stderr=subprocess.DEVNULL, start_new_session=True)
     while len(list(masks.rglob("*.png"))) < 10:

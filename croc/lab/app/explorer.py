@@ -105,11 +105,12 @@ def read_query(body: bytes, models: Sequence[Model], pictures: dict[str, Picture
         if not low <= value <= high and not (alone and name == "position_weight" and value > 0):
             raise ValueError(f"{name} must be a number in {low:g} … {high:g}")
     width, height = picture.about["width"], picture.about["height"]
-    for x, y, wide, high in fields.get("boxes"):
+    first, second = fields.get("boxes")
+    boxes: Any = tuple(tuple(map(int, box)) for box in (first, second))
+    for x, y, wide, high in boxes:
         within = 0 <= x <= width - wide and 0 <= y <= height - high
         if not within or min(wide, high) < LIMITS["box_px"]:
             raise ValueError(f"a box must be within the photograph, {LIMITS['box_px']} px or wider")
-    boxes: Any = tuple(tuple(map(int, box)) for box in fields["boxes"])
     k_start = int(values.pop("k_start"))
     k_max = None if model.cluster.k_max is None else min(model.cluster.k_max, k_start)
     config = replace(model.cluster, tokens=fields["tokens"], k_start=k_start, k_max=k_max, **values)

@@ -5,6 +5,7 @@ page. A file is named after the photograph's name, size and time of change, its 
 network and the image size, so tokens are recomputed when any of these changes.
 """
 
+import copy
 import hashlib
 import io
 import os
@@ -25,7 +26,7 @@ from croc.io import replacing
 from croc.method.photometric import normalize
 from croc.segmentation.photos import list_photos
 from croc.segmentation.segmenter import Segmenter, resize_as_evaluated
-from croc.weights.open import fingerprint
+from croc.weights.open import fast_precision, fingerprint
 
 SHOWN_PX = 640
 """Longer side of a photograph on the page."""
@@ -36,6 +37,8 @@ class Photos:
 
     def __init__(self, folder: Path, to: Path, segmenter: Segmenter) -> None:
         self.segmenter = segmenter
+        fast = copy.deepcopy(segmenter.backbone)
+        self.backbone = fast.to(dtype=fast_precision(segmenter.device))
         photos, root = list_photos([str(folder)], to.absolute())
         self.paths = [photo.path for photo in photos]
         relative = (os.path.relpath(path, root) for path in self.paths)
@@ -95,7 +98,7 @@ class Photos:
         segmenter = self.segmenter
         pixels = resize_as_evaluated(image, segmenter.image_px, segmenter.unit_px)
         inputs = normalize(pixels[None].to(segmenter.device) / 255)
-        features = segmenter.backbone.features(inputs, segmenter.blocks)
+        features = self.backbone.features(inputs, segmenter.blocks)
         return features[0].half().cpu().contiguous()
 
 
