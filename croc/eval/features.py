@@ -1,8 +1,10 @@
 """From a dataset's images to patch features, and from predictions to scores."""
 
+import copy
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -18,7 +20,7 @@ from torch.utils.data import Dataset
 
 from croc.data.loader import iterate
 from croc.errors import UserError
-from croc.eval.datasets import SegmentationData
+from croc.eval.datasets import SegmentationData, Subset
 from croc.eval.metrics import IouReport, confusion, iou
 from croc.method.photometric import normalize
 from croc.weights.open import DenseBackbone
@@ -102,13 +104,14 @@ class PatchFeatures:
         self.workers, self.quiet = workers, quiet
         varies = keep_ratio or label_px is None
         self.batch, self._cache_bytes = (1, 0) if varies else (batch, cache_bytes)
+        self._fits = False
         self.cached: tuple[Tensor, Tensor] | None = None
         """Features "n C rows columns" and labels "n px px" as uint8, after a whole pass."""
 
     def progress(self, items: Iterable[Item], what: str, total: int) -> Iterable[Item]:
         return items if self.quiet else progress(items, what, total)
 
-    def passes(self, what: str) -> Iterator[tuple[Tensor, Tensor]]:
+    def passes(self, what: str) -> Generator[tuple[Tensor, Tensor], None, None]:
         """The batches of all images in order; features are kept for the next pass if they fit."""
         count, order = len(self.data), in_order(len(self.data), self.batch)
         batches = self.progress(self.batches(order), what, len(order))
@@ -117,8 +120,8 @@ class PatchFeatures:
             return
         cached = None
         for (features, labels), numbers in zip(batches, order):  # the first iterator is exhausted
-            size = features[0].nbytes + labels[0].numel()
-            if numbers.start == 0 and count * size <= self._cache_bytes:
+            self._fits = count * (features[0].nbytes + labels[0].numel()) <= self._cache_bytes
+            if numbers.start == 0 and self._fits:
                 cached = (
                     features.new_empty(count, *features.shape[1:]),
                     labels.new_empty(count, *labels.shape[1:], dtype=torch.uint8),
@@ -128,6 +131,23 @@ class PatchFeatures:
                 cached[0][part], cached[1][part] = features, labels
             yield features, labels
         self.cached = cached
+
+    def keep(self) -> None:
+        """Compute the features now if they can be kept, to share them between subsets."""
+        with closing(self.passes("features")) as batches:
+            for _ in batches:
+                if not self._fits:
+                    return
+
+    def subset(self, numbers: Sequence[int]) -> "PatchFeatures":
+        """Those of some of the images."""
+        part = copy.copy(self)
+        part.data = Subset(self.data, tuple(numbers))
+        part.reader = replace(self.reader, data=part.data)
+        if self.cached:
+            features, labels = self.cached
+            part.cached = features[list(numbers)], labels[list(numbers)]
+        return part
 
     def batches(
         self, order: Sequence[Sequence[int]], crop: Crop | None = None

@@ -5,14 +5,13 @@ Features are computed once, of the images that are in any subset.
 
 from collections import defaultdict
 from fractions import Fraction
-from typing import Any
 
 import numpy as np
 import torch
 
 from croc.data.loader import epoch_order
 from croc.errors import UserError
-from croc.eval.datasets import SegmentationData, Subset
+from croc.eval.datasets import SegmentationData
 from croc.eval.features import (
     CACHE_BYTES,
     PatchFeatures,
@@ -46,7 +45,8 @@ def evaluate_few_labels(
     sizes = (config.image_px, config.label_px, config.blocks, device, workers)
     # On a GPU all features are kept that leave half of its free memory.
     cache_bytes = torch.cuda.mem_get_info(device)[0] // 2 if device.type == "cuda" else CACHE_BYTES
-    usable = labeled_indices(PatchFeatures(backbone, train, *sizes))
+    every = PatchFeatures(backbone, train, *sizes, cache_bytes=cache_bytes)
+    usable = labeled_indices(every)
     if not len(usable):
         raise UserError("no training pixel is labeled: all labels are 255")
     counts = {text: labeled_images(text, len(usable)) for text in config.images}
@@ -56,16 +56,12 @@ def evaluate_few_labels(
         for draw in range(config.draws if count < len(usable) else 1)
     ]
     images = np.unique(np.concatenate([numbers for _, _, numbers in subsets]))
-    options: Any = {"cache_bytes": cache_bytes}
-    patches = PatchFeatures(backbone, Subset(train, tuple(images.tolist())), *sizes, **options)
-    for _ in patches.passes("features"):
-        pass
+    patches = every.subset(images.tolist())
+    patches.keep()
     heads: list[tuple[str, Predict]] = []
     for text, draw, numbers in progress(subsets, "subsets", len(subsets)):
-        part = PatchFeatures(backbone, Subset(train, tuple(numbers.tolist())), *sizes, quiet=True)
-        if patches.cached:
-            at = np.searchsorted(images, numbers)
-            part.cached = (patches.cached[0][at], patches.cached[1][at])
+        part = patches.subset(np.searchsorted(images, numbers).tolist())
+        part.quiet = True
         layers = train_linear(part, linear_config(config, draw, counts[text]))
         heads.append((f"linear {text}", layers[0]))
         memory = fill_memory(part, incontext_config(config, draw))

@@ -55,11 +55,13 @@ def fit_head(options: FitOptions, config: Config, is_length_chosen: bool = False
 
     # The working copy may be rounded to bfloat16; the stored one is not.
     backbone: Any = copy.deepcopy(weights.backbone).to(machine.device, machine.precision)
-    scores, best = score_heads(backbone, data, config_for, options.hold_out, *where)
+    patches = open_patches(backbone, data, config, *where)
+    patches.keep()
+    scores, best = score_heads(patches, config_for, options.hold_out)
     config = config_for(len(data))
     if isinstance(config, LinearConfig):
         config = replace(config, rates=(config.rates[best],))
-    trained: Any = train_heads(backbone, data, config, *where)[0]
+    trained: Any = train_heads(patches, config)[0]
     head = trained if isinstance(trained, Memory) else fold(trained)
     segmenter = Segmenter(
         weights.backbone,
@@ -105,17 +107,31 @@ def count_pixels(data: SegmentationData) -> dict[str, int]:
     return by_class
 
 
-def score_heads(
+def open_patches(
     backbone: DenseBackbone,
     data: SegmentationData,
-    config_for: Callable[[int], Config],
-    hold_out: float | None,
+    config: Config,
     device: torch.device,
     workers: int,
+    to_score: bool = False,
+) -> PatchFeatures:
+    """With labels of the size to train on, or to score at, as `croc evaluate` does."""
+    linear = isinstance(config, LinearConfig)
+    label_px = config.train_px if linear else config.label_px
+    if linear and to_score:
+        label_px = config.score_px
+    keep_ratio = to_score and getattr(config, "framing", "squash") == "keep"
+    cache_bytes = 0 if linear and training_crop(config) else CACHE_BYTES
+    sizes = (config.image_px, label_px, config.blocks, device, workers)
+    return PatchFeatures(backbone, data, *sizes, keep_ratio=keep_ratio, cache_bytes=cache_bytes)
+
+
+def score_heads(
+    patches: PatchFeatures, config_for: Callable[[int], Config], hold_out: float | None
 ) -> tuple[dict[str, Any] | None, int]:
     """Scores of heads on images that they were not trained on, how they were obtained, and the
     index of the best learning rate; None if nothing can be scored."""
-    count = len(data)
+    data, count = patches.data, len(patches.data)
     if hold_out == 0 or count < 2:
         return None, 0
     if hold_out is None and count < MANY:
@@ -129,9 +145,7 @@ def score_heads(
     reports = []
     for train, val in folds:
         try:
-            reports.append(
-                score_fold(backbone, train, val, config_for(len(train)), device, workers)
-            )
+            reports.append(score_fold(patches, train, val, config_for(len(train))))
         except UserError as error:  # a half of a few partly labeled images may have no labels
             if len(folds) == 1 or "labeled" not in str(error):
                 raise
@@ -150,33 +164,20 @@ def score_heads(
 
 
 def score_fold(
-    backbone: DenseBackbone,
-    train: Subset,
-    val: Subset,
-    config: Config,
-    device: torch.device,
-    workers: int,
+    patches: PatchFeatures, train: Subset, val: Subset, config: Config
 ) -> Sequence[SegmentationReport]:
     """As `croc evaluate` does; for each learning rate."""
-    heads = train_heads(backbone, train, config, device, workers)
-    size = config.score_px if isinstance(config, LinearConfig) else config.label_px
-    keep = getattr(config, "framing", "squash") == "keep"
-    options = (config.image_px, size, config.blocks, device, workers)
+    heads = train_heads(patches.subset(train.numbers), config)
+    scored = patches
+    if isinstance(config, LinearConfig) and config.score_px != config.train_px:
+        where = (patches.device, patches.workers)
+        scored = open_patches(patches.backbone, patches.data, config, *where, to_score=True)
     predict = [head.predict if isinstance(head, Memory) else head for head in heads]
-    return score(PatchFeatures(backbone, val, *options, keep_ratio=keep, cache_bytes=0), predict)
+    return score(scored.subset(val.numbers), predict)
 
 
-def train_heads(
-    backbone: DenseBackbone,
-    data: SegmentationData,
-    config: Config,
-    device: torch.device,
-    workers: int,
-) -> Sequence[nn.Module | Memory]:
+def train_heads(patches: PatchFeatures, config: Config) -> Sequence[nn.Module | Memory]:
     """As `croc evaluate` does: a layer for each learning rate, or one memory."""
     if isinstance(config, LinearConfig):
-        sizes = (config.image_px, config.train_px, config.blocks, device, workers)
-        cache_bytes = 0 if training_crop(config) else CACHE_BYTES
-        return train_linear(PatchFeatures(backbone, data, *sizes, cache_bytes=cache_bytes), config)
-    sizes = (config.image_px, config.label_px, config.blocks, device, workers)
-    return [fill_memory(PatchFeatures(backbone, data, *sizes, cache_bytes=0), config)]
+        return train_linear(patches, config)
+    return [fill_memory(patches, config)]
