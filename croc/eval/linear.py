@@ -114,7 +114,13 @@ class Layer(nn.Module):
         self.mean, self.deviation = (nn.Buffer(x[:, None, None]) for x in (mean, deviation))
 
     def forward(self, features: Float[Tensor, "B C h w"]) -> Float[Tensor, "B classes h w"]:
-        return self.linear((features.float() - self.mean) / self.deviation)
+        return F.conv2d(features.float(), *self.folded())
+
+    def folded(self) -> tuple[Tensor, Tensor]:
+        """Weight and bias for features that are not standardized. Large features are thus read
+        once, in half the time on a CPU."""
+        weight = self.linear.weight / self.deviation
+        return weight, F.conv2d(-self.mean[None], weight, self.linear.bias).flatten()
 
 
 def segmentation_loss(

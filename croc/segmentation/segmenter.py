@@ -145,11 +145,10 @@ def largest_of(parts: Iterable[Float[Tensor, "_ H W"]]) -> UInt8[np.ndarray, "H 
 
 def fold(layer: Layer) -> nn.Conv2d:
     """One convolution of the features themselves, with the standardization in its weights."""
-    kernel, scale = layer.linear.weight, layer.deviation.flatten()
-    folded = nn.Conv2d(kernel.shape[1], kernel.shape[0], kernel_size=1).requires_grad_(False)
-    folded.weight.copy_(kernel / scale[:, None, None])
-    shift = folded.weight.flatten(1).double() @ layer.mean.flatten().double()
-    folded.bias.copy_(layer.linear.bias - shift)  # pyright: ignore
+    classes, width = layer.linear.weight.shape[:2]
+    folded = nn.Conv2d(width, classes, kernel_size=1).requires_grad_(False)
+    for parameter, value in zip((folded.weight, folded.bias), layer.folded()):
+        parameter.copy_(value)  # pyright: ignore[reportOptionalMemberAccess]
     return folded.eval()
 
 
