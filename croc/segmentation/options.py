@@ -18,7 +18,11 @@ from croc.eval.protocols import (
 )
 
 Count = Annotated[int, at_least(1)]
-Images = Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="IMAGES ...")]
+Images = Annotated[
+    tuple[str, ...],
+    tyro.conf.Positional,
+    tyro.conf.arg(metavar="IMAGES ...", help_behavior_hint="(required)"),
+]
 
 
 @dataclass(frozen=True, kw_only=True)
