@@ -38,7 +38,7 @@ def choose(look: Look, images: int, seeds: int, device: torch.device) -> Int64[T
         part = pictures[start : start + BATCH]
         canvases = to_canvases(part, config.data.canvas_px, start).to(device)
         views = make_views(canvases, config.views, backbone.patch_px)
-        tokens = backbone.describe(views.pixels, config.cluster.tokens)
+        tokens = backbone.forward_tokens(views.pixels, config.cluster.tokens)
         keys = (keys_of(seed, len(pictures))[start : start + BATCH] for seed in range(seeds))
         counts = [
             cluster_tokens(tokens, views, each.to(device), config.cluster).count for each in keys

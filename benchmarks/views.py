@@ -58,7 +58,7 @@ def synthetic_canvases(images: int, side: int) -> Canvases:
     sizes = torch.full((images, 2), side, device="cuda")
     sizes[:, 1] = side - (noise(images) * side / 4).long()
     pixels = (235 * smooth + 20 * noise(images, 3, side, side)).byte()
-    return Canvases(pixels, sizes, keys=torch.arange(images, device="cuda"))
+    return Canvases(pixels, sizes, sample_keys=torch.arange(images, device="cuda"))
 
 
 @torch.no_grad()
@@ -90,8 +90,8 @@ def steps(
 
 
 def draw(canvases: Canvases, config: ViewsConfig) -> tuple[Crops, Photometric]:
-    colors = [draw_photometric(canvases.keys, view, config) for view in range(VIEWS)]
-    return draw_crops(canvases.sizes, canvases.keys, config), interleave(colors)
+    colors = [draw_photometric(canvases.sample_keys, view, config) for view in range(VIEWS)]
+    return draw_crops(canvases.sizes, canvases.sample_keys, config), interleave(colors)
 
 
 def without_kernels(make: Callable[[], Views]) -> Callable[[], Views]:

@@ -18,6 +18,7 @@ from croc.config import (
     option_names,
     parse,
     read_config,
+    require,
 )
 from croc.errors import Interrupted, LostPeerError, UserError
 from croc.eval.protocols import PROTOCOLS
@@ -232,18 +233,23 @@ def show_command(kind: str, arguments: list[str]) -> None:
 class Pack:
     """Decode images once, into a folder that is faster to read during training."""
 
-    sources: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="SOURCE ...")]
+    sources: Annotated[
+        tuple[str, ...],
+        tyro.conf.Positional,
+        tyro.conf.arg(metavar="SOURCE ...", help_behavior_hint="(required)"),
+    ]
     """Folders, tar shards or pipes, as for --data.root."""
     to: str
     """The folder to create."""
     canvas_px: int = DataConfig.canvas_px
-    """Maximum longer side; larger images are downscaled."""
+    """Maximum length of the longer side, in pixels; larger images are downscaled."""
     workers: int | None = None
     """Data loading workers; by default one per CPU core, at most 16."""
 
 
 def pack_command(arguments: list[str]) -> None:
     options = parse(Pack, arguments, "croc data pack")
+    require(bool(options.sources), "no images: pass a folder, tar shards or a pipe as SOURCE")
     from croc.data import open_source
     from croc.data.loader import worker_count
     from croc.data.pack import pack

@@ -44,6 +44,11 @@ RISING = Limit("must be positive and increasing", _TINY, rising=True)
 RISING_SHARE = Limit("must increase within 0 … 1", _TINY, 1, rising=True)
 
 
+def required_if_empty(default: str) -> str:
+    """The end of an option's help, for tuples whose empty default is refused."""
+    return f"(default: {default})" if default else "(required)"
+
+
 def at_least(low: float | int) -> Limit:
     return Limit(f"must be at least {low}", low)
 
@@ -104,22 +109,23 @@ class DataConfig(Section):
     """The training images."""
 
     section = "data"
-    root: tuple[str, ...] = ()
+    root: Annotated[tuple[str, ...], tyro.conf.arg(help_behavior_hint=required_if_empty)] = ()
     """Image folder(s), searched recursively; tar shard(s) such as 'coco-{000..009}.tar' or
     'pipe:COMMAND'; a folder made by `croc data pack`; or `scenes` for synthetic scenes."""
     subfolders: tuple[str, ...] = ()
     """Subfolders to read, if a root contains them (COCO: train2017); other roots are read in
     full."""
     canvas_px: Annotated[int, at_least(16)] = 640
-    """Maximum longer side; larger images are downscaled when decoded. At 640, no crop of an image
-    of 640 × 480 px is upscaled to 224 px: the smallest crop has a shorter side of 240 px."""
+    """Maximum length of the longer side, in pixels; larger images are downscaled when decoded. At
+    640, no crop of an image of 640 × 480 px is upscaled to 224 px: the smallest crop has a shorter
+    side of 240 px."""
     workers: Annotated[int | None, at_least(0)] = None
     """Data loading workers per training process; by default the CPU cores divided by the number of
     training processes, at most 16."""
     scenes: Annotated[int, at_least(1)] = 1024
     """Number of synthetic scenes, with --data.root scenes."""
     max_failed_share: Annotated[float, SHARE] = 0.01
-    """Stop the run if more than this fraction of the files cannot be decoded."""
+    """Stop the run if more than this fraction of the files read so far cannot be decoded."""
 
 
 @dataclass(frozen=True)
@@ -133,7 +139,7 @@ class ViewsConfig(Section):
     """Side length of a view in the first epochs, if different: smaller views train faster. Their
     blur is scaled down proportionally."""
     early_epochs: Annotated[int, at_least(0)] = 0
-    """Number of epochs with views of size early_px."""
+    """Number of epochs with views of size --views.early-px."""
     scale: Annotated[tuple[float, float], RISING_SHARE] = (0.25, 1.0)
     """Minimum and maximum area of a crop, as a fraction of the image area."""
     ratio: Annotated[tuple[float, float], RISING] = (3 / 4, 4 / 3)
@@ -267,9 +273,9 @@ class ClusterConfig(Section):
     sinkhorn_iterations: Annotated[int, at_least(1)] = 5
     """Number of Sinkhorn iterations; each normalizes rows, then columns."""
     k_max: int | None = None
-    """The largest K that may be chosen; by default K_start."""
+    """The largest K that may be chosen; by default --cluster.k-start."""
     k_select: Literal["cost", "fixed"] = "cost"
-    """Choose the K with the lowest transport cost, or fix K to k_max (for ablations)."""
+    """Choose the K with the lowest transport cost, or fix K to --cluster.k-max (for ablations)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -298,7 +304,8 @@ class DistillationConfig(Section):
     teacher_temp: Annotated[float, POSITIVE] = 0.07
     """Teacher temperature τ_t after its warm-up."""
     teacher_temp_start: Annotated[float, POSITIVE] = 0.04
-    """Teacher temperature τ_t in the first epoch."""
+    """Teacher temperature τ_t at the start of its warm-up; unused if --loss.temp-warmup-epochs is 0
+    or 1."""
     temp_warmup_epochs: Annotated[int, at_least(0)] = 30
     """Epochs over which τ_t is warmed up; it is updated once per epoch."""
     centering: Literal["mean", "sinkhorn"] = "mean"
@@ -311,8 +318,8 @@ class DistillationConfig(Section):
     frozen_prototype_epochs: Annotated[int, at_least(0)] = 1
     """Epochs at the start during which the prototypes are frozen."""
     mask: Annotated[float, SHARE_BELOW_ONE] = 0.0
-    """Fraction of the patches that is hidden from the student in half of the images; it predicts
-    the teacher's tokens there, as in iBOT. 0 hides none, as in the paper."""
+    """Fraction of the patches masked in the student's input, in half of the images; the student
+    predicts the teacher's tokens there, as in iBOT. 0 disables masking, as in the paper."""
 
 
 @dataclass(frozen=True)
@@ -379,7 +386,8 @@ class OptimConfig(Section):
 
 @dataclass(frozen=True)
 class RunConfig(Section):
-    """How the run is executed. Only seed and precision change results by more than rounding."""
+    """How the run is executed. Only seed, precision and --run.stop-after-steps change the result by
+    more than rounding; with `released` clustering, so does the number of processes."""
 
     section = "run"
     folder: str | None = None

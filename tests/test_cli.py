@@ -212,7 +212,7 @@ def test_too_many_broken_files_stop_the_run(photographs: Path, tmp_path: Path, c
     assert "broken.jpg" in capsys.readouterr().err.splitlines()[-1]
     lenient = ["--data.max-failed-share", "0.2", "--run.folder", str(tmp_path / "lenient")]
     assert main([*run, *lenient]) == 0
-    assert capsys.readouterr().err.count("skipped, cannot be decoded") == 1
+    assert capsys.readouterr().err.count("cannot be decoded, replaced by") == 1
 
 
 def test_config_json_repeats_or_resumes_a_run(tmp_path: Path, capsys: Output):

@@ -158,7 +158,7 @@ class _Parts:
                 return error
             fill_canvas(pixels[row], image)
             canvases.sizes[row] = torch.tensor(image.shape[:2])
-            canvases.keys[row] = sample_key(self.seed, epoch, index)
+            canvases.sample_keys[row] = sample_key(self.seed, epoch, index)
         return failed
 
 
@@ -198,7 +198,7 @@ def _prefetch(
             for moved, arrived in one_ahead(map(send, batches)):
                 current = torch.cuda.current_stream(device)
                 current.wait_event(arrived)
-                for tensor in (moved.pixels, moved.sizes, moved.keys):
+                for tensor in (moved.pixels, moved.sizes, moved.sample_keys):
                     tensor.record_stream(current)  # not reused before this stream is done with it
                 yield moved
                 arrived.synchronize()  # long done: it was sent before the last step

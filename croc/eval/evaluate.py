@@ -100,7 +100,7 @@ def evaluate(
     results: list[Result] = []
     try:
         for request, note in fitted:
-            print(note or request.place, file=sys.stderr, flush=True)
+            print(note or request.label, file=sys.stderr, flush=True)
             result = run_protocol(request, weights, data, machine, folder)
             results += [] if result is None else [result]
     finally:

@@ -66,7 +66,7 @@ def few_label_steps(images: int, steps: int) -> int:
 def train_linear(patches: PatchFeatures, config: LinearConfig) -> list[nn.Module]:
     """One layer per learning rate, from features "B C h w" to logits "B classes h w".
 
-    Adam on the cross-entropy of upsampled logits; all layers are initialized alike. Features of
+    AdamW on the cross-entropy of upsampled logits; all layers are initialized alike. Features of
     whole images are computed once if they fit in memory, those of random crops in each step.
     """
     train, device, crop = patches.data, patches.device, training_crop(config)

@@ -45,26 +45,26 @@ def allows(data: str, protocol: str, hold_out: float = 0.0) -> bool:
 
 @dataclass(frozen=True)
 class LinearConfig(Section):
-    """One linear layer on frozen features, trained on the training split and scored on the
-    validation split. Defaults depend on the dataset: pass --data to see them."""
+    """One linear layer on frozen features. Defaults depend on the dataset: pass --data to see
+    them."""
 
     section = "linear"
     image_px: Count = 448
     """Images are resized to a square of this side length."""
     framing: Literal["squash", "keep"] = "squash"
     """squash: resize to a square. keep: as in MMSegmentation, train on crops at random scales and
-    score whole images with a shorter side of image_px; requires --linear.crop None and
+    score whole images with a shorter side of --linear.image-px; requires --linear.crop None and
     --linear.score-px None."""
     blocks: Count = 4
     """Number of final ViT blocks whose tokens are concatenated."""
     standardize: bool = False
-    """Standardize each feature to zero mean and unit variance over the training split."""
+    """Standardize each feature to zero mean and unit variance over the training images."""
     rates: Annotated[tuple[float, ...], POSITIVE] = (1e-3,)
-    """Learning rates of Adam; a layer is trained with each, and the best score is reported."""
+    """Learning rates of AdamW; one layer is trained with each, and the best one is used."""
     poly: Annotated[float, at_least(0)] = 0.0
     """Power of the polynomial learning rate decay (1 - step / steps); 0 keeps it constant."""
     weight_decay: Annotated[float, at_least(0)] = 0.0
-    """AdamW's weight decay with one training image; divided by the number of images."""
+    """AdamW's weight decay is this value divided by the number of training images."""
     batch: Count = 60
     """Images per step."""
     epochs: Annotated[int | None, at_least(1)] = 45
@@ -119,7 +119,7 @@ class KmeansConfig(WithinConfig):
 
     section = "kmeans"
     on: Literal["pixels", "tokens"] = "pixels"
-    """Cluster features resized to label_px, or patch tokens; only tokens are reduced by PCA."""
+    """Cluster features resized to --kmeans.label-px, or patch tokens, which PCA reduces."""
     clusters: Annotated[int | None, at_least(2)] = None
     """Number of clusters; by default one per class, matched one to one. More clusters are matched
     many to one."""
@@ -169,12 +169,12 @@ class FewLabelConfig(Section):
     lr: Annotated[float, POSITIVE] = 1e-3
     """Learning rate of the linear layer (AdamW), on features standardized over the subset."""
     weight_decay: Annotated[float, at_least(0)] = 10.0
-    """AdamW's weight decay with one image; divided by the number of images."""
+    """AdamW's weight decay is this value divided by the number of training images."""
     batch: Count = 32
     """Images per step; the whole subset if it is smaller."""
     steps: Count = 1500
-    """Training steps of the linear layer; fewer with fewer than 30 images: 50 per image, at least
-    200."""
+    """Maximum number of training steps of the linear layer: 50 per labeled image, but at least 200
+    and at most this many."""
     memory: Count = 1_024_000
     """Maximum number of stored patches (in-context)."""
     neighbors: Count = 30
@@ -283,7 +283,7 @@ class Request:
         return "kmeans (4 blocks)" if four else self.protocol
 
     @property
-    def place(self) -> str:
+    def label(self) -> str:
         return f"{self.name} on {self.data}"
 
     @property
@@ -324,7 +324,8 @@ class EvaluateVideo(EvaluateOptions):
 
 @dataclass(frozen=True)
 class EvaluateAll(EvaluateOptions):
-    """Run every protocol that the dataset supports, with that dataset's defaults."""
+    """Run every protocol that the dataset supports, except fewlabel, with its defaults for that
+    dataset."""
 
     data: tuple[str, ...]  # pyright: ignore[reportIncompatibleVariableOverride]
     """One or more datasets, as for the individual protocols."""

@@ -263,7 +263,7 @@ def compute(
             if key in finished:
                 continue
             number += 1
-            log(f"cell {number} of {missing}: {row.label}, {column.place}")
+            log(f"cell {number} of {missing}: {row.label}, {column.label}")
             try:
                 weights = weights or evaluate.open_weights(row.spec)
                 result = evaluate.run_protocol(request, weights, data, machine, folder)

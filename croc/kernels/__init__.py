@@ -29,9 +29,9 @@ def find(name: str, tensor: Tensor) -> Any:
     """The module croc.kernels.NAME if its kernels can run on this tensor's device, else None."""
     if not serve(tensor):
         return None
-    from croc.kernels import attention, clustering, distil, gelu, views
+    from croc.kernels import attention, clustering, distill, gelu, views
 
-    modules = {"attention": attention, "clustering": clustering, "distil": distil}
+    modules = {"attention": attention, "clustering": clustering, "distill": distill}
     return {**modules, "gelu": gelu, "views": views}[name]
 
 

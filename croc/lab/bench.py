@@ -32,13 +32,13 @@ from croc.io import gpu_versions, hardware, replacing
 from croc.method.backbone import Backbone
 from croc.method.clustering.paper import check_k_start
 from croc.method.distributed import fetch
+from croc.method.profiling import Stopwatch
 from croc.method.randomness import sample_key
-from croc.method.stages import Stopwatch
 from croc.method.types import Canvases
 from croc.method.views import VIEWS
 from croc.train.compile import WARM_UPS
 from croc.train.distributed import in_bfloat16, make_fabric
-from croc.train.loop import Trainer, settings_at
+from croc.train.loop import Trainer, schedule_at
 
 FILE = "bench.json"
 BATCHES, STAGE_STEPS, HOST_STEPS = 3, 10, 5
@@ -136,11 +136,11 @@ class BenchTrainer(Trainer):
         frozen = min(config.loss.frozen_prototype_epochs, config.optim.epochs - 1)
         self._number = frozen * STEPS_PER_EPOCH
 
-    def next_step(self, canvases: Canvases, *, launch: bool = False) -> dict[str, Tensor]:
-        """As in training (a CUDA graph where that has one), or launched kernel by kernel."""
-        settings = settings_at(self._number, self.config.optim, STEPS_PER_EPOCH)
+    def next_step(self, canvases: Canvases, *, use_graph: bool = True) -> dict[str, Tensor]:
+        """As in training (a CUDA graph where that has one), or eagerly."""
+        schedule = schedule_at(self._number, self.config.optim, STEPS_PER_EPOCH)
         self._number += 1
-        return self.step(canvases, settings, launch=launch)
+        return self.step(canvases, schedule, use_graph=use_graph)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -163,19 +163,21 @@ def measure(
     start = time.perf_counter()
     trainer = BenchTrainer(fabric, config)
     batches = synthetic_batches(config, BATCHES, device)
-    trainer.next_step(next(batches), launch=True)
+    trainer.next_step(next(batches), use_graph=False)
     _wait(device)
     first_step_s = time.perf_counter() - start
     for _ in range(bench.warmup - 1):
-        trainer.next_step(next(batches), launch=True)
+        trainer.next_step(next(batches), use_graph=False)
     _wait(device)
     ready_s = time.perf_counter() - start
 
     # Stages before the CUDA graph, which keeps memory for good.
     stopwatch, steps = Stopwatch(device), min(STAGE_STEPS, bench.steps)
-    with stopwatch.watch():
+    with stopwatch.running():
         (whole_ms,) = _timed_ms(
-            device, lambda: [trainer.next_step(next(batches), launch=True) for _ in range(steps)], 1
+            device,
+            lambda: [trainer.next_step(next(batches), use_graph=False) for _ in range(steps)],
+            1,
         )
     split_ms = {name: 1e3 * taken / steps for name, taken in stopwatch.seconds().items()}
     watched_ms = whole_ms / steps
@@ -184,7 +186,7 @@ def measure(
     start = time.perf_counter()
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-    for _ in range(WARM_UPS + 2 if trainer.recorded else 0):
+    for _ in range(WARM_UPS + 2 if trainer.uses_graph else 0):
         trainer.next_step(next(batches))
     _wait(device)
     ready_s += time.perf_counter() - start
@@ -221,7 +223,7 @@ def measure(
         "flop": flop,
         "tflops": tflops,
         "of_ceiling": tflops / ceiling["tflops"],
-        "recorded": trainer.recorded,
+        "recorded": trainer.uses_graph,
         "loss": loss if math.isfinite(loss) else None,
         "loaded": _measure_loaded(trainer, bench.steps, source, images_per_s) if source else None,
     }
@@ -278,7 +280,7 @@ def count_flop(config: CrocConfig) -> dict[str, int]:
             flop[name] += counter.get_total_flops() - before
 
     counter = FlopCounterMode(display=False)
-    with sdpa_kernel(SDPBackend.MATH), counter, FlopWatch(cpu).watch():
+    with sdpa_kernel(SDPBackend.MATH), counter, FlopWatch(cpu).running():
         trainer.next_step(next(synthetic_batches(config, 1, cpu)))
     skipped = ("views", "update", "EMA")
     return {name: n // 2 for name, n in flop.items() if n and name not in skipped}

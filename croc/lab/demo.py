@@ -45,7 +45,7 @@ def run_demo(config: CrocConfig) -> bool:
     print(f"\n  report, for a browser      {report}")
     print(f"  clusters of both views     {picture}")
     print(f"  scores and predictions     {folder / 'evaluation'}")
-    print(f"  metrics, one line per step {folder / 'metrics.jsonl'}")
+    print(f"  metrics                    {folder / 'metrics.jsonl'}")
     print(f"  weights                    {folder / 'checkpoints'}")
     print(f"  curves                     tensorboard --logdir {folder / 'tensorboard'}")
     if SHIPPED in shipped():

@@ -27,16 +27,16 @@ from croc.train.loop import pretrain
 from croc.train.run_folder import KEPT, open_run_folder
 from croc.weights.checkpoint import checkpoints, step_of
 
-DECODED = 100
-"""Images that are decoded to see whether they can be."""
+CHECKED_IMAGES = 100
+"""Number of images that are decoded to find corrupt files."""
 ON_CPU, ON_GPU = (15, 5), (60, 20)
-"""Steps, and how many of them, the last ones, are timed: when batches made ahead are used up."""
-SECOND = 5
+"""Number of steps, and of timed steps at the end, when prefetched batches have been used up."""
+RESTART_STEPS = 5
 """Steps of the second start on a GPU, until the step has been captured as a CUDA graph."""
 
 
 def dry_run(config: PretrainConfig, recipe: str) -> None:
-    """Print what was found, measured and expected; nothing is left behind."""
+    """Print what was found, measured and expected; nothing is written to the run's folder."""
     run, batch = config.run, config.optim.batch
     folder = Path(run.folder or f"runs/{recipe}").absolute()
     open_run_folder(folder, config)
@@ -76,7 +76,7 @@ def dry_run(config: PretrainConfig, recipe: str) -> None:
         compile_s = 0.0
         alone = run.nodes == 1 and 1 in (run.devices, torch.cuda.device_count())
         if on_gpu and alone and run.compile is not False:
-            again_s = start_again(path, f"{temporary}/again") - SECOND * step_s
+            again_s = start_again(path, f"{temporary}/again") - RESTART_STEPS * step_s
             start_s, compile_s = again_s, max(0.0, start_s - again_s)
     saves = -(-left // run.checkpoint_every_steps)
     kept = min(saves, KEPT) + (left // run.keep_every_steps if run.keep_every_steps else 0)
@@ -86,10 +86,10 @@ def dry_run(config: PretrainConfig, recipe: str) -> None:
         print(f"{name:12}{text}")
 
     names = "".join(f"\n{'':12}{name}" for name in broken[:5])
-    say("images", f"{len(source):,}, {source.name(0)} the first")
-    say("undecodable", f"{len(broken)} of the first {min(DECODED, len(source))}{names}")
-    resuming = f", resuming at {last_step - left:,}" if saved else ""
-    say("steps", f"{left:,} of batch {batch}{resuming}")
+    say("images", f"{len(source):,} (first: {source.name(0)})")
+    say("undecodable", f"{len(broken)} of the first {min(CHECKED_IMAGES, len(source))}{names}")
+    resuming = f", resuming from step {last_step - left:,}" if saved else ""
+    say("steps", f"{left:,} at batch size {batch}{resuming}")
     say("speed", f"{batch / step_s:,.0f} images/s, {1e3 * step_s:,.0f} ms per step")
     memory = f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20:.1f} GiB RAM"
     if on_gpu:
@@ -105,12 +105,18 @@ def dry_run(config: PretrainConfig, recipe: str) -> None:
 
 
 def start_again(run: Path, folder: str) -> float:
-    """Seconds that a second run takes for its first steps, in a new process as a user's: most of
-    what is compiled is then in torch's cache on disk."""
+    """Seconds that a second run takes for its first steps, in a new process, like a user's run: by
+    then, most compiled code is in torch's on-disk cache."""
     gc.collect()
     torch.cuda.empty_cache()
     command = [sys.executable, "-m", "croc", "pretrain", str(run / "config.json")]
-    command += ["--run.folder", folder, "--run.stop-after-steps", str(SECOND), "--run.no-report"]
+    command += [
+        "--run.folder",
+        folder,
+        "--run.stop-after-steps",
+        str(RESTART_STEPS),
+        "--run.no-report",
+    ]
     started = time.time()
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
@@ -121,7 +127,7 @@ def start_again(run: Path, folder: str) -> float:
 def undecodable(source: ImageSource) -> list[str]:
     """The names of those among the first images that cannot be decoded."""
     names = []
-    for index in range(min(DECODED, len(source))):
+    for index in range(min(CHECKED_IMAGES, len(source))):
         try:
             source.read(index)
         except UndecodableImage:

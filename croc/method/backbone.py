@@ -63,7 +63,7 @@ class RecordingLinear(nn.Linear):
 
 
 class Backbone(nn.Module):
-    """A ViT on views: `forward` for the student, `describe` for what the clustering needs."""
+    """A ViT on views: `forward` for the student, `forward_tokens` for what the clustering needs."""
 
     _keep: Tensor
 
@@ -98,24 +98,24 @@ class Backbone(nn.Module):
     def forward(
         self,
         pixels: Float[Tensor, "M B 3 h w"],
-        keys: Int64[Tensor, "B"] | None = None,
+        sample_keys: Int64[Tensor, "B"] | None = None,
         hidden: tuple[Bool[Tensor, "M B N"], Float[Tensor, "D"]] | None = None,
     ) -> tuple[Float[Tensor, "M B D"], Float[Tensor, "M B N D"]]:
-        """CLS and patch tokens, after the final norm; with `keys`, training's randomness is on:
+        """CLS and patch tokens, after the final norm; `sample_keys` enable training's randomness:
         windows of positions, and the student's stochastic depth. `hidden` are patches to replace,
         and by what."""
-        self._set_drop_paths(len(pixels), keys)
-        x, rope = self._embed_views(pixels, keys, hidden)
+        self._set_drop_paths(len(pixels), sample_keys)
+        x, rope = self._embed_views(pixels, sample_keys, hidden)
         return self._finish(self._run_blocks(x, rope), len(pixels))
 
     def encode(
         self,
         pixels: Float[Tensor, "B 3 h w"],
         visible: Int64[Tensor, "B V"],
-        keys: Int64[Tensor, "B"] | None = None,
+        sample_keys: Int64[Tensor, "B"] | None = None,
     ) -> tuple[Float[Tensor, "B D"], Float[Tensor, "B V D"]]:
-        """CLS and the visible patches, without the others; `keys` as in `forward`."""
-        self._set_drop_paths(1, keys)
+        """CLS and the visible patches, without the others; `sample_keys` as in `forward`."""
+        self._set_drop_paths(1, sample_keys)
         (tokens, rope), prefix = self._embed(pixels), self.vit.num_prefix_tokens
         places = visible[..., None].expand(-1, -1, tokens.shape[-1])
         seen = torch.cat([tokens[:, :prefix], tokens[:, prefix:].gather(1, places)], dim=1)
@@ -125,14 +125,17 @@ class Backbone(nn.Module):
         cls, patches = self._finish(self._run_blocks(seen, rope), views=1)
         return cls[0], patches[0]
 
-    def describe(
-        self, pixels: Float[Tensor, "M B 3 h w"], kind: str, keys: Int64[Tensor, "B"] | None = None
+    def forward_tokens(
+        self,
+        pixels: Float[Tensor, "M B 3 h w"],
+        kind: str,
+        sample_keys: Int64[Tensor, "B"] | None = None,
     ) -> Tokens:
         """The tokens, with the keys, queries or values of the last block, or its output (last);
-        `keys` draw windows of positions, as in `forward`."""
+        `sample_keys` draw windows of positions, as in `forward`."""
         self._set_drop_paths(len(pixels), None)
-        x, rope = self._embed_views(pixels, keys)
-        return self._describe_last(self._run_blocks(x, rope, stop=-1), rope, len(pixels), kind)
+        x, rope = self._embed_views(pixels, sample_keys)
+        return self._forward_last(self._run_blocks(x, rope, stop=-1), rope, len(pixels), kind)
 
     def _run_blocks(
         self, x: Float[Tensor, "b n D"], rope: Tensor | None, stop: int | None = None
@@ -148,7 +151,7 @@ class Backbone(nn.Module):
     def _rope_of(self, rope: Tensor, block: int) -> Tensor:
         return rope[block] if self._mixed else rope
 
-    def _describe_last(
+    def _forward_last(
         self, before: Float[Tensor, "b n D"], rope: Tensor | None, views: int, kind: str
     ) -> Tokens:
         last: Any = self.vit.blocks[-1]
@@ -180,16 +183,16 @@ class Backbone(nn.Module):
     def _embed_views(
         self,
         pixels: Float[Tensor, "M B 3 h w"],
-        keys: Int64[Tensor, "B"] | None,
+        sample_keys: Int64[Tensor, "B"] | None,
         hidden: tuple[Bool[Tensor, "M B N"], Float[Tensor, "D"]] | None = None,
     ) -> tuple[Float[Tensor, "b n D"], Tensor | None]:
         views, windows, rotary = len(pixels), None, None
-        if keys is not None and self._sides != WHOLE_GRID:
+        if sample_keys is not None and self._sides != WHOLE_GRID:
             # Teacher and student have different ones, so that they share no position.
             purpose = f"position window of the {'student' if self.training else 'teacher'}"
-            windows = rotary = draw_windows(keys, purpose, views, self._sides)
-        elif keys is not None and self.training:  # as in DINOv3, the student only
-            rotary = draw_rotary_windows(self._rope, keys, views)
+            windows = rotary = draw_windows(sample_keys, purpose, views, self._sides)
+        elif sample_keys is not None and self.training:  # as in DINOv3, the student only
+            rotary = draw_rotary_windows(self._rope, sample_keys, views)
         return self._embed(pixels.flatten(0, 1), windows, rotary, hidden)
 
     def _embed(
@@ -239,17 +242,19 @@ class Backbone(nn.Module):
         logits = torch.einsum("bhd,bhnd->bhn", cls.float() * scale, keys.float())
         return rearrange(logits.softmax(dim=-1), "(m b) h n -> m b h n", m=views)
 
-    def _set_drop_paths(self, views: int, keys: Int64[Tensor, "B"] | None) -> None:
-        if keys is None or not self.training or not self._drop_paths:
+    def _set_drop_paths(self, views: int, sample_keys: Int64[Tensor, "B"] | None) -> None:
+        if sample_keys is None or not self.training or not self._drop_paths:
             for drop_path in self._drop_paths:
                 drop_path.scale = None
             return
-        for drop_path, scale in zip(self._drop_paths, self._draw_drop_paths(views, keys).unbind()):
+        for drop_path, scale in zip(
+            self._drop_paths, self._draw_drop_paths(views, sample_keys).unbind()
+        ):
             drop_path.scale = scale
 
-    def _draw_drop_paths(self, views: int, keys: Int64[Tensor, "B"]) -> Float[Tensor, "L b"]:
+    def _draw_drop_paths(self, views: int, sample_keys: Int64[Tensor, "B"]) -> Float[Tensor, "L b"]:
         """For each of the L stochastic depths, the factor of each view: 0, or more than 1."""
-        draws = uniform(keys, "drop path", len(self._drop_paths), views)
+        draws = uniform(sample_keys, "drop path", len(self._drop_paths), views)
         keep = self._keep[:, None]
         scales = (draws < keep).float() / keep
         return rearrange(scales, "b l m -> l (m b)")

@@ -2,8 +2,8 @@
 clusters.
 
 The teacher sees the whole batch first. Then the student sees it, at once or in micro-batches, each
-followed by its backward pass: every weight in the loss is known by then, so the gradients of the
-micro-batches add up to that of the batch.
+followed by its backward pass: by then all normalizers of the loss are known, so the gradients of
+the micro-batches add up to the gradient of the batch.
 """
 
 from dataclasses import dataclass
@@ -18,15 +18,20 @@ from torch import Tensor, nn
 from croc.config import ClusterConfig, CrocConfig, DinoConfig, DistillationConfig, require
 from croc.method.backbone import Backbone
 from croc.method.clustering.paper import check_k_start, cluster_views, pool, softness
-from croc.method.distributed import hold_gradients, local_shards, process_count, sum_over_processes
+from croc.method.distributed import (
+    local_shards,
+    process_count,
+    skip_gradient_sync,
+    sum_over_processes,
+)
 from croc.method.heads import ImageHead, ProjectionHead
-from croc.method.losses import Center, distil, gram_distance, sinkhorn_center, weighted_total
+from croc.method.losses import Center, distill_loss, gram_distance, sinkhorn_center, weighted_total
 from croc.method.masking import Mask, at_hidden, draw_mask
-from croc.method.stages import stage
+from croc.method.profiling import profile_range
 from croc.method.types import (
     Canvases,
     Clusters,
-    Settings,
+    ScheduleState,
     Tokens,
     Views,
     autocast_dtype,
@@ -36,11 +41,11 @@ from croc.method.views import VIEWS, make_views, views_at
 
 
 def cluster_tokens(
-    tokens: Tokens, views: Views, keys: Int64[Tensor, "B"], config: ClusterConfig
+    tokens: Tokens, views: Views, sample_keys: Int64[Tensor, "B"], config: ClusterConfig
 ) -> Clusters:
     """Join the teacher's tokens of both views, locate the clusters in them, split them again."""
     weights = saliency(tokens, config)
-    return cluster_views(tokens.heads, views.positions, weights, config, keys=keys)
+    return cluster_views(tokens.heads, views.positions, weights, config, keys=sample_keys)
 
 
 def saliency(tokens: Tokens, config: ClusterConfig) -> Float[Tensor, "M B H N"]:
@@ -55,16 +60,16 @@ def saliency(tokens: Tokens, config: ClusterConfig) -> Float[Tensor, "M B H N"]:
 class Target:
     """The teacher's outputs of one kind, which the student is to predict."""
 
-    outputs: Float[Tensor, "M B *places P"]
-    counted: Bool[Tensor, "B *places"]
+    outputs: Float[Tensor, "M B *items P"]
+    valid: Bool[Tensor, "B *items"]
     center: Float[Tensor, "P"]
     total: Float[Tensor, "P"]
-    """Sum of the outputs over views and what is counted, for the moving mean."""
+    """Sum of the valid outputs over views and images, for the moving mean."""
 
 
 @dataclass(frozen=True)
 class Targets:
-    """What the teacher makes of a micro-batch."""
+    """The teacher's targets for a micro-batch."""
 
     temp: Float[Tensor, ""]
     outputs: dict[str, Target]
@@ -73,7 +78,7 @@ class Targets:
     clusters: Clusters | None = None
     mask: Mask | None = None
     anchor: Float[Tensor, "M B N D"] | None = None
-    """The patches as the network that the run started from sees them, with --anchor.weight."""
+    """Patch tokens of the initial network; only with --anchor.weight."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +87,8 @@ class Divisors:
 
     image: int
     cluster: Float[Tensor, ""] | float = 1.0
-    """`paper`: images with a cluster; `released`: clusters of this process, times processes."""
+    """`paper`: number of images with a valid cluster. `released`: number of valid clusters in this
+    process, multiplied by the number of processes."""
     patch: Float[Tensor, ""] | float = 1.0
     """Hidden patches of a view."""
     chosen: Float[Tensor, ""] | float = 1.0
@@ -95,34 +101,36 @@ class Network(nn.Module):
     def __init__(self, config: DinoConfig, drop_path: float) -> None:
         super().__init__()
         self.config = config
-        self.cluster = config.cluster if isinstance(config, CrocConfig) else None
+        self.cluster_config = config.cluster if isinstance(config, CrocConfig) else None
         self.backbone = Backbone(config.model, config.views.size_px, drop_path)
-        head: Any = ProjectionHead if self.cluster else ImageHead
+        head: Any = ProjectionHead if self.cluster_config else ImageHead
         self.head = head(self.backbone.width, config.head)
-        self.pool, self.distil, self.gram_distance = pool, distil, gram_distance
+        self.pool, self.distill_loss, self.gram_distance = pool, distill_loss, gram_distance
         if config.loss.mask > 0:
             self.mask_token = nn.Parameter(torch.zeros(self.backbone.width))
 
     def forward(
-        self, pixels: Float[Tensor, "M B 3 h w"], keys: Int64[Tensor, "B"], targets: Targets
+        self, pixels: Float[Tensor, "M B 3 h w"], sample_keys: Int64[Tensor, "B"], targets: Targets
     ) -> dict[str, tuple[Tensor, ...]]:
-        """The student's cross-entropy for each image, and the teacher's own entropy, which bounds
-        it from below; in CrOC also for each cluster, with --loss.mask for each hidden patch. With
-        an anchor, its distance."""
+        """For each image: the student's cross-entropy and the teacher's entropy, its lower bound.
+        CrOC adds the same for each cluster, --loss.mask for each masked patch, and --anchor.weight
+        the distance from the anchor's similarities."""
         t, s = targets.temp, self.config.loss.student_temp
         hidden = None if targets.mask is None else (targets.mask.hidden, self.mask_token)
-        with stage("student"):
-            cls, patches = self.backbone(pixels, keys, hidden)
-        with stage("heads"):
+        with profile_range("student"):
+            cls, patches = self.backbone(pixels, sample_keys, hidden)
+        with profile_range("heads"):
             outputs: dict[str, Any] = {"image": self.head.images(cls)}
-            if targets.clusters is not None and self.cluster is not None:
-                centroids = self.pool(patches, targets.clusters.assignments, cls, self.cluster)
+            if targets.clusters is not None and self.cluster_config is not None:
+                centroids = self.pool(
+                    patches, targets.clusters.assignments, cls, self.cluster_config
+                )
                 outputs["cluster"] = self.head.clusters(centroids)
             if targets.mask is not None:
                 outputs["patch"] = self.head.patches(at_hidden(patches, targets.mask, cls))
-        with stage("loss"):
+        with profile_range("loss"):
             losses: dict[str, tuple[Tensor, ...]] = {
-                name: self.distil(x.outputs, x.center, t, outputs[name], s, x.counted)
+                name: self.distill_loss(x.outputs, x.center, t, outputs[name], s, x.valid)
                 for name, x in targets.outputs.items()
             }
             if targets.anchor is not None:
@@ -137,8 +145,8 @@ class Croc:
     """
 
     def __init__(self, config: DinoConfig, device: torch.device) -> None:
-        self.config, self.views = config, config.views
-        self.cluster = config.cluster if isinstance(config, CrocConfig) else None
+        self.config, self.views_config = config, config.views
+        self.cluster_config = config.cluster if isinstance(config, CrocConfig) else None
         self.alpha = config.loss.alpha if isinstance(config, CrocConfig) else 0.0
         self.student = Network(config, config.model.drop_path)
         self.teacher = Network(config, drop_path=0.0)
@@ -157,11 +165,11 @@ class Croc:
         if config.anchor.weight > 0:
             self.anchor = Backbone(config.model, config.views.size_px).to(device)
             self.anchor.eval().requires_grad_(False)
-        self.micro_batch = config.run.micro_batch
+        self.micro_batch_size = config.run.micro_batch
         # On the CPU micro-batches save memory, unless images of a batch depend on each other.
-        independent = self.cluster is None or self.cluster.variant == "paper"
+        independent = self.cluster_config is None or self.cluster_config.variant == "paper"
         if device.type == "cpu" and independent and config.loss.centering == "mean":
-            self.micro_batch = config.run.micro_batch or 16
+            self.micro_batch_size = config.run.micro_batch or 16
         self.make_views, self.cluster_tokens = make_views, cluster_tokens
         self.weighted_total, self.softness = weighted_total, softness
 
@@ -171,9 +179,9 @@ class Croc:
             views.early_px is None or views.early_px % patch_px == 0,
             f"--views.early-px {views.early_px} is not a whole number of {patch_px} px patches",
         )
-        if self.cluster:
+        if self.cluster_config:
             smallest = min(views.size_px, views.early_px or views.size_px)
-            check_k_start(self.cluster.k_start, VIEWS * (smallest // patch_px) ** 2)
+            check_k_start(self.cluster_config.k_start, VIEWS * (smallest // patch_px) ** 2)
 
     @property
     def modules(self) -> dict[str, nn.Module]:
@@ -193,83 +201,86 @@ class Croc:
         anchor = [self.anchor] if self.anchor is not None else []
         return [self.student.backbone, self.teacher.backbone, *anchor]
 
-    def set_schedule(self, settings: Settings) -> None:
+    def set_schedule(self, schedule: ScheduleState) -> None:
         # In place, so that a CUDA graph reads it and nothing is copied to the device.
-        self.temp.fill_(teacher_temp(self.config.loss, settings.epoch))
-        self.views = views_at(self.config.views, settings.epoch)
+        self.temp.fill_(teacher_temp(self.config.loss, schedule.epoch))
+        self.views_config = views_at(self.config.views, schedule.epoch)
         start, end = self.config.anchor.weight, self.config.anchor.weight_end
         end = start if end is None else end
-        self.anchor_weight.fill_(cosine(start, end, settings.step, settings.total_steps))
+        self.anchor_weight.fill_(cosine(start, end, schedule.step, schedule.total_steps))
 
     def compute_gradients(
         self, fabric: Fabric, student: _FabricModule, canvases: Canvases
     ) -> dict[str, Tensor]:
         """Gradients of one step; `student` is self.student as Fabric wrapped it.
 
-        Each metric is this process's share of a mean over all: the sum over processes is the
-        metric. Every batch launches the same kernels in the same order, since they may be recorded.
+        Each value is this process's contribution to the metric; summed over processes, it is the
+        metric. Every batch must launch the same kernels in the same order, since the step may be
+        captured as a CUDA graph.
         """
-        pieces = []
+        micro_batches = []
         with torch.no_grad(), fabric.autocast():
-            for piece in canvases.split(self.micro_batch):
-                with stage("views"):  # two crops and their positions E
+            for part in canvases.split(self.micro_batch_size):
+                with profile_range("views"):  # two crops and their positions E
                     dtype = autocast_dtype(fabric.device, torch.float32)
                     patch_px = self.teacher.backbone.patch_px
-                    views = self.make_views(piece, self.views, patch_px, dtype)
-                pieces.append((views.pixels, piece.keys, self.teach(views, piece.keys)))
-        divisors = self._divisors([targets for _, _, targets in pieces])
+                    views = self.make_views(part, self.views_config, patch_px, dtype)
+                targets = self.compute_targets(views, part.sample_keys)
+                micro_batches.append((views.pixels, part.sample_keys, targets))
+        divisors = self._divisors([targets for _, _, targets in micro_batches])
         metrics: dict[str, Tensor] = {}
-        for index, (pixels, keys, targets) in enumerate(pieces):
-            with hold_gradients(fabric, student, more=index + 1 < len(pieces)):
-                losses = student(pixels, keys, targets)
+        for index, (pixels, sample_keys, targets) in enumerate(micro_batches):
+            with skip_gradient_sync(fabric, student, is_last=index + 1 == len(micro_batches)):
+                losses = student(pixels, sample_keys, targets)
                 shares = self.total_loss(targets, losses, divisors)
-                with stage("backward"):
+                with profile_range("backward"):
                     # DDP takes the mean over processes, but the shares must be summed.
                     fabric.backward(shares["loss"] * process_count())
             for name, value in shares.items():
                 metrics[name] = metrics.get(name, 0) + value.detach()
-        self._update_centers([targets for _, _, targets in pieces])
+        self._update_centers([targets for _, _, targets in micro_batches])
         return metrics
 
     @torch.no_grad()
-    def teach(self, views: Views, keys: Int64[Tensor, "B"]) -> Targets:
-        """The clusters, and the teacher's outputs for images, centroids and hidden patches."""
+    def compute_targets(self, views: Views, sample_keys: Int64[Tensor, "B"]) -> Targets:
+        """The clusters, and the teacher's outputs for images, clusters and masked patches."""
         teacher, clusters, mask, anchor = self.teacher, None, None, None
         tokens: Any = None
         centroids: Any = None
-        with stage("teacher"):
-            if self.cluster is None:
-                cls, patches = teacher.backbone(views.pixels, keys)
+        with profile_range("teacher"):
+            if self.cluster_config is None:
+                cls, patches = teacher.backbone(views.pixels, sample_keys)
             else:
-                tokens = teacher.backbone.describe(views.pixels, self.cluster.tokens, keys)
+                kind = self.cluster_config.tokens
+                tokens = teacher.backbone.forward_tokens(views.pixels, kind, sample_keys)
                 cls, patches = tokens.cls, tokens.patches
-        if self.cluster is not None:
-            with stage("clustering"):
-                clusters = self.cluster_tokens(tokens, views, keys, self.cluster)
-                centroids = teacher.pool(patches, clusters.assignments, cls, self.cluster)
-        with stage("heads"):
-            every = torch.ones_like(keys, dtype=torch.bool)
+        if self.cluster_config is not None:
+            with profile_range("clustering"):
+                clusters = self.cluster_tokens(tokens, views, sample_keys, self.cluster_config)
+                centroids = teacher.pool(patches, clusters.assignments, cls, self.cluster_config)
+        with profile_range("heads"):
+            every = torch.ones_like(sample_keys, dtype=torch.bool)
             outputs = {"image": (teacher.head.images(cls), every)}
             if clusters is not None:
                 outputs["cluster"] = (teacher.head.clusters(centroids), clusters.valid)
             if "patch" in self.centers:
-                mask = draw_mask(keys, patches.shape[2], self.config.loss.mask)
+                mask = draw_mask(sample_keys, patches.shape[2], self.config.loss.mask)
                 hidden = teacher.head.patches(at_hidden(patches, mask, cls))
-                outputs["patch"] = (hidden.flip(0), mask.counted)
-        with stage("loss"):
+                outputs["patch"] = (hidden.flip(0), mask.valid)
+        with profile_range("loss"):
             targets = {name: self._target(name, *each) for name, each in outputs.items()}
         if self.anchor is not None:
-            with stage("anchor"):
+            with profile_range("anchor"):
                 _, anchor = self.anchor(views.pixels)
         return Targets(self.temp, targets, clusters, mask, anchor)
 
-    def _target(self, name: str, outputs: Tensor, counted: Tensor) -> Target:
-        """With the center: the outputs' moving mean, or what balances the batch."""
-        weights = counted.float().expand(outputs.shape[:-1])
+    def _target(self, name: str, outputs: Tensor, valid: Tensor) -> Target:
+        """The outputs with their center: the moving mean, or the Sinkhorn center of the batch."""
+        weights = valid.float().expand(outputs.shape[:-1])
         center = self.centers[name].value
         if self.config.loss.centering == "sinkhorn":
             center = sinkhorn_center(outputs, weights, self.temp)
-        return Target(outputs, counted, center, self.weighted_total(outputs, weights))
+        return Target(outputs, valid, center, self.weighted_total(outputs, weights))
 
     def total_loss(
         self,
@@ -284,82 +295,82 @@ class Croc:
             "entropy_image": entropy_glob,
             "kl_image": loss_glob.detach() - entropy_glob,
         }
-        loss_rest: Tensor | float = 0.0  # what the paper does not have
+        extra_loss: Tensor | float = 0.0  # terms that are not in the paper
         if "patch" in losses:
             loss_mask, entropy_mask = (each.sum() / divisors.patch for each in losses["patch"])
             metrics |= {"loss_patch": loss_mask, "entropy_patch": entropy_mask}
-            loss_rest = loss_rest + loss_mask
+            extra_loss = extra_loss + loss_mask
         if "anchor" in losses:
             metrics["loss_anchor"] = losses["anchor"][0].sum() / divisors.image
-            loss_rest = loss_rest + self.anchor_weight * metrics["loss_anchor"]
+            extra_loss = extra_loss + self.anchor_weight * metrics["loss_anchor"]
         if targets.clusters is None:
-            return {"loss": loss_glob + loss_rest, **metrics}
+            return {"loss": loss_glob + extra_loss, **metrics}
         clusters = targets.clusters
         weights = self._weights(clusters.valid, divisors)
         loss_dense, entropy_dense = ((weights * each).sum() for each in losses["cluster"])
-        loss = self.alpha * loss_dense + loss_glob + loss_rest
-        heads = divisors.image * clusters.count.shape[1]
+        loss = self.alpha * loss_dense + loss_glob + extra_loss
+        image_heads = divisors.image * clusters.count.shape[1]
         effective, largest = self.softness(clusters.assignments)
         return metrics | {
             "loss": loss,
             "loss_cluster": loss_dense,
             "entropy_cluster": entropy_dense,
             "kl_cluster": loss_dense.detach() - entropy_dense,
-            "k_mean": clusters.count.sum() / heads,
-            "effective_clusters": effective.sum() / heads,
-            "largest_share": largest.sum() / heads,
+            "k_mean": clusters.count.sum() / image_heads,
+            "effective_clusters": effective.sum() / image_heads,
+            "largest_share": largest.sum() / image_heads,
             "valid_share": clusters.valid.sum() / divisors.chosen,
         }
 
     def _weights(self, valid: Bool[Tensor, "B H K"], divisors: Divisors) -> Float[Tensor, "B H K"]:
-        """The weight of each cluster in the dense loss; over a step and all processes, 1.
+        """Weight of each cluster in the dense loss; weights sum to 1 over a step and all processes.
 
         `paper` takes the mean over an image's clusters, then over images; `released` over all.
         """
         weights = valid.float() / divisors.cluster
-        if self.cluster and self.cluster.variant == "paper":
+        if self.cluster_config and self.cluster_config.variant == "paper":
             weights = weights / valid.sum(dim=(1, 2), keepdim=True).clamp_min(1)
         return weights
 
-    def _divisors(self, parts: list[Targets]) -> Divisors:
-        images = sum(part.outputs["image"].counted.numel() for part in parts) * process_count()
+    def _divisors(self, targets: list[Targets]) -> Divisors:
+        images = sum(x.outputs["image"].valid.numel() for x in targets) * process_count()
         patch: Any = 1.0
         if "patch" in self.centers:
-            patch = sum_over_processes(_count(parts, "patch")).clamp_min(1)
-        if self.cluster is None:
+            patch = sum_over_processes(_count(targets, "patch")).clamp_min(1)
+        if self.cluster_config is None:
             return Divisors(images, patch=patch)
-        clusters = [part.clusters for part in parts if part.clusters is not None]
+        clusters = [x.clusters for x in targets if x.clusters is not None]
         count = torch.cat([each.count for each in clusters]).sum()
         with_cluster = torch.cat([each.valid.flatten(1).any(dim=1) for each in clusters]).sum()
         shared = sum_over_processes(torch.stack([with_cluster, count]).float())
-        per_process = _count(parts, "cluster") * process_count()
-        cluster = shared[0] if self.cluster.variant == "paper" else per_process
+        per_process = _count(targets, "cluster") * process_count()
+        cluster = shared[0] if self.cluster_config.variant == "paper" else per_process
         return Divisors(images, cluster.clamp_min(1), patch, shared[1])
 
-    def _update_centers(self, parts: list[Targets]) -> None:
+    def _update_centers(self, targets: list[Targets]) -> None:
         for name, center in self.centers.items():
-            total = torch.stack([part.outputs[name].total for part in parts]).sum(dim=0)
-            center.update(total, VIEWS * _count(parts, name))
+            total = torch.stack([x.outputs[name].total for x in targets]).sum(dim=0)
+            center.update(total, VIEWS * _count(targets, name))
 
-    def freeze_prototypes(self, settings: Settings) -> None:
+    def freeze_prototypes(self, schedule: ScheduleState) -> None:
         """In the first epochs the prototypes get no gradient."""
-        if settings.epoch < self.config.loss.frozen_prototype_epochs:
+        if schedule.epoch < self.config.loss.frozen_prototype_epochs:
             for parameter in self.student.head.prototypes():
                 parameter.grad = None
 
-    def update_teacher(self, settings: Settings) -> None:
-        with stage("EMA"):
-            momentum = teacher_momentum(self.config.loss, settings)
+    def update_teacher(self, schedule: ScheduleState) -> None:
+        with profile_range("EMA"):
+            momentum = teacher_momentum(self.config.loss, schedule)
             update_teacher(self.teacher, self.student, momentum)
 
 
-def _count(parts: list[Targets], name: str) -> Float[Tensor, ""]:
-    return torch.stack([part.outputs[name].counted.sum() for part in parts]).sum().float()
+def _count(targets: list[Targets], name: str) -> Float[Tensor, ""]:
+    return torch.stack([x.outputs[name].valid.sum() for x in targets]).sum().float()
 
 
-def teacher_momentum(loss: DistillationConfig, settings: Settings) -> float:
-    """From its start to 1."""
-    return cosine(loss.teacher_momentum, 1.0, settings.step, settings.total_steps)
+def teacher_momentum(loss: DistillationConfig, schedule: ScheduleState) -> float:
+    """EMA momentum at this step: a cosine schedule from loss.teacher_momentum to 1."""
+    return cosine(loss.teacher_momentum, 1.0, schedule.step, schedule.total_steps)
 
 
 def teacher_temp(loss: DistillationConfig, epoch: int) -> float:

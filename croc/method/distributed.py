@@ -20,7 +20,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-TEACHER_CALLS = {"backbone": ("describe",), "head": ("images", "clusters")}
+TEACHER_CALLS = {"backbone": ("forward_tokens",), "head": ("images", "clusters")}
 """Methods of a teacher's parts, besides `forward`, that have to gather their parameters."""
 
 
@@ -70,13 +70,13 @@ def fetch(metrics: dict[str, Tensor]) -> dict[str, float]:
     return dict(zip(metrics, values.tolist()))
 
 
-def hold_gradients(
-    fabric: Fabric, student: _FabricModule, more: bool
+def skip_gradient_sync(
+    fabric: Fabric, student: _FabricModule, is_last: bool
 ) -> AbstractContextManager[None]:
-    """While `more` micro-batches follow, gradients are not exchanged: all travel with the last.
-    Not with FSDP, where they would have to stay full."""
-    whole = not isinstance(fabric.strategy, ModelParallelStrategy)
-    return fabric.no_backward_sync(student, enabled=more and whole)
+    """Do not all-reduce gradients before the last micro-batch (not with FSDP, where they would have
+    to stay unsharded)."""
+    sharded = isinstance(fabric.strategy, ModelParallelStrategy)
+    return fabric.no_backward_sync(student, enabled=not is_last and not sharded)
 
 
 def shard_student(student: nn.Module, mesh: DeviceMesh) -> nn.Module:

@@ -21,7 +21,7 @@ class Center(nn.Module):
 
     @torch.no_grad()
     def update(self, total: Float[Tensor, "P"], count: Float[Tensor, ""]) -> None:
-        """Move towards the mean over all processes, where finite and if anything was counted."""
+        """Move towards the mean over all processes, where finite and if anything was valid."""
         packed = sum_over_processes(torch.cat([total, count[None]]))
         mean, count = packed[:-1] / packed[-1].clamp_min(1), packed[-1]
         self.value.lerp_(
@@ -33,7 +33,7 @@ def weighted_total(
     outputs: Float[Tensor, "*batch P"], weights: Float[Tensor, "*batch"]
 ) -> Float[Tensor, "P"]:
     """What a center moves by: the weighted sum of the outputs, in float32."""
-    kernel = kernels.find("distil", outputs)
+    kernel = kernels.find("distill", outputs)
     if kernel is not None:
         return kernel.weighted_total(outputs, weights)
     return (outputs.float() * weights[..., None]).flatten(0, -2).sum(dim=0)
@@ -69,26 +69,28 @@ def teacher_probabilities(
     return ((logits.float() - center) / temperature).softmax(dim=-1)
 
 
-def distil(
+def distill_loss(
     teacher: Float[Tensor, "M *batch P"],
     center: Float[Tensor, "P"],
     teacher_temp: Float[Tensor, ""],
     student: Float[Tensor, "M *batch P"],
     student_temp: float,
-    counted: Bool[Tensor, "*batch"],
+    valid: Bool[Tensor, "*batch"],
 ) -> tuple[Float[Tensor, "*batch"], Float[Tensor, "*batch"]]:
     """From the outputs of both, the cross-entropy and the teacher's own entropy.
 
-    Both are 0 for what is not counted.
+    Both are 0 for what is not valid.
     """
-    kernel = kernels.find("distil", student)
+    kernel = kernels.find("distill", student)
     if kernel is not None and kernel.fits(teacher, student):
-        loss, own, _ = kernel.distil(teacher, center, teacher_temp, student, student_temp, counted)
+        loss, own, _ = kernel.distill_loss(
+            teacher, center, teacher_temp, student, student_temp, valid
+        )
         return loss, own
     probabilities = teacher_probabilities(teacher, center, teacher_temp)
     loss = cross_view_entropy(probabilities, student, student_temp)
     own = entropy(probabilities).mean(dim=0)
-    return torch.where(counted, loss, 0.0), torch.where(counted, own, 0.0)
+    return torch.where(valid, loss, 0.0), torch.where(valid, own, 0.0)
 
 
 def cross_view_entropy(

@@ -20,10 +20,10 @@ from croc.method.backbone import (
     start_as_mae,
     start_linear_layers,
 )
-from croc.method.distributed import hold_gradients, process_count
+from croc.method.distributed import process_count, skip_gradient_sync
+from croc.method.profiling import profile_range
 from croc.method.randomness import uniform
-from croc.method.stages import stage
-from croc.method.types import Canvases, Settings, autocast_dtype
+from croc.method.types import Canvases, ScheduleState, autocast_dtype
 from croc.method.views import make_views
 
 
@@ -84,15 +84,15 @@ class MaeNetwork(nn.Module):
         self.compare = compare
 
     def forward(
-        self, pixels: Float[Tensor, "B 3 h w"], keys: Int64[Tensor, "B"]
+        self, pixels: Float[Tensor, "B 3 h w"], sample_keys: Int64[Tensor, "B"]
     ) -> Float[Tensor, "B"]:
         """The error of each image's hidden patches."""
-        visible, hidden = draw_mask(keys, self.patches, self.config.mask)
-        with stage("student"):
-            cls, patches = self.backbone.encode(pixels, visible, keys)
-        with stage("decoder"):
+        visible, hidden = draw_mask(sample_keys, self.patches, self.config.mask)
+        with profile_range("student"):
+            cls, patches = self.backbone.encode(pixels, visible, sample_keys)
+        with profile_range("decoder"):
             painted = self.decoder(cls, patches, visible)
-        with stage("loss"):
+        with profile_range("loss"):
             target = into_patches(pixels, self.backbone.patch_px)
             return self.compare(painted, target, hidden, self.config.normalize_patches)
 
@@ -104,9 +104,9 @@ class Mae:
         require(config.views.early_px is None, "--views.early-px is not for MAE")
         fixed = config.model.position_window == WHOLE_GRID
         require(fixed, "--model.position-window is not for MAE, whose positions are fixed")
-        self.config, self.views = config, config.views
+        self.config, self.views_config = config, config.views
         self.student = MaeNetwork(config)
-        self.micro_batch = config.run.micro_batch or (16 if device.type == "cpu" else None)
+        self.micro_batch_size = config.run.micro_batch or (16 if device.type == "cpu" else None)
         self.make_views = make_views
 
     @property
@@ -117,32 +117,32 @@ class Mae:
     def backbones(self) -> list[Backbone]:
         return [self.student.backbone]
 
-    def set_schedule(self, settings: Settings) -> None:
+    def set_schedule(self, schedule: ScheduleState) -> None:
         """Nothing in the loss changes with the step."""
 
     def compute_gradients(
         self, fabric: Fabric, student: _FabricModule, canvases: Canvases
     ) -> dict[str, Tensor]:
-        images = len(canvases.keys) * process_count()
-        pieces = list(canvases.split(self.micro_batch))
+        images = len(canvases.sample_keys) * process_count()
+        micro_batches = list(canvases.split(self.micro_batch_size))
         total = torch.zeros((), device=fabric.device)
-        for index, piece in enumerate(pieces):
-            with stage("views"), fabric.autocast(), torch.no_grad():
+        for index, micro_batch in enumerate(micro_batches):
+            with profile_range("views"), fabric.autocast(), torch.no_grad():
                 dtype = autocast_dtype(fabric.device, torch.float32)
                 patch_px = self.student.backbone.patch_px
-                views = self.make_views(piece, self.config.views, patch_px, dtype, 1)
-            with hold_gradients(fabric, student, more=index + 1 < len(pieces)):
-                loss = student(views.pixels[0], piece.keys).sum() / images
-                with stage("backward"):
+                views = self.make_views(micro_batch, self.views_config, patch_px, dtype, 1)
+            with skip_gradient_sync(fabric, student, is_last=index + 1 == len(micro_batches)):
+                loss = student(views.pixels[0], micro_batch.sample_keys).sum() / images
+                with profile_range("backward"):
                     # DDP takes the mean over processes, but the shares must be summed.
                     fabric.backward(loss * process_count())
             total = total + loss.detach()
         return {"loss": total}
 
-    def freeze_prototypes(self, settings: Settings) -> None:
+    def freeze_prototypes(self, schedule: ScheduleState) -> None:
         """There are none."""
 
-    def update_teacher(self, settings: Settings) -> None:
+    def update_teacher(self, schedule: ScheduleState) -> None:
         """There is none."""
 
 

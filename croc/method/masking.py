@@ -21,7 +21,7 @@ class Mask:
     hidden: Bool[Tensor, "M B N"]
     index: Int64[Tensor, "M B V"]
     """V patches of every view, so that shapes are fixed: the hidden ones where any are."""
-    counted: Bool[Tensor, "B V"]
+    valid: Bool[Tensor, "B V"]
     """Whether they are: in half of the images."""
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from croc.config import OptimConfig
 from croc.method.distributed import is_sharded, local_shards, process_count, sum_over_processes
-from croc.method.types import Settings
+from croc.method.types import ScheduleState
 
 QUINTIC = (3.4445, -4.7750, 2.0315)
 """a·s + b·s³ + c·s⁵ drives every singular value from 0 … 1 to near 1: Muon's own coefficients."""
@@ -53,11 +53,11 @@ def layer_of(name: str, depth: int) -> int:
     return depth + 1 if above else 0
 
 
-def set_lr(optimizer: torch.optim.Optimizer, settings: Settings) -> None:
+def set_lr(optimizer: torch.optim.Optimizer, schedule: ScheduleState) -> None:
     for group in optimizer.param_groups:
         # Older checkpoints have no factor.
-        group["lr"] = settings.lr * group.get("rate_factor", 1.0)
-        group["weight_decay"] = settings.weight_decay if group["decayed"] else 0.0
+        group["lr"] = schedule.lr * group.get("rate_factor", 1.0)
+        group["weight_decay"] = schedule.weight_decay if group["decayed"] else 0.0
 
 
 def clip_gradient(parameters: Iterable[nn.Parameter], max_norm: float) -> Tensor:

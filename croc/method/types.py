@@ -24,28 +24,28 @@ class Canvases:
     pixels: UInt8[Tensor, "B 3 S S"]
     sizes: Int64[Tensor, "B 2"]
     """True height and width of each image on its canvas."""
-    keys: Int64[Tensor, "B"]
+    sample_keys: Int64[Tensor, "B"]
     """One number per sample, from (seed, epoch, index); everything random about it follows."""
     failed: tuple[str, ...] = ()
     """Names of files that could not be decoded and were replaced while making this batch."""
 
     def to(self, device: device) -> "Canvases":
         """Copied without waiting, where the memory is pinned."""
-        pixels, sizes, keys = (
-            x.to(device, non_blocking=True) for x in (self.pixels, self.sizes, self.keys)
-        )
+        tensors = (self.pixels, self.sizes, self.sample_keys)
+        pixels, sizes, keys = (x.to(device, non_blocking=True) for x in tensors)
         return Canvases(pixels, sizes, keys, self.failed)
 
     def split(self, size: int | None) -> Iterator["Canvases"]:
-        """In pieces of at most `size` images."""
-        size = size or len(self.keys)
-        for start in range(0, len(self.keys), size):
-            piece = slice(start, start + size)
-            yield Canvases(self.pixels[piece], self.sizes[piece], self.keys[piece])
+        """Micro-batches of at most `size` images."""
+        size = size or len(self.sample_keys)
+        for start in range(0, len(self.sample_keys), size):
+            part = slice(start, start + size)
+            yield Canvases(self.pixels[part], self.sizes[part], self.sample_keys[part])
 
     def copied(self) -> "Canvases":
         """With tensors of its own."""
-        return Canvases(self.pixels.clone(), self.sizes.clone(), self.keys.clone(), self.failed)
+        pixels, sizes, keys = (x.clone() for x in (self.pixels, self.sizes, self.sample_keys))
+        return Canvases(pixels, sizes, keys, self.failed)
 
 
 @dataclass(frozen=True)
@@ -85,8 +85,8 @@ class Clusters:
 
 
 @dataclass(frozen=True)
-class Settings:
-    """The position in the schedule, and the optimizer's settings there."""
+class ScheduleState:
+    """The schedule at one step: its position, learning rate and weight decay."""
 
     step: int
     total_steps: int

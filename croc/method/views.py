@@ -54,7 +54,7 @@ def make_views(
     views: int = VIEWS,
 ) -> Views:
     """Augmented crops of each image, normalized, with the positions of their patches."""
-    sizes, keys = canvases.sizes, canvases.keys
+    sizes, keys = canvases.sizes, canvases.sample_keys
     with torch.autocast(canvases.pixels.device.type, enabled=False):
         crops = draw_crops(sizes, keys, config, views)
         colors = interleave([draw_photometric(keys, view, config) for view in range(views)])

@@ -29,8 +29,8 @@ from croc.eval.protocols import WithinConfig
 from croc.io import versions
 from croc.method.photometric import normalize
 from croc.method.randomness import sample_key
+from croc.segmentation.images import ImageFile, Loaded, Reader, list_images
 from croc.segmentation.options import DiscoverOptions, PredictOptions
-from croc.segmentation.photos import Loaded, Photo, Reader, list_photos
 from croc.segmentation.predict import predict
 from croc.segmentation.segmenter import (
     HEAD,
@@ -51,8 +51,8 @@ EXAMPLES, COLUMNS, TILE_PX, BORDER_PX = 12, 4, 192, 6
 CROP = 0.45
 """Side of an example, as a fraction of the image's shorter side."""
 DIMMED = 0.35
-Place = tuple[Photo, int, int, np.ndarray]
-"""A photograph, the row and column of a patch, and the patches of the same cluster."""
+Example = tuple[ImageFile, int, int, np.ndarray]
+"""An image, the row and column of a patch, and the patches of the same cluster."""
 
 
 def discover(options: DiscoverOptions) -> list[str]:
@@ -60,8 +60,8 @@ def discover(options: DiscoverOptions) -> list[str]:
     folder = Path(options.to).expanduser()
     settings = {name: getattr(options, name) for name in ("classes", "image_px", "blocks", "seed")}
     if (folder / HEAD).is_file():
-        facts = read_head(folder).get("facts", {})
-        if facts.get("config") != settings or facts.get("weights") != bare(options.weights):
+        metadata = read_head(folder).get("facts", {})
+        if metadata.get("config") != settings or metadata.get("weights") != bare(options.weights):
             raise UserError(f"{folder} has a head with other settings: choose another folder")
         print(f"{folder} has a head already; completing the masks", file=sys.stderr)
     else:
@@ -69,7 +69,7 @@ def discover(options: DiscoverOptions) -> list[str]:
     lines = predict(
         PredictOptions(
             head=str(folder),
-            photos=options.photos,
+            images=options.images,
             to=str(folder / "masks"),
             overlays=options.overlays,
             batch=options.batch,
@@ -87,16 +87,16 @@ def make_head(options: DiscoverOptions, folder: Path, settings: dict[str, Any]) 
     machine = find_machine(options, fast=True)
     backbone = open_backbone(options.weights).float()
     sizes = WithinConfig(image_px=options.image_px, blocks=options.blocks)
-    request, note = fit_image_size(Request("discover", "photographs", sizes), backbone)
+    request, note = fit_image_size(Request("discover", "images", sizes), backbone)
     if note:
         print(note, file=sys.stderr)
-    photos, _ = list_photos(options.photos, folder.absolute())
+    files, _ = list_images(options.images, folder.absolute())
     order = np.random.Generator(np.random.Philox(sample_key(options.seed, 0, 0) % 2**63))
-    order = order.permutation(len(photos))[:SAMPLE]
+    order = order.permutation(len(files))[:SAMPLE]
     working: Any = copy.deepcopy(backbone).to(machine.device, machine.precision)
-    reader = Reader([photos[index] for index in sorted(order)], request.config.image_px)
-    sample, features = read_features(reader, working, options, machine.workers)
-    head, places, shares = fit_clusters(sample, features, options)
+    reader = Reader([files[index] for index in sorted(order)], request.config.image_px)
+    sample, features = compute_features(reader, working, options, machine.workers)
+    head, examples, shares = fit_clusters(sample, features, options)
     names = tuple(f"cluster {number}" for number in range(options.classes))
     colors = default_colors(options.classes)
     px = request.config.image_px
@@ -104,37 +104,38 @@ def make_head(options: DiscoverOptions, folder: Path, settings: dict[str, Any]) 
 
     def write_sheets(partial: Path) -> None:
         (partial / "clusters").mkdir()
-        for name, color, some in zip(names, colors, places):
-            draw_sheet(some, color).save(partial / "clusters" / f"{name}.png")
+        for name, color, cluster_examples in zip(names, colors, examples):
+            draw_sheet(cluster_examples, color).save(partial / "clusters" / f"{name}.png")
 
-    facts = {
+    metadata = {
         "made by": "croc segment discover",
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "weights": bare(options.weights),
         "backbone hash": fingerprint(backbone),
-        "images": len(photos),
+        "images": len(files),
         "fitted on": len(sample),
         "share of patches": dict(zip(names, shares)),
         "config": settings,
         "seconds": round(time.perf_counter() - started, 1),
         "versions": versions(),
     }
-    save_segmenter(segmenter, folder, facts, write_sheets)
+    save_segmenter(segmenter, folder, metadata, write_sheets)
 
 
 @torch.inference_mode()
-def read_features(
+def compute_features(
     reader: Reader, backbone: VitBackbone | ConvBackbone, options: DiscoverOptions, workers: int
-) -> tuple[list[Photo], Float[Tensor, "n C rows columns"]]:
-    """Of the readable photographs, in half precision, as many as fit into memory."""
+) -> tuple[list[ImageFile], Float[Tensor, "n C rows columns"]]:
+    """The readable images, until their features reach SAMPLE_BYTES, and these features in half
+    precision."""
     device = next(backbone.parameters()).device
-    sample: list[Photo] = []
+    sample: list[ImageFile] = []
     kept: list[Tensor] = []
     size = 0
 
     def batches() -> Iterator[list[Loaded]]:
         waiting: list[Loaded] = []
-        for each in iterate(reader, range(len(reader.photos)), workers=workers, ahead=4):
+        for each in iterate(reader, range(len(reader.files)), workers=workers, ahead=4):
             waiting += [each] if isinstance(each, Loaded) else []
             if len(waiting) == options.batch:
                 yield waiting
@@ -142,40 +143,42 @@ def read_features(
         if waiting:
             yield waiting
 
-    total = -(-len(reader.photos) // options.batch)
-    for some in progress(batches(), "features", total):
-        pixels = torch.stack([each.pixels for each in some if each.pixels is not None])
+    total = -(-len(reader.files) // options.batch)
+    for batch in progress(batches(), "features", total):
+        pixels = torch.stack([each.pixels for each in batch if each.pixels is not None])
         features = backbone.features(normalize(pixels.to(device) / 255), options.blocks)
         kept.append(features.half().cpu())
-        sample += [each.photo for each in some]
+        sample += [each.file for each in batch]
         size += kept[-1].nbytes
         if size >= SAMPLE_BYTES:
             break
     if not sample:
-        raise UserError(f"none of the {len(reader.photos)} images can be decoded")
+        raise UserError(f"none of the {len(reader.files)} images can be decoded")
     return sample, torch.cat(kept)
 
 
 def fit_clusters(
-    sample: Sequence[Photo], features: Float[Tensor, "n C rows columns"], options: DiscoverOptions
-) -> tuple[nn.Conv2d, list[list[Place]], list[float]]:
-    """A layer whose highest score is at the nearest centroid; each cluster's typical places; and
-    its share of the patches.
+    sample: Sequence[ImageFile],
+    features: Float[Tensor, "n C rows columns"],
+    options: DiscoverOptions,
+) -> tuple[nn.Conv2d, list[list[Example]], list[float]]:
+    """A linear layer whose argmax is the nearest centroid; each cluster's most typical patches; and
+    the fraction of patches in each cluster.
 
     As in the evaluation: features are standardized and reduced by PCA before K-means.
     """
     moments = Moments()
-    for some in features.split(32):
-        moments.add(some)
+    for chunk in features.split(32):
+        moments.add(chunk)
     reduce = Reduction(moments, min(PCA, features.shape[1]))
-    tokens = torch.cat([reduce(some.movedim(1, -1)) for some in features.split(32)])
+    tokens = torch.cat([reduce(chunk.movedim(1, -1)) for chunk in features.split(32)])
     flat = tokens.flatten(0, 2).numpy()
     generator = np.random.Generator(np.random.Philox(sample_key(options.seed, 1, 0) % 2**63))
     count = min(len(flat), POINTS_PER_CENTROID * options.classes)
     points = flat[np.sort(generator.choice(len(flat), count, replace=False))]
     numbers = (options.classes, ITERATIONS["tokens"], options.restarts, options.seed)
     centroids = torch.from_numpy(fit_kmeans(points, *numbers))
-    # |z − c|² is |z|² less 2 z·c − |c|², and z is affine in the features.
+    # |z − c|² = |z|² − (2 z·c − |c|²), and z is affine in the features.
     kernel = 2 * centroids @ (reduce.directions / reduce.deviation[:, None]).mT
     head = nn.Conv2d(features.shape[1], options.classes, kernel_size=1).requires_grad_(False)
     head.weight.copy_(kernel[..., None, None])
@@ -189,28 +192,30 @@ def fit_clusters(
         sizes += clusters.flatten().bincount(minlength=len(centroids))
         for cluster in clusters.unique().tolist():
             inside = clusters == cluster
-            place = int(around[cluster].where(inside, torch.inf).argmin())
+            index = int(around[cluster].where(inside, torch.inf).argmin())
             candidate = (
-                float(around[cluster].flatten()[place]),
+                float(around[cluster].flatten()[index]),
                 number,
-                *divmod(place, grid.shape[1]),
+                *divmod(index, grid.shape[1]),
             )
             best[cluster].append((*candidate, inside.numpy()))
-    places = [
+    examples = [
         [(sample[number], row, column, inside) for _, number, row, column, inside in chosen]
-        for chosen in (sorted(some, key=lambda each: each[:4])[:EXAMPLES] for some in best)
+        for chosen in (
+            sorted(candidates, key=lambda each: each[:4])[:EXAMPLES] for candidates in best
+        )
     ]
-    return head.eval(), places, (sizes / sizes.sum()).tolist()
+    return head.eval(), examples, (sizes / sizes.sum()).tolist()
 
 
-def draw_sheet(places: Sequence[Place], color: Color) -> Image.Image:
-    """Parts of different photographs around a cluster's most typical patches; what is not of the
-    cluster is dimmed."""
+def draw_sheet(examples: Sequence[Example], color: Color) -> Image.Image:
+    """Crops of different images around a cluster's most typical patches; pixels outside the cluster
+    are dimmed."""
     side = TILE_PX + 2 * BORDER_PX
-    rows = max(1, -(-len(places) // COLUMNS))
+    rows = max(1, -(-len(examples) // COLUMNS))
     sheet = Image.new("RGB", (COLUMNS * side, rows * side), color)
-    for number, (photo, row, column, inside) in enumerate(places):
-        image = Image.fromarray(decode_image(photo.path.read_bytes(), WHOLE_PX))
+    for number, (file, row, column, inside) in enumerate(examples):
+        image = Image.fromarray(decode_image(file.path.read_bytes(), WHOLE_PX))
         width, height = image.size
         mask = Image.fromarray((255 * inside).astype(np.uint8)).resize(image.size)
         dark = image.point(lambda value: int(DIMMED * value))
@@ -219,6 +224,6 @@ def draw_sheet(places: Sequence[Place], color: Color) -> Image.Image:
         y = (row + 0.5) / inside.shape[0] * height - crop / 2
         left, top = (round(min(max(0, x), width - crop)), round(min(max(0, y), height - crop)))
         part = Image.composite(image, dark, mask).crop((left, top, left + crop, top + crop))
-        place = (number % COLUMNS * side + BORDER_PX, number // COLUMNS * side + BORDER_PX)
-        sheet.paste(part.resize((TILE_PX, TILE_PX)), place)
+        corner = (number % COLUMNS * side + BORDER_PX, number // COLUMNS * side + BORDER_PX)
+        sheet.paste(part.resize((TILE_PX, TILE_PX)), corner)
     return sheet

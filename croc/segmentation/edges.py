@@ -1,4 +1,4 @@
-"""Class scores that follow a photograph's edges: the guided filter of He, Sun and Tang, 2010."""
+"""Class scores that follow an image's edges: the guided filter of He, Sun and Tang, 2010."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -10,7 +10,7 @@ from jaxtyping import Float, UInt8
 from torch import Tensor
 
 from croc.eval.features import upsample
-from croc.segmentation.segmenter import PIXELS_AT_ONCE, largest_of
+from croc.segmentation.segmenter import MAX_LOGITS, argmax_in_chunks
 
 WORK_PX = 224
 """The longer side at which the filter's coefficients are computed."""
@@ -25,11 +25,12 @@ def follow_edges(
 ) -> UInt8[np.ndarray, "H W"]:
     """The class of the highest filtered score at each pixel.
 
-    for every window of the reduced photograph and every class: the affine function of the color
+    for every window of the reduced image and every class: the affine function of the color
         that fits the class's interpolated score best, with `epsilon` on its squared slope
-    for every pixel and class: the mean function of the windows around it, of the pixel's color
+    for every pixel and class: the mean of the functions of all windows that contain it, evaluated
+        at the pixel's color
 
-    The functions are interpolated to the photograph's own size (He and Sun, 2015).
+    The functions are interpolated to the image's own size (He and Sun, 2015).
     """
     height, width = image.shape[:2]
     scale = WORK_PX / max(height, width)
@@ -50,11 +51,11 @@ def follow_edges(
     covariance = mean(products).unflatten(0, (3, 3)) - center[:, None] * center[None]
     covariance = covariance.permute(2, 3, 0, 1) + epsilon * torch.eye(3, device=scores.device)
     inverse = torch.linalg.inv(covariance)
-    few = max(1, PIXELS_AT_ONCE // (4 * height * width))
+    classes_per_chunk = max(1, MAX_LOGITS // (4 * height * width))
 
-    def parts() -> Iterator[Tensor]:
-        for some, base in zip(wide.split(few), level.split(few)):
-            joint = mean((some[:, None] * guide[None]).flatten(0, 1)).unflatten(0, (-1, 3))
+    def chunks() -> Iterator[Tensor]:
+        for chunk, base in zip(wide.split(classes_per_chunk), level.split(classes_per_chunk)):
+            joint = mean((chunk[:, None] * guide[None]).flatten(0, 1)).unflatten(0, (-1, 3))
             joint = joint - base[:, None] * center[None]
             slope = torch.einsum("hwij,kjhw->kihw", inverse, joint)
             offset = base - (slope * center).sum(dim=1)
@@ -64,4 +65,4 @@ def follow_edges(
             )
             yield torch.einsum("kihw,ihw->khw", slope, colors) + offset[:, 0]
 
-    return largest_of(parts())
+    return argmax_in_chunks(chunks())

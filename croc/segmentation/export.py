@@ -25,7 +25,7 @@ from croc.weights.open import VitBackbone
 
 
 class ImageToClasses(nn.Module):
-    """RGB images in 0 … 1, of sides that patches divide, to the class of each pixel."""
+    """Maps RGB images in [0, 1], whose sides are multiples of the patch size, to class maps."""
 
     def __init__(self, segmenter: Segmenter) -> None:
         super().__init__()
@@ -33,8 +33,8 @@ class ImageToClasses(nn.Module):
         self.blocks = segmenter.blocks
         self.head: Any = segmenter.head
         self.is_vit = isinstance(segmenter.backbone, VitBackbone)
-        colors = [torch.tensor(each)[:, None, None] for each in (IMAGENET_MEAN, IMAGENET_STD)]
-        self.mean, self.deviation = (nn.Buffer(each) for each in colors)
+        statistics = [torch.tensor(each)[:, None, None] for each in (IMAGENET_MEAN, IMAGENET_STD)]
+        self.mean, self.deviation = map(nn.Buffer, statistics)
 
     def forward(self, images: Float[Tensor, "B 3 H W"]) -> UInt8[Tensor, "B H W"]:
         pixels = (images - self.mean) / self.deviation
@@ -53,8 +53,8 @@ class ImageToClasses(nn.Module):
 def resample_positions(
     positions: Tensor, new_size: Any, num_prefix_tokens: int = 1, **_: Any
 ) -> Tensor:
-    """As timm's, which leaves out sizes that need no change: that would be a condition on the
-    images."""
+    """Like timm's function, but without its early return for unchanged sizes, which torch.export
+    would turn into a constraint on the image size."""
     first, rest = positions[:, :num_prefix_tokens], positions[:, num_prefix_tokens:]
     side = math.isqrt(rest.shape[1])
     grid = rest.float().unflatten(1, (side, side)).permute(0, 3, 1, 2)
@@ -63,8 +63,8 @@ def resample_positions(
 
 
 @contextmanager
-def any_size() -> Iterator[None]:
-    """Within, timm's positions are resampled for every size."""
+def resampling_at_any_size() -> Iterator[None]:
+    """Context in which timm resamples position embeddings at every image size."""
     name = "resample_abs_pos_embed"
     modules, usual = (vision_transformer, eva), getattr(eva, name)
     for module in modules:
@@ -90,28 +90,30 @@ def export_head(options: ExportOptions) -> str:
         )
     unit = segmenter.backbone.stride_px
     count = segmenter.image_px // unit
-    # Not the size of the positions: for that one timm resizes nothing, and neither would the graph.
+    # Must differ from the size of the position embeddings: at that size timm skips resampling, and
+    # the exported graph would, too.
     example = torch.rand(2, 3, unit * (count + 1), unit * (count + 2))
     dynamic = ({0: Dim("batch"), 2: unit * Dim("rows"), 3: unit * Dim("columns")},)
-    facts = {
+    metadata = {
         "classes": list(segmenter.classes),
         "colors": [list(color) for color in segmenter.colors],
-        "input": f"RGB in 0 … 1, sides multiples of {unit}; trained at {segmenter.image_px}",
+        "input": f"RGB in [0, 1]; height and width must be multiples of {unit} px; "
+        f"trained at {segmenter.image_px} px",
         "image_px": segmenter.image_px,
         "framing": segmenter.framing,
     }
     network = ImageToClasses(segmenter).eval()
     path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as partial, any_size():
+    with replacing(path) as partial, resampling_at_any_size():
         if path.suffix == ".onnx":
             output = (["batch", f"{unit}*rows", f"{unit}*columns"],)
             graph = make_graph(network, example, ["images"], ["classes"], dynamic, output)
-            graph.model.metadata_props.update({key: json.dumps(x) for key, x in facts.items()})
+            graph.model.metadata_props.update({key: json.dumps(x) for key, x in metadata.items()})
             graph.save(partial)
         else:
             with quiet(), torch.no_grad():
                 program = torch.export.export(network, (example,), dynamic_shapes=dynamic)
             named = partial.with_suffix(".pt2")  # torch insists on the name's end
-            torch.export.save(program, named, extra_files={"facts.json": json.dumps(facts)})
+            torch.export.save(program, named, extra_files={"facts.json": json.dumps(metadata)})
             named.rename(partial)
     return f"{path}: maps images in [0, 1] to the indices of {len(segmenter.classes)} classes"

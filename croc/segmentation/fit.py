@@ -23,14 +23,20 @@ from croc.eval.protocols import InContextConfig, LinearConfig
 from croc.eval.results import percent
 from croc.io import versions
 from croc.segmentation.options import FitOptions
-from croc.segmentation.segmenter import Segmenter, check_new, default_colors, fold, save_segmenter
+from croc.segmentation.segmenter import (
+    Segmenter,
+    check_new,
+    default_colors,
+    fold_standardization,
+    save_segmenter,
+)
 from croc.weights.card import bare
 from croc.weights.open import DenseBackbone
 
-MANY = 50
+MIN_IMAGES_TO_HOLD_OUT = 50
 """With this many images, some are held out; with fewer, all are scored, by two-fold validation."""
-COUNTED = 2_000
-"""Labeled pixels are counted before training in at most this many images."""
+MAX_COUNTED_IMAGES = 2_000
+"""Labeled pixels are counted before training only if there are at most this many images."""
 Config = LinearConfig | InContextConfig
 
 
@@ -45,7 +51,7 @@ def fit_head(options: FitOptions, config: Config, is_length_chosen: bool = False
     config = request.config
     if note:
         print(note, file=sys.stderr)
-    pixels = count_pixels(data) if len(data) <= COUNTED else None
+    pixels = count_pixels(data) if len(data) <= MAX_COUNTED_IMAGES else None
     where = (machine.device, machine.workers)
 
     def config_for(images: int) -> Any:
@@ -62,7 +68,7 @@ def fit_head(options: FitOptions, config: Config, is_length_chosen: bool = False
     if isinstance(config, LinearConfig):
         config = replace(config, rates=(config.rates[best],))
     trained: Any = train_heads(patches, config)[0]
-    head = trained if isinstance(trained, Memory) else fold(trained)
+    head = trained if isinstance(trained, Memory) else fold_standardization(trained)
     segmenter = Segmenter(
         weights.backbone,
         head,
@@ -73,7 +79,7 @@ def fit_head(options: FitOptions, config: Config, is_length_chosen: bool = False
         getattr(config, "framing", "squash"),
     )
     kind, _, path = options.data.partition(":")
-    facts = {
+    metadata = {
         "made by": "croc segment fit",
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "weights": bare(options.weights),
@@ -86,9 +92,13 @@ def fit_head(options: FitOptions, config: Config, is_length_chosen: bool = False
         "seconds": round(time.perf_counter() - started, 1),
         "versions": versions(),
     }
-    save_segmenter(segmenter, options.to, facts)
+    save_segmenter(segmenter, options.to, metadata)
     measured = f"mIoU {scores['mIoU']:.1f} ({scores['how']})" if scores else "not scored"
-    return f"{options.to}: {len(data.classes)} classes from {len(data)} images, {measured}"
+    return f"{options.to}: {len(data.classes)} classes from {n_images(len(data))}, {measured}"
+
+
+def n_images(count: int, kind: str = "") -> str:
+    return f"{count} {kind}image{'s' * (count != 1)}"
 
 
 def count_pixels(data: SegmentationData) -> dict[str, int]:
@@ -103,7 +113,9 @@ def count_pixels(data: SegmentationData) -> dict[str, int]:
         raise UserError(f"no training pixel is labeled: all labels are {IGNORED}")
     if missing:
         names = ", ".join(missing)
-        print(f"no labeled pixel of {names}: the head cannot learn it", file=sys.stderr)
+        print(
+            f"no pixels are labeled {names}: the head cannot learn these classes", file=sys.stderr
+        )
     return by_class
 
 
@@ -134,14 +146,15 @@ def score_heads(
     data, count = patches.data, len(patches.data)
     if hold_out == 0 or count < 2:
         return None, 0
-    if hold_out is None and count < MANY:
+    if hold_out is None and count < MIN_IMAGES_TO_HOLD_OUT:
         halves = list(split_training(data, 0.5).values())
         folds = [(halves[0], halves[1]), (halves[1], halves[0])]
         how = "each half of the images scored by a head trained on the other"
     else:
         parts = split_training(data, 0.2 if hold_out is None else hold_out)
         folds = [(parts["train"], parts["val"])]
-        how = f"on {len(parts['val'])} held-out images by a head trained on {len(parts['train'])}"
+        held_out = n_images(len(parts["val"]), "held-out ")
+        how = f"on {held_out} by a head trained on {len(parts['train'])}"
     reports = []
     for train, val in folds:
         try:

@@ -18,7 +18,11 @@ from croc.eval.protocols import (
 )
 
 Count = Annotated[int, at_least(1)]
-Images = Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="IMAGES ...")]
+Images = Annotated[
+    tuple[str, ...],
+    tyro.conf.Positional,
+    tyro.conf.arg(metavar="IMAGES ...", help_behavior_hint="(required)"),
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +67,7 @@ class FitOptions(MachineOptions, FitPart):
 class PredictPart(Section):
     head: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="HEAD")]
     """Output folder of `croc segment fit` or `croc segment discover`."""
-    photos: Images
+    images: Images
     """Image folders, searched recursively, and image files."""
     to: str
     """Output folder for the masks: 8-bit palette PNGs whose pixel values are class indices, in the
@@ -91,12 +95,12 @@ class PredictOptions(MachineOptions, PredictPart):
 
 @dataclass(frozen=True, kw_only=True)
 class DiscoverPart(Section):
-    photos: Images
+    images: Images
     """Image folders, searched recursively, and image files."""
     weights: str
     """The backbone, as for `croc evaluate`."""
     classes: Annotated[int, at_least(2)]
-    """Number of clusters."""
+    """Number of clusters (K of K-means)."""
     to: str
     """Output folder for the head, masks/ and clusters/; rerun to complete the masks."""
     image_px: Count = 448

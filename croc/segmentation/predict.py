@@ -25,20 +25,20 @@ from croc.eval.evaluate import find_machine
 from croc.eval.features import progress
 from croc.io import replacing
 from croc.segmentation.edges import follow_edges
+from croc.segmentation.images import ImageFile, Loaded, Reader, list_images
 from croc.segmentation.options import PredictOptions
-from croc.segmentation.photos import Loaded, Photo, Reader, list_photos
 from croc.segmentation.rle import write_coco
-from croc.segmentation.scores import score_photos
-from croc.segmentation.segmenter import Segmenter, head_hash, largest, load_segmenter
+from croc.segmentation.scores import score_images
+from croc.segmentation.segmenter import Segmenter, argmax_upsampled, head_hash, load_segmenter
 from croc.signals import catch_signals
 from croc.weights.open import check_fit
 
 SETTINGS, FORMAT = "settings.json", 1
-MARK = "croc"
+SETTINGS_KEY = "croc"
 """The key of a text in each PNG: the hash of the settings that the mask was made with."""
 OVERLAY_PX = 1280
-WRITERS, WRITING = 4, 16
-SHOWN = 20
+WRITERS, MAX_PENDING_WRITES = 4, 16
+MAX_LISTED_FAILURES = 20
 
 
 @dataclass(frozen=True)
@@ -67,26 +67,26 @@ class Output:
         }
 
     @cached_property
-    def mark(self) -> str:
+    def settings_hash(self) -> str:
         return hashlib.sha256(json.dumps(self.settings).encode()).hexdigest()[:16]
 
-    def mask(self, photo: Photo) -> Path:
-        return self.folder / f"{photo.name}.png"
+    def mask(self, file: ImageFile) -> Path:
+        return self.folder / f"{file.name}.png"
 
-    def has(self, photo: Photo) -> bool:
+    def has(self, file: ImageFile) -> bool:
         """Whether its mask was made with these settings; it is the last file written."""
         try:
-            with Image.open(self.mask(photo)) as image:
-                return image.info.get(MARK) == self.mark
+            with Image.open(self.mask(file)) as image:
+                return image.info.get(SETTINGS_KEY) == self.settings_hash
         except OSError:
             return False
 
-    def open(self, photos: str) -> None:
+    def open(self, root: str) -> None:
         """Create the folder, or check that its masks are of this head and these images."""
         settings_file = self.folder / SETTINGS
         content = {
             "croc": __version__,
-            "photographs": photos,
+            "photographs": root,
             "classes": self.segmenter.classes,
             **self.settings,
         }
@@ -98,28 +98,28 @@ class Output:
         except (ValueError, KeyError, TypeError):
             raise UserError(f"{settings_file} cannot be read: choose another --to") from None
         if other:
-            of = "made by another head" if "head" in other else "of other images"
-            raise UserError(f"the masks in {self.folder} are {of}: choose another --to")
+            how = "were made with a different head" if "head" in other else "are of other images"
+            raise UserError(f"the masks in {self.folder} {how}: choose another --to")
         self.folder.mkdir(parents=True, exist_ok=True)
         with replacing(settings_file) as partial_file:
             partial_file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
     def write(self, loaded: Loaded, classes: UInt8[np.ndarray, "H W"], scores: Tensor) -> None:
-        photo = loaded.photo
+        name = loaded.file.name
         if self.overlays and loaded.image is not None:
             painted = paint(loaded.image, classes, self.segmenter.colors)
             save = partial(painted.save, format="JPEG", quality=90)
-            _write(self.folder / "overlays" / f"{photo.name}.jpg", save)
+            _write(self.folder / "overlays" / f"{name}.jpg", save)
         if self.probabilities:
             shares = scores if self.segmenter.kind == "incontext" else scores.softmax(dim=0)
             save = partial(_save_npz, shares.half().cpu().numpy())
-            _write(self.folder / "probabilities" / f"{photo.name}.npz", save)
+            _write(self.folder / "probabilities" / f"{name}.npz", save)
         mask = Image.fromarray(classes)
         colors = [value for color in self.segmenter.colors for value in color]
         mask.putpalette(colors + [0] * (768 - len(colors)))  # a full palette keeps 8 bits
         info = PngInfo()
-        info.add_text(MARK, self.mark)
-        _write(self.mask(photo), partial(mask.save, format="PNG", pnginfo=info))
+        info.add_text(SETTINGS_KEY, self.settings_hash)
+        _write(self.mask(loaded.file), partial(mask.save, format="PNG", pnginfo=info))
 
 
 def _write(path: Path, save: Any) -> None:
@@ -154,37 +154,38 @@ def predict(options: PredictOptions) -> list[str]:
     if options.tile_px is not None:
         check_fit(segmenter.backbone, options.tile_px, segmenter.blocks, "--tile-px: tiles")
     folder = Path(options.to).expanduser()
-    photos, root = list_photos(options.photos, folder.absolute())
+    files, root = list_images(options.images, folder.absolute())
     how = (options.tile_px, options.edges, options.overlays, options.probabilities)
     output = Output(folder, head_hash(segmenter), segmenter, *how)
     output.open(root)
     segmenter = segmenter.to(machine.device, machine.precision)
-    failed = write_masks(photos, segmenter, output, options.batch, machine.workers)
-    lines = [f"{len(photos) - len(failed):,} masks in {folder}"]
+    failed = write_masks(files, segmenter, output, options.batch, machine.workers)
+    lines = [f"{len(files) - len(failed):,} masks in {folder}"]
     if options.rle:
         path = folder / "masks.json"
-        masks = [(str(photo.path), output.mask(photo)) for photo in photos if photo not in failed]
+        masks = [(str(file.path), output.mask(file)) for file in files if file not in failed]
         relative = [(Path(name).relative_to(root).as_posix(), mask) for name, mask in masks]
         write_coco(path, relative, segmenter.classes)
         lines.append(f"all masks in COCO's format: {path}")
-    lines += [f"skipped, cannot be decoded: {photo.path}" for photo in failed[:SHOWN]]
-    return lines + [f"and {len(failed) - SHOWN} more"] * (len(failed) > SHOWN)
+    lines += [f"skipped, cannot be decoded: {file.path}" for file in failed[:MAX_LISTED_FAILURES]]
+    unlisted = len(failed) - MAX_LISTED_FAILURES
+    return lines + [f"and {unlisted} more"] * (unlisted > 0)
 
 
 def write_masks(
-    photos: Sequence[Photo], segmenter: Segmenter, output: Output, batch: int, workers: int
-) -> list[Photo]:
+    files: Sequence[ImageFile], segmenter: Segmenter, output: Output, batch: int, workers: int
+) -> list[ImageFile]:
     """Write the masks that are missing; return the images that cannot be decoded."""
-    missing = [photo for photo in photos if not output.has(photo)]
-    failed: list[Photo] = []
-    whole = output.overlays or output.edges == "guided"
+    missing = [file for file in files if not output.has(file)]
+    failed: list[ImageFile] = []
+    keep_image = output.overlays or output.edges == "guided"
     tiled = output.tile_px is not None
-    reader = Reader(missing, segmenter.image_px, segmenter.unit_px, tiled, whole)
+    reader = Reader(missing, segmenter.image_px, segmenter.unit_px, tiled, keep_image)
     items = iterate(reader, range(len(missing)), workers=workers, ahead=4)
 
     def readable() -> Iterator[Loaded]:
         for each in progress(items, "masks", len(missing)):
-            if isinstance(each, Photo):
+            if isinstance(each, ImageFile):
                 failed.append(each)
             else:
                 yield each
@@ -196,21 +197,21 @@ def write_masks(
         ThreadPoolExecutor(WRITERS) as pool,  # files are compressed while the network runs
         torch.inference_mode(),
     ):
-        for loaded, scores in score_photos(readable(), segmenter, batch, output.tile_px):
+        for loaded, scores in score_images(readable(), segmenter, batch, output.tile_px):
             if output.edges == "guided" and loaded.image is not None:
                 classes = follow_edges(scores, loaded.image)
             else:
-                classes = largest(scores, loaded.size)
+                classes = argmax_upsampled(scores, loaded.size)
             pending.append(pool.submit(output.write, loaded, classes, scores))
-            while len(pending) >= WRITING or (pending and pending[0].done()):
+            while len(pending) >= MAX_PENDING_WRITES or (pending and pending[0].done()):
                 pending.popleft().result()
             if signals:
                 raise KeyboardInterrupt
         for future in pending:
             future.result()
-    if missing and len(failed) == len(photos):
+    if missing and len(failed) == len(files):
         (output.folder / SETTINGS).unlink()
-        with suppress(OSError):  # it holds something else
+        with suppress(OSError):  # it contains other files
             output.folder.rmdir()
-        raise UserError(f"none of the {len(photos)} images can be decoded")
+        raise UserError(f"none of the {len(files)} images can be decoded")
     return failed

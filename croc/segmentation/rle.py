@@ -1,10 +1,10 @@
 """Masks in COCO's run-length encoding, written without pycocotools.
 
 A mask is read column by column. `counts` are the lengths of its runs: first of zeros (which may be
-0), then of ones, and so on. From the fourth on, a count is written as its difference from the one
-before the last. A number is written as characters of five bits, the lowest first: bits 0 … 4 are
-the number's, bit 5 says that more follow, and 48 is added. The last character's highest bit is the
-sign.
+0), then of ones, and so on. From the fourth on, each count is stored as the difference from the
+count two positions earlier. A number is written as characters of five bits, the lowest first: bits
+0 … 4 are the number's, bit 5 means that more follow, and 48 is added. The last character's highest
+bit is the sign.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Class scores of many photographs: in batches, in tiles, along the photograph's edges."""
+"""Class scores of many images, whole ones in batches or large ones in tiles."""
 
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -9,17 +9,17 @@ from PIL import Image
 from torch import Tensor
 
 from croc.method.photometric import normalize
-from croc.segmentation.photos import Loaded
+from croc.segmentation.images import Loaded
 from croc.segmentation.segmenter import Segmenter
 
 OVERLAP = 4
-"""Neighboring tiles share at least one part in so many."""
+"""Adjacent tiles overlap by at least 1/OVERLAP of their side."""
 
 
-def score_photos(
+def score_images(
     loaded: Iterable[Loaded], segmenter: Segmenter, batch: int, tile_px: int | None
 ) -> Iterator[tuple[Loaded, Float[Tensor, "classes rows columns"]]]:
-    """Each photograph with its patches' scores, in order."""
+    """Each image with its patches' scores, in order."""
     waiting: list[Loaded] = []
     for each in loaded:
         if each.pixels is None:
@@ -38,9 +38,9 @@ def score_photos(
         yield from _score_alike(waiting, segmenter)
 
 
-def _score_alike(photos: Sequence[Loaded], segmenter: Segmenter) -> Iterator[tuple[Loaded, Tensor]]:
-    pixels = torch.stack([each.pixels for each in photos if each.pixels is not None])
-    yield from zip(photos, segmenter.scores(normalize(pixels.to(segmenter.device) / 255)))
+def _score_alike(batch: Sequence[Loaded], segmenter: Segmenter) -> Iterator[tuple[Loaded, Tensor]]:
+    pixels = torch.stack([each.pixels for each in batch if each.pixels is not None])
+    yield from zip(batch, segmenter.scores(normalize(pixels.to(segmenter.device) / 255)))
 
 
 def score_tiles(
@@ -58,20 +58,20 @@ def score_tiles(
     pixels = torch.from_numpy(np.array(resized)).permute(2, 0, 1)
     sides = [min(tile_px // unit, count) for count in grid]
     rows, columns = (_starts(count, side) for count, side in zip(grid, sides))
-    places = [np.s_[y : y + sides[0], x : x + sides[1]] for y in rows for x in columns]
+    tile_slices = [np.s_[y : y + sides[0], x : x + sides[1]] for y in rows for x in columns]
     ramps = [1.0 + torch.arange(side).minimum(torch.arange(side).flip(0)) for side in sides]
     weight = torch.outer(*ramps).to(segmenter.device)
     total, weights = torch.zeros(()), torch.zeros(grid, device=segmenter.device)
-    for start in range(0, len(places), batch):
-        some = places[start : start + batch]
+    for start in range(0, len(tile_slices), batch):
+        tile_batch = tile_slices[start : start + batch]
         tiles = [
             pixels[:, y.start * unit : y.stop * unit, x.start * unit : x.stop * unit]
-            for y, x in some
+            for y, x in tile_batch
         ]
         scores = segmenter.scores(normalize(torch.stack(tiles).to(segmenter.device) / 255))
         if not total.ndim:
             total = scores.new_zeros(scores.shape[1], *grid)
-        for (y, x), each in zip(some, scores):
+        for (y, x), each in zip(tile_batch, scores):
             total[:, y, x] += weight * each
             weights[y, x] += weight
     return total / weights

@@ -45,10 +45,11 @@ from croc.weights.open import (
 
 FORMAT = 1
 HEAD, TENSORS, BACKBONE = "head.json", "head.safetensors", "backbone.safetensors"
-PIXELS_AT_ONCE = 2**24  # of all classes' logits at the image's size; more are made in turn
+MAX_LOGITS = 2**24
+"""Upsampled logits (classes × pixels) kept in memory at once; more are computed in chunks."""
 Color = tuple[int, int, int]
 MEMORY = ("features", "histograms")
-KINDS: dict[str, Any] = {
+HEAD_SCHEMA: dict[str, Any] = {
     "kind": Literal["linear", "incontext"],
     "classes": list[str],
     "colors": list[str],
@@ -105,7 +106,7 @@ class Segmenter:
     def class_map(self, image: UInt8[np.ndarray, "H W 3"]) -> UInt8[np.ndarray, "H W"]:
         """The class of each pixel of an RGB image, at the image's own size."""
         pixels = resize_as_evaluated(image, self.image_px, self.unit_px)
-        return largest(self.scores(normalize(pixels[None] / 255))[0], image.shape[:2])
+        return argmax_upsampled(self.scores(normalize(pixels[None] / 255))[0], image.shape[:2])
 
 
 def resize_as_evaluated(
@@ -118,23 +119,23 @@ def resize_as_evaluated(
     return torch.from_numpy(np.array(small)).permute(2, 0, 1)
 
 
-def largest(
+def argmax_upsampled(
     scores: Float[Tensor, "classes rows columns"], size: tuple[int, ...]
 ) -> UInt8[np.ndarray, "H W"]:
     """The class of the highest upsampled score at each pixel, the first of equal ones."""
-    few = max(1, PIXELS_AT_ONCE // (size[0] * size[1]))
-    return largest_of(upsample(part[None].float(), size)[0] for part in scores.split(few))
+    chunks = scores.split(max(1, MAX_LOGITS // (size[0] * size[1])))
+    return argmax_in_chunks(upsample(chunk[None].float(), size)[0] for chunk in chunks)
 
 
-def largest_of(parts: Iterable[Float[Tensor, "_ H W"]]) -> UInt8[np.ndarray, "H W"]:
-    """The same from scores at the image's size, of some classes after the other."""
+def argmax_in_chunks(chunks: Iterable[Float[Tensor, "_ H W"]]) -> UInt8[np.ndarray, "H W"]:
+    """The same, from scores at full image size that arrive in chunks of classes."""
     best: Any = None
     classes: Any = None
     start = 0
-    for part in parts:
-        top, index = part.max(dim=0)
+    for chunk in chunks:
+        top, index = chunk.max(dim=0)
         index = (index + start).to(torch.uint8)
-        start += len(part)
+        start += len(chunk)
         if best is None:
             best, classes = top, index
         else:
@@ -143,7 +144,7 @@ def largest_of(parts: Iterable[Float[Tensor, "_ H W"]]) -> UInt8[np.ndarray, "H 
     return classes.cpu().numpy()
 
 
-def fold(layer: Layer) -> nn.Conv2d:
+def fold_standardization(layer: Layer) -> nn.Conv2d:
     """One convolution of the features themselves, with the standardization in its weights."""
     classes, width = layer.linear.weight.shape[:2]
     folded = nn.Conv2d(width, classes, kernel_size=1).requires_grad_(False)
@@ -159,12 +160,12 @@ def default_colors(count: int) -> tuple[Color, ...]:
 def check_new(folder: str | Path) -> Path:
     path = Path(folder).absolute()
     if os.path.lexists(path):
-        raise UserError(f"{folder} exists and is not overwritten: choose another folder")
+        raise UserError(f"{folder} already exists and will not be overwritten: choose another --to")
     return path
 
 
 def head_hash(segmenter: Segmenter) -> str:
-    """Of all numbers that masks depend on."""
+    """Hash of the weights of backbone and head, and of the in-context settings."""
     head: Any = segmenter.head
     if isinstance(head, Memory):
         parts = nn.ParameterDict({name: getattr(head, name) for name in MEMORY})
@@ -177,11 +178,11 @@ def head_hash(segmenter: Segmenter) -> str:
 def save_segmenter(
     segmenter: Segmenter,
     folder: str | Path,
-    facts: dict[str, Any],
+    metadata: dict[str, Any],
     write_more: Callable[[Path], None] = lambda partial: None,
 ) -> None:
-    """A new folder, complete or absent. `facts` are kept in head.json: how the head was made, on
-    what, and how well it does. `write_more` adds files of its own."""
+    """Write a new folder, complete or not at all. `metadata` is stored in head.json: how the head
+    was made, on what, and its score. `write_more` adds files."""
     target, head = check_new(folder), segmenter.head
     content: dict[str, Any] = {
         "format": FORMAT,
@@ -208,7 +209,7 @@ def save_segmenter(
         partial.mkdir(parents=True)
         save_sealed(tensors, partial / TENSORS, {"format": "pt"})
         save_backbone(segmenter.backbone, partial / BACKBONE)
-        text = json.dumps(content | {"facts": facts}, indent=2, ensure_ascii=False)
+        text = json.dumps(content | {"facts": metadata}, indent=2, ensure_ascii=False)
         (partial / HEAD).write_text(text + "\n", encoding="utf-8")
         write_more(partial)
         partial.rename(target)
@@ -223,8 +224,8 @@ def load_segmenter(folder: str | Path) -> Segmenter:
     backbone = open_backbone(str(folder / BACKBONE)).float()
     if (actual := fingerprint(backbone)) != content["backbone"]["hash"]:
         raise UserError(
-            f"{folder / BACKBONE} is another backbone ({actual}) than the one this head was made "
-            f"with, {content['backbone']['name']} ({content['backbone']['hash']})"
+            f"{folder / BACKBONE} ({actual}) is not the backbone that this head was made with: "
+            f"{content['backbone']['name']} ({content['backbone']['hash']})"
         )
     backbone.name = backbone.origin = content["backbone"]["name"]
     path, classes = folder / TENSORS, content["classes"]
@@ -260,15 +261,15 @@ def read_head(folder: Path) -> dict[str, Any]:
         content = json.loads(path.read_text(encoding="utf-8"))
         if content["format"] != FORMAT:
             raise ValueError(f"it has format {content['format']}, this version reads {FORMAT}")
-        for name, kind in KINDS.items():
+        for name, kind in HEAD_SCHEMA.items():
             typeguard.check_type(content[name], kind)
         for name, kind in (("neighbors", int), ("temperature", float)):
             if content["kind"] == "incontext":
                 typeguard.check_type(content[name], kind)
         if not all(len(bytes.fromhex(color.removeprefix("#"))) == 3 for color in content["colors"]):
-            raise ValueError("a color is not like #0072b2")
+            raise ValueError("colors must have the form #rrggbb")
         if not 0 < len(content["classes"]) <= IGNORED or content["image_px"] < 1:
-            raise ValueError("its classes or sizes are impossible")
+            raise ValueError(f"it must have 1 to {IGNORED} classes and a positive image_px")
     except (ValueError, TypeError, KeyError, RecursionError, typeguard.TypeCheckError) as error:
         raise UserError(f"{path} cannot be read: {first_line(error)}") from None
     return content

@@ -23,8 +23,8 @@ from croc.method.types import Canvases
 
 COMPILED: dict[type, tuple[str, ...]] = {
     Croc: ("make_views", "cluster_tokens", "weighted_total", "softness"),
-    Network: ("pool", "distil", "gram_distance"),
-    Backbone: ("_embed", "_finish", "_describe_last", "_draw_drop_paths"),
+    Network: ("pool", "distill_loss", "gram_distance"),
+    Backbone: ("_embed", "_finish", "_forward_last", "_draw_drop_paths"),
     ImageHead: ("images",),
     ProjectionHead: ("images", "clusters"),
     Mae: ("make_views",),
@@ -56,7 +56,7 @@ def compile_parts(method: Croc | Mae) -> None:
 
 
 class CudaGraph:
-    """The gradients of a step, launched as a CUDA graph from the fourth step on; recorded again if
+    """The gradients of a step, launched as a CUDA graph from the fourth step on; captured again if
     the views' size changes.
 
     Everything that changes from step to step is in tensors with fixed addresses: parameters,
@@ -64,8 +64,10 @@ class CudaGraph:
     and metrics are in the graph's own memory, which the next step overwrites.
     """
 
-    def __init__(self, method: Croc | Mae, launch: Callable[[Canvases], dict[str, Tensor]]) -> None:
-        self._method, self._launch = method, launch
+    def __init__(
+        self, method: Croc | Mae, compute_gradients: Callable[[Canvases], dict[str, Tensor]]
+    ) -> None:
+        self._method, self._compute_gradients = method, compute_gradients
         self._ends: deque[torch.cuda.Event] = deque()
         self.forget()
 
@@ -74,19 +76,19 @@ class CudaGraph:
         self._graph: torch.cuda.CUDAGraph | None = None
         self._metrics: dict[str, Tensor] = {}
         self._gradients: list[tuple[nn.Parameter, Tensor]] = []
-        self._launched, self._view_px = 0, self._method.views.size_px
+        self._eager_steps, self._view_px = 0, self._method.views_config.size_px
 
     def __call__(self, canvases: Canvases) -> dict[str, Tensor]:
-        if self._view_px != self._method.views.size_px:
+        if self._view_px != self._method.views_config.size_px:
             self.forget()
-        if self._launched < WARM_UPS:
-            self._launched += 1
-            return self._launch(canvases)
+        if self._eager_steps < WARM_UPS:
+            self._eager_steps += 1
+            return self._compute_gradients(canvases)
         if self._graph is None:
-            self._graph = self._record(canvases)
+            self._graph = self._capture(canvases)
         if len(self._ends) >= STEPS_AHEAD:  # the host would run ahead by any number of batches
             self._ends.popleft().synchronize()
-        for name in ("pixels", "sizes", "keys"):
+        for name in ("pixels", "sizes", "sample_keys"):
             getattr(self._canvases, name).copy_(getattr(canvases, name), non_blocking=True)
         self._graph.replay()
         self._ends.append(torch.cuda.Event())
@@ -95,13 +97,13 @@ class CudaGraph:
             parameter.grad = gradient
         return dict(self._metrics)
 
-    def _record(self, canvases: Canvases) -> torch.cuda.CUDAGraph:
+    def _capture(self, canvases: Canvases) -> torch.cuda.CUDAGraph:
         """Computes nothing; the memory that a step needs is reserved for good."""
         self._canvases = canvases.copied()
         graph = torch.cuda.CUDAGraph()
         try:
             with torch.cuda.graph(graph):
-                self._metrics = self._launch(self._canvases)
+                self._metrics = self._compute_gradients(self._canvases)
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
@@ -114,8 +116,8 @@ class CudaGraph:
         return graph
 
 
-def records(run: RunConfig, fabric: Fabric, compiled: bool) -> bool:
-    """Whether steps are recorded: only on one GPU, since several wait for each other in a step."""
+def use_cuda_graph(run: RunConfig, fabric: Fabric, compiled: bool) -> bool:
+    """Only on one GPU, since several wait for each other within a step."""
     alone = fabric.device.type == "cuda" and fabric.world_size == 1 and run.strategy == "ddp"
     if run.cuda_graph == "auto":
         return alone and compiled

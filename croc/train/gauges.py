@@ -241,6 +241,6 @@ class Gauges:
         with self._fabric.autocast():
             dtype = autocast_dtype(self._fabric.device, torch.float32)
             views = make_views(canvases, self._views, self._backbone.patch_px, dtype)
-            tokens = self._backbone.describe(views.pixels, self._cluster.tokens)
-            clusters = cluster_tokens(tokens, views, canvases.keys, self._cluster)
+            tokens = self._backbone.forward_tokens(views.pixels, self._cluster.tokens)
+            clusters = cluster_tokens(tokens, views, canvases.sample_keys, self._cluster)
         return count_matches(tokens.patches.float(), clusters)

@@ -28,10 +28,10 @@ from croc.method.distributed import (
 )
 from croc.method.mae import Mae
 from croc.method.optim import Guard, clip_gradient, make_optimizer, set_lr
-from croc.method.stages import stage
-from croc.method.types import Canvases, Settings, cosine
+from croc.method.profiling import profile_range
+from croc.method.types import Canvases, ScheduleState, cosine
 from croc.signals import catch_signals
-from croc.train.compile import CudaGraph, compile_parts, records
+from croc.train.compile import CudaGraph, compile_parts, use_cuda_graph
 from croc.train.distributed import StopRequest, compiles, make_fabric, processes_here
 from croc.train.gauges import Gauges
 from croc.train.health import Health, no_gradient
@@ -41,8 +41,8 @@ from croc.weights.checkpoint import checkpoints, load_checkpoint
 from croc.weights.open import load_into
 
 LOST_PEER = (
-    "another process of this run has ended or does not answer; the same command resumes from the "
-    "last checkpoint, with the same number of processes or another"
+    "another process of this run has exited or stopped responding; rerun the same command to "
+    "resume from the last checkpoint (the number of processes may change)"
 )
 OUT_OF_MEMORY = (
     "out of GPU memory: try a smaller --run.micro-batch, --optim.batch or "
@@ -51,14 +51,15 @@ OUT_OF_MEMORY = (
 
 SaveHook = Callable[[dict[str, Tensor], int, bool], None]
 """Called on the first process with the backbone's weights, the step, and whether it is the last."""
-MakeSaveHook = Callable[[PretrainConfig, ImageSource, Path, int], SaveHook]
+SaveHookFactory = Callable[[PretrainConfig, ImageSource, Path, int], SaveHook]
 """Makes one from the configuration, the images, the run's folder and the first step."""
 
 
-def pretrain(config: PretrainConfig, recipe: str, on_save: MakeSaveHook | None = None) -> Path:
-    """Train, or resume the run in the folder; returns the folder. With `run.report`, the hook that
-    `on_save` makes is called at the start and after each checkpoint; if it fails, the run does not.
-    """
+def pretrain(
+    config: PretrainConfig, recipe: str, make_save_hook: SaveHookFactory | None = None
+) -> Path:
+    """Train, or resume the run in the folder; returns the folder. With `run.report`, the hook is
+    called at the start and after each checkpoint; an error in it does not stop the run."""
     run = config.run
     anchored = isinstance(config, DinoConfig) and config.anchor.weight > 0
     require(
@@ -73,7 +74,7 @@ def pretrain(config: PretrainConfig, recipe: str, on_save: MakeSaveHook | None =
     batch_indices(0, len(source), config.optim.batch, run.seed, 0, fabric.world_size)
     try:
         fabric.launch()
-        train(fabric, config, recipe, source, folder, on_save)
+        train(fabric, config, recipe, source, folder, make_save_hook)
     except torch.OutOfMemoryError as error:
         raise UserError(f"{OUT_OF_MEMORY} ({str(error).partition('. ')[0]})") from error
     except RuntimeError as error:
@@ -91,7 +92,7 @@ def train(
     recipe: str,
     source: ImageSource,
     folder: Path,
-    on_save: MakeSaveHook | None,
+    make_save_hook: SaveHookFactory | None,
 ) -> None:
     """One process's part in a run: schedule, gradients, update, teacher, log, save, stop."""
     run, optim = config.run, config.optim
@@ -103,11 +104,12 @@ def train(
     if resumed:
         state.load_state_dict(resumed)
         guard.add_skipped(state.skipped)
-    views = set(union_over_processes([f"step {state.step} of {state.images:,} images"]))
-    if len(views) > 1:  # they would drift apart unnoticed
+    progress = set(union_over_processes([f"step {state.step} of {state.images:,} images"]))
+    if len(progress) > 1:  # they would drift apart unnoticed
         raise UserError(
-            f"the processes do not see the same run ({'; '.join(sorted(views))}): "
-            "--run.folder and --data.root must be on a disk that all machines share"
+            f"the processes do not see the same run ({'; '.join(sorted(progress))}): "
+            "--run.folder must be on a shared file system, and --data.root must contain the same "
+            "images on every machine"
         )
     per_epoch = steps_per_epoch(len(source), optim.batch)
     last_step = optim.epochs * per_epoch
@@ -134,21 +136,21 @@ def train(
         verb = f"resumes from step {state.step}" if state.step else "starts"
         devices = f"{fabric.world_size} × {fabric.device.type}"
         images = f"{len(source):,} images (first: {source.name(0)})"
-        log.say(f"{folder}: {verb}, to step {last_step}, on {devices}; {images}")
+        log.say(f"{folder}: {verb}, {last_step} steps in total, on {devices}; {images}")
         if trainer.origin:
             log.say(f"backbone initialized from {trainer.origin}; heads start from scratch")
 
         health = Health(config)
-        review = Review(trainer, source, folder, log, health, state.step, on_save)
-        review(state.step, last=False)
+        report = CheckpointReport(trainer, source, folder, log, health, state.step, make_save_hook)
+        report(state.step, last=False)
         stop_requested = StopRequest(fabric, signals, state.step)
         undecoded: list[str] = []
         postponed = False  # a checkpoint that was due after a skipped step
         failing = False  # whether the last checkpoint could not be written
 
         for canvases in loader:
-            settings = settings_at(state.step, optim, per_epoch)
-            metrics = trainer.step(canvases, settings)
+            schedule = schedule_at(state.step, optim, per_epoch)
+            metrics = trainer.step(canvases, schedule)
             state.step += 1
             undecoded += canvases.failed
             log.advance(state.step)
@@ -162,7 +164,7 @@ def train(
             if logs or saves:
                 values = fetch(metrics)
                 for name in state.failed.add(union_over_processes(undecoded)):
-                    log.say(f"skipped, cannot be decoded: {name}")
+                    log.say(f"cannot be decoded, replaced by the next readable image: {name}")
                 undecoded.clear()
                 seen = state.step * optim.batch
                 state.failed.check(seen, len(source), config.data.max_failed_share)
@@ -175,8 +177,8 @@ def train(
                 # Weights that give no gradient must not replace those that gave one.
                 postponed = saves and in_a_row > 0 and not last
                 if logs:
-                    values |= {"rate": settings.lr, "weight_decay": settings.weight_decay}
-                    log.write(state.step, settings.epoch, values, optim.batch)
+                    values |= {"rate": schedule.lr, "weight_decay": schedule.weight_decay}
+                    log.write(state.step, schedule.epoch, values, optim.batch)
                     for warning in health.warnings(values):
                         log.say(warning)
                     stop_requested.set_pace(state.step)
@@ -190,10 +192,10 @@ def train(
                     log.say(f"{problem}; training ends if the next one cannot be written either")
                 failing = bool(problem)
                 if not stops:  # else there is no time for gauges and pictures
-                    review(state.step, last=last)
+                    report(state.step, last=last)
             if stops:
                 fabric.barrier()  # Lightning kills all processes when one has ended early
-                # Of several processes only some may have received the signal.
+                # Only some of the processes may have received the signal.
                 number = signals[0] if signals else signal.SIGTERM
                 outcome = problem or f"saved step {state.step}"
                 raise Interrupted(
@@ -202,9 +204,9 @@ def train(
                 )
 
 
-def settings_at(step: int, optim: OptimConfig, steps_per_epoch: int) -> Settings:
-    """The schedule: linear warm-up from 0, then half a cosine; scaled by batch / 256. A pure
-    function of the step, so that a resumed run needs no state of it."""
+def schedule_at(step: int, optim: OptimConfig, steps_per_epoch: int) -> ScheduleState:
+    """The schedule at a step: linear warm-up from 0 to lr · batch / 256, then cosine decay to
+    lr_end (not scaled). A pure function of the step, so checkpoints need not store it."""
     total = optim.epochs * steps_per_epoch
     warmup = optim.warmup_epochs * steps_per_epoch
     peak = optim.lr * optim.batch / 256
@@ -213,14 +215,14 @@ def settings_at(step: int, optim: OptimConfig, steps_per_epoch: int) -> Settings
     else:
         rate = cosine(peak, optim.lr_end, step - warmup, total - warmup)
     decay = cosine(optim.weight_decay, optim.weight_decay_end, step, total)
-    return Settings(step, total, step // steps_per_epoch, rate, decay)
+    return ScheduleState(step, total, step // steps_per_epoch, rate, decay)
 
 
 class Trainer:
     """The networks and the optimizer on their devices, and one update of them."""
 
     def __init__(self, fabric: Fabric, config: PretrainConfig, init: str | None = None) -> None:
-        """`init` names the weights to start from; `origin` then says what they were."""
+        """`init`: weights to start from; `origin`: a description of the weights then loaded."""
         run, device = config.run, fabric.device
         torch.manual_seed(run.seed)
         use_kernels(run.kernels)
@@ -241,29 +243,29 @@ class Trainer:
         optimizer = make_optimizer(self.method.student, device, config.optim)
         self.optimizer: Any = fabric.setup_optimizers(optimizer)
         self.guard = Guard(self.optimizer, device)
-        self.recorded = records(run, fabric, compiled)
-        self.graph = CudaGraph(self.method, self.launch) if self.recorded else None
+        self.uses_graph = use_cuda_graph(run, fabric, compiled)
+        self.graph = CudaGraph(self.method, self.compute_gradients) if self.uses_graph else None
 
-    def launch(self, canvases: Canvases) -> dict[str, Tensor]:
+    def compute_gradients(self, canvases: Canvases) -> dict[str, Tensor]:
         """The student's gradients, left in its parameters; returns the metrics."""
         return self.method.compute_gradients(self.fabric, self.student, canvases)
 
     def step(
-        self, canvases: Canvases, settings: Settings, *, launch: bool = False
+        self, canvases: Canvases, schedule: ScheduleState, *, use_graph: bool = True
     ) -> dict[str, Tensor]:
-        """Update student and teacher. Nothing in it waits for the device. `launch` leaves the CUDA
-        graph aside."""
+        """Update student and teacher without waiting for the device; eagerly if not `use_graph`."""
         method = self.method
-        method.set_schedule(settings)
-        metrics = self.graph(canvases) if self.graph and not launch else self.launch(canvases)
-        method.freeze_prototypes(settings)
-        with stage("update"):
-            set_lr(self.optimizer, settings)
+        method.set_schedule(schedule)
+        graph = self.graph if use_graph else None
+        metrics = graph(canvases) if graph else self.compute_gradients(canvases)
+        method.freeze_prototypes(schedule)
+        with profile_range("update"):
+            set_lr(self.optimizer, schedule)
             norm = clip_gradient(method.student.parameters(), self.config.optim.clip_gradient)
             # Metrics are summed over processes, and this one is the same on all of them.
             metrics["gradient_norm"] = norm / self.fabric.world_size
             self.guard.step(norm, metrics["loss"])
-        method.update_teacher(settings)
+        method.update_teacher(schedule)
         return metrics
 
 
@@ -274,8 +276,9 @@ def make_method(config: PretrainConfig, device: torch.device) -> Croc | Mae:
     return Mae(config, device)
 
 
-class Review:
-    """Gauges, and the caller's hook, at the start and after each checkpoint; never fatal."""
+class CheckpointReport:
+    """Gauges and the caller's save hook, at the start and after each checkpoint. Errors in them
+    never stop the run."""
 
     def __init__(
         self,
@@ -285,16 +288,16 @@ class Review:
         log: RunLog,
         health: Health,
         first_step: int,
-        on_save: MakeSaveHook | None,
+        make_save_hook: SaveHookFactory | None,
     ) -> None:
         config = trainer.config
         self._method, self._folder, self._log = trainer.method, folder, log
         self._health, self._hook = health, None
         self._gauges = Gauges(trainer.fabric, config, source, folder)
         self._enabled = config.run.report
-        if on_save and config.run.report and log.writes:
-            with log.never_fatal("the report cannot be drawn"):
-                self._hook = on_save(config, source, folder, first_step)
+        if make_save_hook and config.run.report and log.writes:
+            with log.never_fatal("the report could not be written"):
+                self._hook = make_save_hook(config, source, folder, first_step)
 
     def __call__(self, step: int, *, last: bool) -> None:
         """A checkpoint without gauges, such as one saved on a signal, gets them on resuming."""
@@ -304,12 +307,12 @@ class Review:
         weights = full_state(network.get_submodule("backbone").state_dict())  # by all processes
         if not self._log.writes:
             return
-        with self._log.never_fatal("the gauges cannot be measured"):
+        with self._log.never_fatal("the gauges could not be computed"):
             if all(line["step"] != step for line in read_gauges(self._folder)):
                 gauges = self._gauges.measure(weights, step)
                 self._log.write_gauges(step, gauges)
                 if warning := self._health.gauge_warning(gauges):
                     self._log.say(warning)
         if self._hook:
-            with self._log.never_fatal("the report cannot be drawn"):
+            with self._log.never_fatal("the report could not be written"):
                 self._hook(weights, step, last)

@@ -39,7 +39,7 @@ FREE = {
     ("data", "max_failed_share"),
     *(("run", each.name) for each in dataclasses.fields(RunConfig) if each.name != "seed"),
 }
-"""Options that may differ when a run is resumed: how it is executed, not what is learned."""
+"""Options that may differ when a run is resumed: how it is executed, and where the data is."""
 KEPT = 2
 """Most recent checkpoints that are kept."""
 

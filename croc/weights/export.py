@@ -78,7 +78,9 @@ def export(request: Export) -> tuple[Path | str, ...]:
     targets = (folder,) if is_folder else (file, file.with_suffix(".md"))
     for path in targets:
         if path.exists() or path.is_symlink():
-            raise UserError(f"{path} exists and is not overwritten: choose another name")
+            raise UserError(
+                f"{path} already exists and will not be overwritten: choose another name"
+            )
 
     dtype = request.dtype or ("float32" if is_folder else "bfloat16")
     exact, vit = fingerprint(backbone), backbone.vit

@@ -27,7 +27,7 @@ def loader(source=None, first_step: int = 0, last_step: int = 12, **options):
 
 
 def same(left: Canvases, right: Canvases) -> bool:
-    tensors = ((x.pixels.cpu(), x.sizes.cpu(), x.keys.cpu()) for x in (left, right))
+    tensors = ((x.pixels.cpu(), x.sizes.cpu(), x.sample_keys.cpu()) for x in (left, right))
     return left.failed == right.failed and all(torch.equal(*pair) for pair in zip(*tensors))
 
 
@@ -87,7 +87,7 @@ def test_a_batch_has_the_images_of_its_indices_or_the_next_readable(broken):
             assert (height, width) == source.read(number).shape[:2]
             assert (canvases.pixels[row, :, :height, :width] == number).all()
             assert canvases.pixels[row].sum() == 3 * height * width * number
-            assert canvases.keys[row] == sample_key(SEED, epoch, index)
+            assert canvases.sample_keys[row] == sample_key(SEED, epoch, index)
         names = set().union(*(failed.get(index, set()) for index in indices.tolist()))
         assert sorted(canvases.failed) == sorted(names)
 
@@ -102,7 +102,7 @@ def test_two_ranks_together_are_one_process():
     ranks = [loader(batch=4, rank=rank, processes=2) for rank in range(2)]
     for whole, first, second in zip(loader(batch=4), *ranks, strict=True):
         assert torch.equal(whole.pixels, torch.cat([first.pixels, second.pixels]))
-        assert torch.equal(whole.keys, torch.cat([first.keys, second.keys]))
+        assert torch.equal(whole.sample_keys, torch.cat([first.sample_keys, second.sample_keys]))
 
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
@@ -231,7 +231,7 @@ class TestOnTheGpu:
             for _ in range(20):
                 product @ product
             # Read after the products: by then a batch that is not kept safe is overwritten.
-            tensors = (canvases.pixels, canvases.sizes, canvases.keys)
+            tensors = (canvases.pixels, canvases.sizes, canvases.sample_keys)
             kept.append(Canvases(*(tensor + 0 for tensor in tensors), canvases.failed))
         assert_same(kept, loader(source, last_step=40))
 

@@ -12,7 +12,7 @@ from tests.kernels.interpreter import INTERPRETED
 
 HERE = Path(__file__).parent
 FILES = [
-    *(HERE / f"test_{name}.py" for name in ("attention", "distil", "gelu", "views")),
+    *(HERE / f"test_{name}.py" for name in ("attention", "distill", "gelu", "views")),
     HERE.parent / "method" / "clustering" / "test_kernel.py",
 ]
 

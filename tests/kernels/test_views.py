@@ -153,7 +153,7 @@ def test_whole_chain() -> None:
 
 
 def chain_errors(canvases: Canvases, config: ViewsConfig) -> Tensor:
-    keys = canvases.keys
+    keys = canvases.sample_keys
     colors = interleave([draw_photometric(keys, view, config) for view in range(2)])
     crops = draw_crops(canvases.sizes, keys, config)
     return errors(canvases.pixels, crops, colors, config.size_px, blur_radius_px(config))
@@ -182,7 +182,7 @@ def on_gpu(batch: int, side: int) -> Canvases:
     coarse = torch.rand(batch, 3, side // 8 + 1, side // 8 + 1, device="cuda")
     smooth = torch.nn.functional.interpolate(coarse, size=(side, side), mode="bilinear")
     pixels = (smooth * 235 + made.pixels.cuda() % 20).byte()
-    return Canvases(pixels, made.sizes.cuda().clamp_min(1), made.keys.cuda())
+    return Canvases(pixels, made.sizes.cuda().clamp_min(1), made.sample_keys.cuda())
 
 
 @pytest.mark.cuda

@@ -72,7 +72,7 @@ class TestFeatures:
         (features,) = croc.features(photograph, run)
         backbone = look_at_run(run.folder).backbone
         view = whole_view(read_photograph(str(photograph)), 64, backbone.patch_px)
-        expected = backbone.describe(view.pixels, "values").patches[0, 0]
+        expected = backbone.forward_tokens(view.pixels, "values").patches[0, 0]
         assert features.patches.shape[:2] == (8, 5)  # twice the view's 32 px, in patches of 8
         torch.testing.assert_close(features.patches.flatten(0, 1), expected)
         for size_px, grid in ((96, (12, 8)), ((16, 48), (2, 6)), ([16, 48], (2, 6)), (8, (1, 1))):

@@ -81,9 +81,9 @@ def test_what_a_folder_with_broken_files_needs(tmp_path: Path, capsys, monkeypat
     flags += ["--data.max-failed-share", "0.5"]
     found = say([*flags, "--dry-run"], capsys)
     assert not (tmp_path / "run").exists()
-    assert found["images"].startswith("40, ")
+    assert found["images"].startswith("40 (first: ")
     assert found["undecodable"] == "1 of the first 40"
-    assert found["steps"] == "200 of batch 8"
+    assert found["steps"] == "200 at batch size 8"
     assert found["folder"] == str(tmp_path / "run")
     assert re.fullmatch(r"[\d.]+ GiB for 2 checkpoints, \d+ GiB free", found["disk"])
 
@@ -94,7 +94,7 @@ def test_a_run_that_is_resumed_needs_the_rest(tmp_path: Path, capsys):
     before = (tmp_path / "run/metrics.jsonl").read_text()
     capsys.readouterr()
     found = say([*run, "--dry-run"], capsys)
-    assert found["steps"] == "5 of batch 8, resuming at 4"
+    assert found["steps"] == "5 at batch size 8, resuming from step 4"
     assert (tmp_path / "run/metrics.jsonl").read_text() == before
     assert read_metrics(tmp_path / "run")[-1]["step"] == 4
 

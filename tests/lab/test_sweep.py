@@ -141,7 +141,10 @@ def test_a_stopped_sweep_resumes(tmp_path: Path, trained: list[str], monkeypatch
     assert [row["label"] for row in read_record(tmp_path)["rows"]] == ["1"]
     assert read_record(tmp_path)["notes"] == ["Not finished yet: 2, seed 0."]
     assert croc_sweep(tmp_path, *options) == 0
-    assert f"{tmp_path}/runs/2-seed-0: resumes from step 1, to step 3" in capsys.readouterr().err
+    assert (
+        f"{tmp_path}/runs/2-seed-0: resumes from step 1, 3 steps in total"
+        in capsys.readouterr().err
+    )
     assert trained == ["1-seed-0", "2-seed-0", "2-seed-0"]
     weights = [Path(line["weights"]).name for line in read_results(tmp_path / "evaluations")]
     assert weights == ["1-seed-0", "2-seed-0"]

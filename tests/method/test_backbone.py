@@ -20,7 +20,7 @@ def make(name: str = "vit_tiny_patch16_224", view_px: int = 32, **changes) -> Ba
 
 @torch.no_grad()
 def test_last_is_one_head_of_full_width_at_any_image_size():
-    tokens = make().describe(torch.randn(2, 3, 3, 64, 96), "last")
+    tokens = make().forward_tokens(torch.randn(2, 3, 3, 64, 96), "last")
     assert tokens.patches.shape == (2, 3, 24, 192)
     assert torch.equal(tokens.heads[:, :, 0], tokens.patches)
     assert torch.equal(tokens.cls_heads[:, :, 0], tokens.cls)
@@ -79,7 +79,7 @@ def test_without_keys_or_windows_nothing_changes():
     with torch.no_grad():
         (_, usual), (_, alone), (_, kept) = plain(pixels), windowed(pixels), plain(pixels, KEYS[:3])
         _, moved = windowed(pixels, KEYS[:3])
-        taught = windowed.describe(pixels, "values", KEYS[:3]).patches
+        taught = windowed.forward_tokens(pixels, "values", KEYS[:3]).patches
         other = windowed.train()(pixels, KEYS[:3])[1]
     assert torch.equal(usual, alone)
     assert torch.equal(usual, kept)

@@ -16,16 +16,16 @@ from croc.data.sources import open_source
 from croc.method.croc import Croc
 from croc.method.masking import draw_mask
 from croc.method.optim import make_optimizer
-from croc.method.types import Canvases, Settings
+from croc.method.types import Canvases, ScheduleState
 from croc.method.views import make_views
 from croc.recipes import without_clusters
 from croc.train.distributed import make_fabric
-from croc.train.loop import Trainer, pretrain, settings_at
+from croc.train.loop import Trainer, pretrain, schedule_at
 from tests.kernels.interpreter import waiting_is_an_error
 from tests.tiny import tiny_config
 from tests.train import metrics_of
 
-SETTINGS = Settings(step=1, total_steps=9, epoch=1, lr=1e-3, weight_decay=0.1)
+SETTINGS = ScheduleState(step=1, total_steps=9, epoch=1, lr=1e-3, weight_decay=0.1)
 
 
 def variant(name: str, **cluster: object) -> CrocConfig:
@@ -63,7 +63,7 @@ def naive_losses(config: CrocConfig, method: Croc, canvases: Canvases) -> tuple[
     """Both losses, both new centers and the teacher's entropy, cluster by cluster."""
     views = make_views(canvases, config.views, 8)
     temperature = torch.tensor(0.07)  # the tiny run's warm-up is over in epoch 1
-    found = method.teach(views, canvases.keys).clusters
+    found = method.compute_targets(views, canvases.sample_keys).clusters
     networks = {"teacher": method.teacher, "student": method.student}
     tokens = {name: network.backbone(views.pixels) for name, network in networks.items()}
 
@@ -83,7 +83,7 @@ def naive_losses(config: CrocConfig, method: Croc, canvases: Canvases) -> tuple[
 
     image_losses, per_image, everything, image_outputs, cluster_outputs = [], [], [], [], []
     entropies = []
-    for image in range(len(canvases.keys)):
+    for image in range(len(canvases.sample_keys)):
         t, s = ([networks[n].head.images(tokens[n][0][v, image]) for v in (0, 1)] for n in networks)
         image_outputs += t
         center = method.centers["image"].value
@@ -175,10 +175,10 @@ def steps_on_the_gpu(name: str, compiles: bool, steps: int, checked_from: int) -
     loader = make_loader(source, canvas_px=40, batch=8, device=fabric.device, **steps_of)
     metrics: dict[str, Tensor] = {}
     for step, canvases in enumerate(list(loader)):
-        settings = settings_at(step, config.optim, 3)
+        schedule = schedule_at(step, config.optim, 3)
         torch.cuda.synchronize()
         with waiting_is_an_error() if step >= checked_from else nullcontext():
-            metrics = trainer.step(canvases, settings)
+            metrics = trainer.step(canvases, schedule)
     return {name: value.cpu() for name, value in metrics.items()}
 
 
@@ -220,8 +220,8 @@ def test_the_loss_and_its_center_equal_a_loop_over_hidden_patches(clusters: bool
     fabric, method, student, _ = prepared(config)
     center = method.centers["patch"].value.normal_(std=0.1).clone()
     views = make_views(canvases, config.views, 8)
-    images, patches = len(canvases.keys), views.positions.shape[2]
-    hidden = draw_mask(canvases.keys, patches, 0.3).hidden
+    images, patches = len(canvases.sample_keys), views.positions.shape[2]
+    hidden = draw_mask(canvases.sample_keys, patches, 0.3).hidden
     seen = {
         "teacher": method.teacher.backbone(views.pixels),
         "student": method.student.backbone(views.pixels, None, (hidden, method.student.mask_token)),
@@ -257,7 +257,7 @@ def test_what_is_hidden_cannot_be_seen():
     canvases = make_canvases(config)
     _, method, _, _ = prepared(config)
     views = make_views(canvases, config.views, 8)
-    hidden = draw_mask(canvases.keys, views.positions.shape[2], 0.5).hidden
+    hidden = draw_mask(canvases.sample_keys, views.positions.shape[2], 0.5).hidden
     side = views.pixels.shape[-1] // 8
     pixels = hidden.unflatten(2, (side, side)).repeat_interleave(8, 2).repeat_interleave(8, 3)
     noise = torch.where(pixels[:, :, None], torch.randn_like(views.pixels), views.pixels)

@@ -45,7 +45,9 @@ def test_tokens_heads_and_attention_are_timms(name: str, view_px: int, larger: b
     vit: Any = backbone.vit
     height, width = (2 * view_px, view_px) if larger else (view_px, view_px)
     pixels = torch.randn(2, 2, 3, height, width)
-    described = {kind: backbone.describe(pixels, kind) for kind in ("queries", "keys", "values")}
+    described = {
+        kind: backbone.forward_tokens(pixels, kind) for kind in ("queries", "keys", "values")
+    }
     calls, attend = [], F.scaled_dot_product_attention
 
     def record(*tensors: Any, **options: Any) -> Any:

@@ -91,11 +91,11 @@ def test_a_step_is_the_mean_of_the_images_errors():
     canvases = make_canvases(tiny_config())
     fabric = Fabric(accelerator="cpu", devices=1)
     views = make_views(canvases, config.views, 8, views=1)
-    expected = method.student(views.pixels[0], canvases.keys).mean()
+    expected = method.student(views.pixels[0], canvases.sample_keys).mean()
     expected.backward()
     gradient = method.student.decoder.mask_token.grad.clone()
     method.student.zero_grad()
-    method.micro_batch = 4  # of 6
+    method.micro_batch_size = 4  # of 6
     method.set_schedule(SETTINGS)
     metrics = method.compute_gradients(fabric, fabric.setup(method.student), canvases)
     torch.testing.assert_close(metrics["loss"], expected.detach())

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from croc.config import LossConfig, OptimConfig
 from croc.method.croc import Network, teacher_momentum, teacher_temp
 from croc.method.optim import QUINTIC, Muon, clip_gradient, make_optimizer, orthogonalize, set_lr
-from croc.method.types import Settings
-from croc.train.loop import settings_at
+from croc.method.types import ScheduleState
+from croc.train.loop import schedule_at
 from tests.kernels.interpreter import waiting_is_an_error
 from tests.tiny import tiny_config
 
@@ -27,15 +27,15 @@ def table(base: float, final: float, epochs: int, per_epoch: int, warmup_epochs:
 def test_rate_decay_and_momentum_follow_the_tables():
     optim = OptimConfig(batch=1024, epochs=30, warmup_epochs=3)
     loss = LossConfig()
-    settings = [settings_at(step, optim, 7) for step in range(30 * 7)]
+    schedule = [schedule_at(step, optim, 7) for step in range(30 * 7)]
     np.testing.assert_allclose(
-        [s.lr for s in settings], table(5e-4 * 4, 1e-5, 30, 7, 3), rtol=1e-12, atol=1e-18
+        [s.lr for s in schedule], table(5e-4 * 4, 1e-5, 30, 7, 3), rtol=1e-12, atol=1e-18
     )
-    np.testing.assert_allclose([s.weight_decay for s in settings], table(0.04, 0.4, 30, 7))
+    np.testing.assert_allclose([s.weight_decay for s in schedule], table(0.04, 0.4, 30, 7))
     np.testing.assert_allclose(
-        [teacher_momentum(loss, s) for s in settings], table(0.996, 1.0, 30, 7)
+        [teacher_momentum(loss, s) for s in schedule], table(0.996, 1.0, 30, 7)
     )
-    assert [s.epoch for s in settings] == [step // 7 for step in range(30 * 7)]
+    assert [s.epoch for s in schedule] == [step // 7 for step in range(30 * 7)]
 
 
 @pytest.mark.parametrize("warmup", [0, 1, 30])
@@ -57,7 +57,7 @@ def test_biases_and_vectors_are_not_decayed_but_lengths_positions_and_cls_are():
     assert {"backbone.vit.norm.weight", "backbone.vit.blocks.0.attn.qkv.bias"} <= kept
     assert not any(name.endswith("bias") for name in decayed)
     assert len(decayed) + len(kept) == len(names)
-    set_lr(optimizer, Settings(0, 1, 0, lr=0.5, weight_decay=0.25))
+    set_lr(optimizer, ScheduleState(0, 1, 0, lr=0.5, weight_decay=0.25))
     assert [(g["lr"], g["weight_decay"]) for g in optimizer.param_groups] == [(0.5, 0.25), (0.5, 0)]
 
 
@@ -73,7 +73,7 @@ def test_clipping_shortens_long_gradients_only():
 
 
 MUON = OptimConfig(matrices="muon", muon_lr_factor=2.0)
-SETTINGS = Settings(0, 1, 0, lr=0.01, weight_decay=0.1)
+SETTINGS = ScheduleState(0, 1, 0, lr=0.01, weight_decay=0.1)
 
 
 def gradients_for(network: nn.Module, seed: int) -> None:

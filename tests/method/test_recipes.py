@@ -10,7 +10,7 @@ from lightning_fabric import Fabric
 
 from croc.config import DinoConfig, MaeConfig, PretrainConfig
 from croc.recipes import RECIPES
-from croc.train.loop import Trainer, settings_at
+from croc.train.loop import Trainer, schedule_at
 from tests.method.test_croc import make_canvases
 from tests.tiny import tiny_config, tiny_dino, tiny_mae
 
@@ -36,7 +36,7 @@ def test_every_recipe_does_a_step(name: str):
     trainer = Trainer(Fabric(accelerator="cpu", devices=1), config)
     projection = trainer.method.student.get_parameter("backbone.vit.patch_embed.proj.weight")
     before = projection.detach().clone()
-    metrics = trainer.step(make_canvases(config, 8), settings_at(1, config.optim, 3))
+    metrics = trainer.step(make_canvases(config, 8), schedule_at(1, config.optim, 3))
     assert all(value.isfinite() for value in metrics.values())
     assert not torch.equal(before, projection)
 

@@ -27,7 +27,7 @@ def random_canvases(batch: int, side: int = 48, seed: int = 0) -> Canvases:
     return Canvases(
         pixels=torch.randint(0, 256, (batch, 3, side, side), generator=generator).byte(),
         sizes=torch.randint(side // 2, side + 1, (batch, 2), generator=generator),
-        keys=torch.tensor([sample_key(seed, 0, i) for i in range(batch)]),
+        sample_keys=torch.tensor([sample_key(seed, 0, i) for i in range(batch)]),
     )
 
 
@@ -135,7 +135,7 @@ def test_patch_centers_equal_a_cropped_coordinate_image(flip):
 def test_make_views_crops_where_its_boxes_say():
     canvases = random_canvases(4)
     views = make_views(canvases, PLAIN, patch_px=8)
-    crops = draw_crops(canvases.sizes, canvases.keys, PLAIN)
+    crops = draw_crops(canvases.sizes, canvases.sample_keys, PLAIN)
     assert views.pixels.shape == (2, 4, 3, 32, 32)
     assert views.pixels.is_contiguous()
     assert views.positions.shape == (2, 4, 16, 2)
@@ -150,11 +150,11 @@ def test_views_follow_the_sample_not_the_batch():
     config, canvases = ViewsConfig(size_px=32), random_canvases(8)
     whole = make_views(canvases, config, patch_px=8)
     chosen = torch.tensor([5, 2])
-    part = Canvases(canvases.pixels[chosen], canvases.sizes[chosen], canvases.keys[chosen])
+    part = Canvases(canvases.pixels[chosen], canvases.sizes[chosen], canvases.sample_keys[chosen])
     views = make_views(part, config, patch_px=8)
     assert torch.equal(views.positions, whole.positions[:, chosen])
     torch.testing.assert_close(views.pixels, whole.pixels[:, chosen], rtol=0, atol=1e-5)
-    later = Canvases(canvases.pixels, canvases.sizes, canvases.keys + 1)
+    later = Canvases(canvases.pixels, canvases.sizes, canvases.sample_keys + 1)
     assert (whole.positions[0] != whole.positions[1]).flatten(1).any(dim=1).all()
     assert (whole.positions != make_views(later, config, 8).positions).flatten(2).any(dim=2).all()
 
@@ -191,7 +191,7 @@ def test_compiled_views_equal_eager_ones():
 @pytest.mark.cuda
 def test_views_never_wait_for_the_gpu():
     config, host = ViewsConfig(size_px=32), random_canvases(6)
-    canvases = Canvases(host.pixels.cuda(), host.sizes.cuda(), host.keys.cuda())
+    canvases = Canvases(host.pixels.cuda(), host.sizes.cuda(), host.sample_keys.cuda())
     make_views(canvases, config, 8)
     with waiting_is_an_error():
         views = make_views(canvases, config, 8)

@@ -19,11 +19,11 @@ BAD = [
     (f"{FIT} folder:blank", "no training pixel is labeled: all labels are 255"),
     (f"{FIT} folder:none", "images/train/*.jpg is missing"),
     (f"{FIT} folder:nowhere", "nowhere is missing"),
-    (f"{FIT} folder:good --to taken", "exists and is not overwritten"),
+    (f"{FIT} folder:good --to taken", "already exists and will not be overwritten"),
     (f"{FIT} folder:good --hold-out 0.1", "leaves none to score"),
     (f"{FIT} folder:good --linear.blocks 13", "has 12 blocks, not 13"),
     (f"{FIT} folder:good --incontext.memory 9", "--incontext.memory"),
-    (f"{PREDICT} other photos --to masks", "are made by another head"),
+    (f"{PREDICT} other photos --to masks", "were made with a different head"),
     (f"{PREDICT} head photos/sub --to masks", "are of other images"),
     (f"{PREDICT} head taken", "no images in"),
     (f"{PREDICT} head text.txt", "is not an image file"),
@@ -37,7 +37,7 @@ BAD = [
     ),
     ("export memory --to x.onnx", "is an in-context head, which cannot be exported"),
     ("export head --to x.engine", "pass a file that ends in .onnx or .pt2"),
-    ("export head --to taken.onnx", "exists and is not overwritten"),
+    ("export head --to taken.onnx", "already exists and will not be overwritten"),
 ]
 
 

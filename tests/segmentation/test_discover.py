@@ -11,8 +11,8 @@ from PIL import Image
 from croc.cli import main
 from croc.eval.kmeans import nearest
 from croc.segmentation.discover import fit_clusters
+from croc.segmentation.images import ImageFile
 from croc.segmentation.options import DiscoverOptions
-from croc.segmentation.photos import Photo
 from croc.segmentation.segmenter import load_segmenter
 
 WEIGHTS = "random:vit_tiny_patch16_224"
@@ -67,9 +67,9 @@ def test_the_layer_is_the_nearest_centroid():
     """On the features themselves, standardization and PCA included."""
     features = torch.randn(6, 60, 5, 5) * torch.rand(60, 1, 1) + torch.randn(60, 1, 1)
     features = features + 3 * torch.randn(6, 1, 5, 5)
-    sample = [Photo(Path(f"{number}.png"), str(number)) for number in range(6)]
-    options = DiscoverOptions(photos=("x",), weights="x", classes=3, to="x")
-    layer, places, shares = fit_clusters(sample, features.half(), options)
+    sample = [ImageFile(Path(f"{number}.png"), str(number)) for number in range(6)]
+    options = DiscoverOptions(images=("x",), weights="x", classes=3, to="x")
+    layer, examples, shares = fit_clusters(sample, features.half(), options)
     flat = features.half().float().movedim(1, -1).flatten(0, 2)
     scale = flat.std(dim=0)
     values, vectors = torch.linalg.eigh(torch.corrcoef(flat.mT).double())
@@ -82,7 +82,7 @@ def test_the_layer_is_the_nearest_centroid():
     agree = (nearest(grid, centroids).flatten() == classes).float().mean()
     assert agree > 0.97  # K-means stops near a fixed point
     assert shares == pytest.approx((classes.bincount(minlength=3) / 150).tolist())
-    assert all(len({photo.name for photo, *_ in some}) == len(some) for some in places)
+    assert all(len({file.name for file, *_ in each}) == len(each) for each in examples)
 
 
 def test_the_same_command_completes_the_masks(photos: Path, tmp_path: Path, capsys):

@@ -11,7 +11,7 @@ import torch
 
 from croc.cli import main
 from croc.method.photometric import normalize
-from croc.segmentation.segmenter import largest, load_segmenter, save_segmenter
+from croc.segmentation.segmenter import argmax_upsampled, load_segmenter, save_segmenter
 from tests.segmentation.heads import make_head
 
 SIZES = ((4, 4), (3, 7), (9, 2))
@@ -41,7 +41,12 @@ def test_exports_give_the_same_classes(run: Path, weights: str, blocks: int, tmp
     unit = segmenter.backbone.stride_px
     inputs = [torch.rand(2, 3, unit * rows, unit * columns) for rows, columns in SIZES]
     expected = [
-        np.stack([largest(scores, each.shape[2:]) for scores in segmenter.scores(normalize(each))])
+        np.stack(
+            [
+                argmax_upsampled(scores, each.shape[2:])
+                for scores in segmenter.scores(normalize(each))
+            ]
+        )
         for each in inputs
     ]
     session = ort.InferenceSession(str(tmp_path / "head.onnx"))

@@ -9,7 +9,7 @@ import torch
 from croc.method.photometric import normalize
 from croc.segmentation.edges import follow_edges
 from croc.segmentation.scores import _starts, score_tiles
-from croc.segmentation.segmenter import largest
+from croc.segmentation.segmenter import argmax_upsampled
 from tests.segmentation.heads import make_head
 
 
@@ -52,7 +52,7 @@ def test_borders_move_to_the_edges(size: tuple[int, int]):
     image = np.clip(60 + 130 * truth[..., None].astype(int) + noise, 0, 255).astype(np.uint8)
     scores = torch.tensor([4.0] * 12 + [1.0] + [0.0] * 15).expand(21, 28)
     scores = torch.stack([scores, 4 - scores])
-    plain, guided = largest(scores, size), follow_edges(scores, image)
+    plain, guided = argmax_upsampled(scores, size), follow_edges(scores, image)
     assert guided.shape == size
     assert guided.dtype == np.uint8
     assert (guided != truth).mean() < 0.2 * (plain != truth).mean()

@@ -14,9 +14,9 @@ from croc.eval.features import Moments
 from croc.eval.linear import Layer
 from croc.method.photometric import normalize
 from croc.segmentation.segmenter import (
-    PIXELS_AT_ONCE,
-    fold,
-    largest,
+    MAX_LOGITS,
+    argmax_upsampled,
+    fold_standardization,
     load_segmenter,
     save_segmenter,
 )
@@ -70,16 +70,18 @@ def test_folding_keeps_the_logits():
     layer = Layer(12, 4, moments).requires_grad_(False)
     expected = layer.linear((features - layer.mean) / layer.deviation)
     torch.testing.assert_close(layer(features), expected, atol=1e-4, rtol=1e-5)
-    torch.testing.assert_close(fold(layer)(features), expected, atol=1e-4, rtol=1e-5)
+    torch.testing.assert_close(
+        fold_standardization(layer)(features), expected, atol=1e-4, rtol=1e-5
+    )
 
 
-def test_the_largest_score_is_found_in_parts(monkeypatch: pytest.MonkeyPatch):
+def test_argmax_in_chunks_equals_argmax(monkeypatch: pytest.MonkeyPatch):
     scores = torch.randn(9, 4, 5)
     scores[7] = scores[2]  # of equal ones the first
-    whole = largest(scores, (30, 20))
-    monkeypatch.setattr("croc.segmentation.segmenter.PIXELS_AT_ONCE", 2 * 30 * 20)
-    assert PIXELS_AT_ONCE > 9 * 30 * 20
-    assert np.array_equal(largest(scores, (30, 20)), whole)
+    whole = argmax_upsampled(scores, (30, 20))
+    monkeypatch.setattr("croc.segmentation.segmenter.MAX_LOGITS", 2 * 30 * 20)
+    assert MAX_LOGITS > 9 * 30 * 20
+    assert np.array_equal(argmax_upsampled(scores, (30, 20)), whole)
     assert 7 not in whole
 
 
@@ -117,11 +119,11 @@ def test_classes_are_renamed_in_the_page(tmp_path: Path):
     [
         ({"format": 2}, "has format 2, this version reads 1"),
         ({"classes": ["a", "b"]}, "2 classes and 3 colors, but the head has 3 classes"),
-        ({"colors": ["#000000", "#0000", "#111111"]}, "a color is not like"),
+        ({"colors": ["#000000", "#0000", "#111111"]}, "colors must have the form #rrggbb"),
         ({"kind": "forest"}, "cannot be read"),
         ({"image_px": 50}, "48 or 64 px would"),
         ({"blocks": 99}, "has 12 blocks, not 99"),
-        ({"backbone": {"name": "other", "hash": "0"}}, "is another backbone"),
+        ({"backbone": {"name": "other", "hash": "0"}}, "is not the backbone"),
     ],
 )
 def test_a_page_that_does_not_fit_is_one_line(
@@ -137,7 +139,7 @@ def test_a_page_that_does_not_fit_is_one_line(
 def test_nothing_is_overwritten_or_half_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     segmenter = make_head("random:vit_tiny_patch16_224", "linear")
     (tmp_path / "taken").mkdir()
-    with pytest.raises(UserError, match="exists and is not overwritten"):
+    with pytest.raises(UserError, match="already exists and will not be overwritten"):
         save_segmenter(segmenter, tmp_path / "taken", {})
     segmenter.backbone.made = None
     with pytest.raises(UserError, match="cannot be stored"):

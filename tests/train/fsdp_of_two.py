@@ -8,7 +8,7 @@ from croc.method.distributed import full_state, leave_processes, local_shards, s
 from croc.method.optim import Guard, clip_gradient, make_optimizer, set_lr
 from croc.signals import exit_process
 from croc.train.distributed import make_fabric
-from croc.train.loop import make_method, settings_at
+from croc.train.loop import make_method, schedule_at
 from tests.tiny import tiny_config
 
 
@@ -23,7 +23,7 @@ def main() -> None:
     fabric.setup_module(method.student)
     shard_teacher(method.modules["teacher"], fabric.strategy.device_mesh)  # pyright: ignore
     optimizer = make_optimizer(method.student, fabric.device)
-    set_lr(optimizer, settings_at(5, config.optim, 3))
+    set_lr(optimizer, schedule_at(5, config.optim, 3))
 
     held = sum(share.numel() for share in local_shards(method.student.parameters()))
     assert 0.45 < held / numbers < 0.55, held / numbers

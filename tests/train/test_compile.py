@@ -1,4 +1,4 @@
-"""Recorded steps are the launched ones."""
+"""Steps captured as a CUDA graph equal eager ones."""
 
 from contextlib import nullcontext
 from dataclasses import replace
@@ -10,20 +10,20 @@ import torch
 from croc.config import PretrainConfig, RunConfig
 from croc.errors import UserError
 from croc.io import read_metrics
-from croc.train.compile import WARM_UPS, records
+from croc.train.compile import WARM_UPS, use_cuda_graph
 from croc.train.distributed import make_fabric
-from croc.train.loop import Trainer, pretrain, settings_at
+from croc.train.loop import Trainer, pretrain, schedule_at
 from tests.kernels.interpreter import waiting_is_an_error
 from tests.method.test_croc import make_canvases
 from tests.tiny import tiny_config, tiny_dino, tiny_mae
 
 
-def test_nothing_is_recorded_on_the_cpu():
+def test_no_cuda_graph_on_the_cpu():
     fabric = make_fabric(RunConfig(accelerator="cpu"))
-    assert not records(RunConfig(), fabric, compiled=True)
-    assert not records(RunConfig(cuda_graph=False), fabric, compiled=True)
+    assert not use_cuda_graph(RunConfig(), fabric, compiled=True)
+    assert not use_cuda_graph(RunConfig(cuda_graph=False), fabric, compiled=True)
     with pytest.raises(UserError, match=r"--run\.cuda-graph True is for one process on a GPU"):
-        records(RunConfig(cuda_graph=True), fabric, compiled=True)
+        use_cuda_graph(RunConfig(cuda_graph=True), fabric, compiled=True)
 
 
 def tiny(part: str, **changes: object) -> PretrainConfig:
@@ -34,7 +34,7 @@ def tiny(part: str, **changes: object) -> PretrainConfig:
 
 
 def with_early_views() -> PretrainConfig:
-    """Six small steps, then six large ones, so that both are recorded."""
+    """Six small steps, then six large ones, so that both are captured."""
     config = tiny("views", early_px=16, early_epochs=2)
     return replace(config, optim=replace(config.optim, epochs=4))
 
@@ -45,8 +45,8 @@ CONFIGS = {
     "mae": tiny_mae,
     "released": lambda: tiny("cluster", variant="released"),
     "sinkhorn": lambda: tiny("loss", centering="sinkhorn"),
-    # The prototypes keep still for six steps, of which the first three are launched.
-    "frozen beyond the recording": lambda: tiny("loss", frozen_prototype_epochs=2),
+    # The prototypes keep still for six steps, of which the first three are eager.
+    "frozen beyond the capture": lambda: tiny("loss", frozen_prototype_epochs=2),
     "micro-batches": lambda: tiny_config(micro_batch=3),
     "early views": with_early_views,
 }
@@ -60,13 +60,13 @@ def metrics_of(config: PretrainConfig, folder: Path, **run: object) -> list[dict
 
 @pytest.mark.cuda
 @pytest.mark.parametrize("name", list(CONFIGS))
-def test_recorded_runs_equal_launched_ones(name: str, tmp_path: Path):
-    launched, recorded = (
+def test_captured_runs_equal_eager_ones(name: str, tmp_path: Path):
+    eager, captured = (
         metrics_of(CONFIGS[name](), tmp_path / str(flag), compile=False, cuda_graph=flag)
         for flag in (False, True)
     )
-    assert len(recorded) in (9, 12)
-    for one, other in zip(recorded, launched, strict=True):
+    assert len(captured) in (9, 12)
+    for one, other in zip(captured, eager, strict=True):
         assert one.keys() == other.keys()
         for metric in one.keys() - {"images_per_s", "seconds", "time"}:
             assert one[metric] == pytest.approx(other[metric], rel=2e-3, abs=2e-4), metric
@@ -74,22 +74,22 @@ def test_recorded_runs_equal_launched_ones(name: str, tmp_path: Path):
 
 @pytest.mark.cuda
 @pytest.mark.compiled
-def test_compiled_steps_are_recorded_by_themselves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_compiled_steps_are_captured_by_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     replays: list[int] = []
     real = torch.cuda.CUDAGraph.replay
     monkeypatch.setattr(
         torch.cuda.CUDAGraph, "replay", lambda graph: (replays.append(1), real(graph))[1]
     )
-    recorded = metrics_of(tiny_config(), tmp_path / "recorded", compile=True)
+    captured = metrics_of(tiny_config(), tmp_path / "captured", compile=True)
     assert len(replays) == 9 - WARM_UPS
-    launched = metrics_of(tiny_config(), tmp_path / "launched", compile=True, cuda_graph=False)
+    eager = metrics_of(tiny_config(), tmp_path / "eager", compile=True, cuda_graph=False)
     assert len(replays) == 9 - WARM_UPS
-    for one, other in zip(recorded, launched, strict=True):
+    for one, other in zip(captured, eager, strict=True):
         assert one["loss"] == pytest.approx(other["loss"], rel=2e-3)
 
 
 @pytest.mark.cuda
-def test_a_recorded_step_never_waits_and_leaves_the_batch_alone():
+def test_a_captured_step_never_waits_and_leaves_the_batch_alone():
     config = tiny_config()
     run = RunConfig(accelerator="cuda", devices=1, compile=False, cuda_graph=True)
     fabric = make_fabric(run)
@@ -98,11 +98,11 @@ def test_a_recorded_step_never_waits_and_leaves_the_batch_alone():
     before = canvases.copied()
     losses = []
     for step in range(WARM_UPS + 5):
-        settings = settings_at(step, config.optim, 3)
+        schedule = schedule_at(step, config.optim, 3)
         torch.cuda.synchronize()
         with waiting_is_an_error() if step > WARM_UPS else nullcontext():
-            metrics = trainer.step(canvases, settings)
+            metrics = trainer.step(canvases, schedule)
             losses.append(metrics["loss"].clone())
     assert torch.equal(before.pixels, canvases.pixels)
-    assert torch.equal(before.keys, canvases.keys)
+    assert torch.equal(before.sample_keys, canvases.sample_keys)
     assert len({round(loss.item(), 6) for loss in losses}) == len(losses)  # it moves on

@@ -67,7 +67,7 @@ def test_clusters_are_as_sharp_as_the_papers_text():
     views = make_views(canvases, ViewsConfig(), backbone.patch_px, torch.float32)
     config = ClusterConfig("paper", 12, "values", 4.0, k_max=8, k_select="fixed")
     with torch.no_grad():
-        features = backbone.describe(views.pixels, "values", keys)
+        features = backbone.forward_tokens(views.pixels, "values", keys)
         clusters = cluster_tokens(features, views, keys, config)
     effective, largest_share = softness(clusters.assignments)
     assert effective.mean() <= 1.5

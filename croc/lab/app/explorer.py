@@ -201,7 +201,7 @@ def look_at_crops(
     pixels = normalize(crop(canvas[None], Crops(places, flips), model.view_px))
     sizes, patch_px = torch.tensor([[height, width]]), model.backbone.patch_px
     positions = patch_centers(places, flips, sizes, model.view_px, patch_px)
-    return Views(pixels, positions), model.backbone.describe(pixels, kind)
+    return Views(pixels, positions), model.backbone.forward_tokens(pixels, kind)
 
 
 @lru_cache(CACHED)
@@ -209,7 +209,7 @@ def look_at_whole(model: Model, picture: Picture, kind: str) -> tuple[Float[Tens
     """The photograph's tokens, seen at twice a crop's side, and their number of rows."""
     patch_px = model.backbone.patch_px
     pixels = whole_view(picture.pixels, 2 * model.grid * patch_px, patch_px).pixels
-    return model.backbone.describe(pixels, kind).heads[0, 0], pixels.shape[-2] // patch_px
+    return model.backbone.forward_tokens(pixels, kind).heads[0, 0], pixels.shape[-2] // patch_px
 
 
 def _keys(query: Query) -> Tensor:

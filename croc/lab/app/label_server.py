@@ -38,7 +38,7 @@ from croc.lab.app.labels import (
 from croc.lab.app.local import LocalServer, read_body
 from croc.lab.app.photos import Photos
 from croc.plotting import PALETTE_HEX
-from croc.segmentation.segmenter import Segmenter, largest, save_segmenter
+from croc.segmentation.segmenter import Segmenter, argmax_upsampled, save_segmenter
 from croc.tables import one_line
 from croc.weights.open import check_fit, open_backbone
 
@@ -157,7 +157,7 @@ class LabelServer(LocalServer):
             height, width = self.photos.sizes[index]
             width, height = fitting_size((width, height), MASK_PX)
             file = io.BytesIO()
-            mask = to_image(largest(scores, (height, width)), self.labels)
+            mask = to_image(argmax_upsampled(scores, (height, width)), self.labels)
             mask.save(file, "PNG", transparency=bytes([0] + [255] * 254), compress_level=1)
             url = "data:image/png;base64," + base64.b64encode(file.getvalue()).decode("ascii")
             answer[index] = {"mask": url, "certainty": certainty(scores)}
@@ -208,8 +208,8 @@ class LabelServer(LocalServer):
         segmenter = replace(photos.segmenter, head=head, classes=classes, colors=colors)
         new, folder = self.to / "new", self.to / "export"
         shutil.rmtree(new, ignore_errors=True)
-        facts = {"made": "croc app label", "clicks": len(labels["clicks"])}
-        save_segmenter(segmenter, new / "head", facts)
+        metadata = {"made": "croc app label", "clicks": len(labels["clicks"])}
+        save_segmenter(segmenter, new / "head", metadata)
         names = mask_names([photos.names[index] for index in photos.sizes])
         for done, (index, size) in enumerate(photos.sizes.items()):
             if self.stopping:
@@ -217,7 +217,7 @@ class LabelServer(LocalServer):
             scores = head(photos.tokens(index)[None].float())[0]
             path = new / "masks" / f"{names[photos.names[index]]}.png"
             path.parent.mkdir(parents=True, exist_ok=True)
-            to_image(largest(scores, size), labels).save(path)
+            to_image(argmax_upsampled(scores, size), labels).save(path)
             self.export_state = {"state": "running", "done": done + 1}
         shutil.rmtree(folder, ignore_errors=True)
         new.rename(folder)

@@ -57,7 +57,7 @@ def check_labels(content: Any) -> dict[str, Any]:
         raise ValueError(f"2 to {IGNORED - 1} classes, not {len(classes)}")
     for each in classes:
         if not re.fullmatch("#[0-9a-fA-F]{6}", each["color"]):
-            raise ValueError(f"a color is not like #0072b2: {each['color'][:20]}")
+            raise ValueError(f"colors must have the form #rrggbb: {each['color'][:20]}")
     clicks = [
         {"photo": str(c["photo"]), "x": float(c["x"]), "y": float(c["y"]), "class": int(c["class"])}
         for c in content["clicks"]

@@ -24,7 +24,7 @@ from croc.data.decode import WHOLE_PX, reduce_image
 from croc.data.sources import printable
 from croc.io import replacing
 from croc.method.photometric import normalize
-from croc.segmentation.photos import list_photos
+from croc.segmentation.images import list_images
 from croc.segmentation.segmenter import Segmenter, resize_as_evaluated
 from croc.weights.open import fast_precision, fingerprint
 
@@ -39,8 +39,8 @@ class Photos:
         self.segmenter = segmenter
         fast = copy.deepcopy(segmenter.backbone)
         self.backbone = fast.to(dtype=fast_precision(segmenter.device))
-        photos, root = list_photos([str(folder)], to.absolute())
-        self.paths = [photo.path for photo in photos]
+        files, root = list_images([str(folder)], to.absolute())
+        self.paths = [file.path for file in files]
         relative = (os.path.relpath(path, root) for path in self.paths)
         self.names = [printable(os.fsencode(name)) for name in relative]
         self.number = {name: index for index, name in enumerate(self.names)}

@@ -38,7 +38,7 @@ TILE_PX, GAP_PX = 112, 2
 
 
 class ReportHook:
-    """`pretrain`'s on_save: draws the clusters (of CrOC) and writes report.html."""
+    """`pretrain`'s make_save_hook: draws the clusters (of CrOC) and writes report.html."""
 
     def __init__(
         self, config: PretrainConfig, source: ImageSource, folder: Path, first_step: int

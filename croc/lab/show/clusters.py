@@ -62,7 +62,7 @@ def draw_merging(look: Look, options: ShowMerging) -> Figure:
     """For each head its views at the last steps, and below them the cost at every K."""
     config, backbone = look.croc.cluster, look.backbone
     ((views, keys),) = views_of(look, options)
-    tokens = backbone.describe(views.pixels, config.tokens)
+    tokens = backbone.forward_tokens(views.pixels, config.tokens)
     weights = saliency(tokens, config)
     trace = trace_views(tokens.heads, views.positions, weights, config, keys=keys)
     pixels, grid = unnormalize(views.pixels)[:, 0], grid_of(views, backbone.patch_px)
@@ -137,13 +137,13 @@ def find_clusters(
 ) -> tuple[Views, Clusters]:
     """Two augmented views and their joint clusters, as in a training step."""
     views = make_views(canvases, config.views, backbone.patch_px)
-    return views, find_in_views(config, backbone, views, canvases.keys)
+    return views, find_in_views(config, backbone, views, canvases.sample_keys)
 
 
 def find_in_views(
     config: CrocConfig, backbone: Backbone, views: Views, keys: Int64[Tensor, "B"]
 ) -> Clusters:
-    tokens = backbone.describe(views.pixels, config.cluster.tokens)
+    tokens = backbone.forward_tokens(views.pixels, config.cluster.tokens)
     return cluster_tokens(tokens, views, keys, config.cluster)
 
 

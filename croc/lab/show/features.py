@@ -29,7 +29,7 @@ def draw_features(look: Look, options: ShowFeatures) -> Figure:
     pictures = [read_photograph(name) for name in options.images or own_photographs()]
     side_px = options.image_px or 2 * look.config.views.size_px
     views = [whole_view(picture, side_px, backbone.patch_px) for picture in pictures]
-    described = [backbone.describe(each.pixels, "values") for each in views]
+    described = [backbone.forward_tokens(each.pixels, "values") for each in views]
     tokens = [each.patches[0, 0] for each in described]
     colors = project(tokens) if options.together else [project([each])[0] for each in tokens]
     rows, marks = [], []

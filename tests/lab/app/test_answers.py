@@ -53,7 +53,7 @@ def test_clusters_equal_locate(served: Served, changes: dict[str, Any]) -> None:
         fields["position_weight"] = float(fields["position_weight"])
     model, views = served.server.models[0], views_of(served)
     config = replace(model.cluster, **fields)
-    tokens = model.backbone.describe(views.pixels, config.tokens)
+    tokens = model.backbone.forward_tokens(views.pixels, config.tokens)
     keys = torch.tensor([sample_key(changes.get("seed", 0), 0, 0)])
     clusters = cluster_tokens(tokens, views, keys, config)
     answer = served.ask("clusters", **changes).json
@@ -100,7 +100,7 @@ def test_trace_contains_the_chosen_clusters(served: Served) -> None:
 def test_similarities_are_cosines(served: Served) -> None:
     answer = served.ask("similarity", head=1, view=1, patch=6).json
     views = views_of(served)
-    heads = served.server.models[0].backbone.describe(views.pixels, "values").heads[:, 0, 1]
+    heads = served.server.models[0].backbone.forward_tokens(views.pixels, "values").heads[:, 0, 1]
     expected = torch.cosine_similarity(heads, heads[1, 6], dim=-1).reshape(8, 4)
     low = answer["low"]
     found = low + pixels_of(answer["crops"]) / 255 * (1 - low)
@@ -112,8 +112,9 @@ def test_similarities_are_cosines(served: Served) -> None:
 
 def test_sliders_do_not_run_the_network_again(served: Served, monkeypatch) -> None:
     backbone, passes = served.server.models[0].backbone, []
-    describe = backbone.describe
-    monkeypatch.setattr(backbone, "describe", lambda *args: passes.append(0) or describe(*args))
+    real = backbone.forward_tokens
+    counting = lambda *args: passes.append(0) or real(*args)  # noqa: E731
+    monkeypatch.setattr(backbone, "forward_tokens", counting)
     boxes = [[7, 7, 90, 91], BOXES[1]]  # not in the cache yet
     for changes in ({}, {"k_start": 3}, {"sharpness": 5}, {"position_weight": 0}, {"seed": 2}):
         served.ask("clusters", boxes=boxes, **changes)

@@ -29,7 +29,7 @@ from tests.lab.report.fakes import add_scores, line, make_run
 from tests.tiny import tiny_config
 from tests.train import metrics_of
 
-pretrain = partial(plain_pretrain, on_save=ReportHook)
+pretrain = partial(plain_pretrain, make_save_hook=ReportHook)
 
 
 def test_checkpoints_are_drawn_without_changing_the_run(tmp_path: Path, monkeypatch):
@@ -64,7 +64,7 @@ def test_a_failure_is_reported_once_and_training_continues(tmp_path: Path, capsy
     monkeypatch.setattr(hook, "SHARE", 1e9)
     run = pretrain(tiny_config(tmp_path / "run"), "tiny")
     printed = capsys.readouterr().err
-    for part in ("the report cannot be drawn", "the gauges cannot be measured"):
+    for part in ("the report could not be written", "the gauges could not be computed"):
         assert printed.count(f"{part} (RuntimeError: no ink); training continues") == 1
     assert len(read_metrics(run)) == 9
     assert "as of step 9 of 9" in (run / "report.html").read_text()  # it is only without pictures

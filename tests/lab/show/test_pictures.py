@@ -122,7 +122,7 @@ def test_picture_of_merging(variant: Any, look: Look, photograph: str):
     figure = draw_merging(look, options)
     texts = labels(figure)
     ((views, keys),) = views_of(look, options)
-    tokens = look.backbone.describe(views.pixels, cluster.tokens)
+    tokens = look.backbone.forward_tokens(views.pixels, cluster.tokens)
     places = (tokens.heads, views.positions, saliency(tokens, cluster))
     trace = trace_views(*places, cluster, keys=keys)
     for k, step in zip(range(8, 1, -1), trace.steps[-7:]):
@@ -140,7 +140,7 @@ def test_picture_of_merging(variant: Any, look: Look, photograph: str):
 def test_merging_changes_one_color_per_step(variant: Any, look: Look, photograph: str):
     config = ClusterConfig(variant=variant, k_start=8)
     ((views, keys),) = views_of(look, ShowClusters(images=(photograph,)))
-    tokens = look.backbone.describe(views.pixels, "values")
+    tokens = look.backbone.forward_tokens(views.pixels, "values")
     places = (tokens.heads, views.positions, saliency(tokens, config))
     trace = trace_views(*places, config, keys=keys)
     for head in range(3):

@@ -7,7 +7,7 @@ from torch import Tensor
 from croc.method import losses
 from tests.kernels.interpreter import interpreted
 
-kernel = pytest.importorskip("croc.kernels.distil", reason="Triton is not everywhere")
+kernel = pytest.importorskip("croc.kernels.distill", reason="Triton is not everywhere")
 
 
 def make(*shape: int, device: str = "cpu", dtype: torch.dtype = torch.float32, spread: float = 1.0):
@@ -39,7 +39,7 @@ def weights_of(loss: Tensor) -> Tensor:
 def by_kernel(*given):
     teacher, center, temperature, student, student_temp, counted = given
     student = student.detach().requires_grad_()
-    found = kernel.distil(teacher, center, temperature, student, student_temp, counted)
+    found = kernel.distill_loss(teacher, center, temperature, student, student_temp, counted)
     (found[0] * weights_of(found[0])).sum().backward()
     return found[0].detach(), found[1], student.grad
 
@@ -67,7 +67,7 @@ def test_operators_keep_their_word() -> None:
     checks = "test_schema", "test_autograd_registration", "test_faketensor"
     given = make(4, 9)
     given[3].requires_grad_()
-    torch.library.opcheck(kernel.distil, given, test_utils=checks)
+    torch.library.opcheck(kernel.distill_loss, given, test_utils=checks)
     given = given[0], given[-1].float().expand(2, 4)
     torch.library.opcheck(kernel.weighted_total, given, test_utils=checks)
 
@@ -102,6 +102,6 @@ def test_at_full_size(shape: tuple[int, ...], dtype: torch.dtype) -> None:
 @pytest.mark.compiled
 def test_compiled_as_the_training_calls_it() -> None:
     given = make(16, 6, 12, 512, device="cuda", dtype=torch.bfloat16)
-    expected = losses.distil(*given)
-    for one, two in zip(torch.compile(losses.distil, fullgraph=True)(*given), expected):
+    expected = losses.distill_loss(*given)
+    for one, two in zip(torch.compile(losses.distill_loss, fullgraph=True)(*given), expected):
         torch.testing.assert_close(one, two)

@@ -30,12 +30,12 @@ def fits(teacher: Tensor, student: Tensor) -> bool:
 
 
 def launch_forward(
-    teacher, center, temperature, student, student_temp, counted, **options: Any
+    teacher, center, temperature, student, student_temp, valid, **options: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
-    teacher, student, counted = teacher.contiguous(), student.contiguous(), counted.contiguous()
-    inputs = teacher, center, temperature, student, 1 / student_temp, counted
-    result = _empty(teacher, center, temperature, student, student_temp, counted)
-    rows = counted.numel()
+    teacher, student, valid = teacher.contiguous(), student.contiguous(), valid.contiguous()
+    inputs = teacher, center, temperature, student, 1 / student_temp, valid
+    result = _empty(teacher, center, temperature, student, student_temp, valid)
+    rows = valid.numel()
     with torch.cuda.device_of(student):
         programs: Any = _forward[(rows,)]
         programs(*inputs, *result, rows, student.shape[-1], **(FORWARD | options))
@@ -67,29 +67,29 @@ def launch_total(outputs, weights, **changes: Any) -> Tensor:
     return sums.sum(dim=0)
 
 
-def _empty(teacher, center, temperature, student, student_temp, counted):
+def _empty(teacher, center, temperature, student, student_temp, valid):
     """Losses, entropies, and the logarithms of what normalizes teacher and student."""
-    rows = counted.numel()
-    losses, entropies = (counted.new_empty(counted.shape, dtype=torch.float32) for _ in range(2))
-    return losses, entropies, counted.new_empty(2 * VIEWS, rows, dtype=torch.float32)
+    rows = valid.numel()
+    losses, entropies = (valid.new_empty(valid.shape, dtype=torch.float32) for _ in range(2))
+    return losses, entropies, valid.new_empty(2 * VIEWS, rows, dtype=torch.float32)
 
 
-distil = torch.library.custom_op(
-    "croc::distil",
+distill_loss = torch.library.custom_op(
+    "croc::distill_loss",
     launch_forward,
     mutates_args=(),
     schema="(Tensor teacher, Tensor center, Tensor temperature, Tensor student, "
-    "float student_temp, Tensor counted) -> (Tensor, Tensor, Tensor)",
+    "float student_temp, Tensor valid) -> (Tensor, Tensor, Tensor)",
 )
-distil.register_fake(_empty)
-_distil_backward = torch.library.custom_op(
-    "croc::distil_backward",
+distill_loss.register_fake(_empty)
+_distill_backward = torch.library.custom_op(
+    "croc::distill_backward",
     launch_backward,
     mutates_args=(),
     schema="(Tensor teacher, Tensor center, Tensor temperature, Tensor student, "
     "float student_temp, Tensor normalizers, Tensor grad) -> Tensor",
 )
-_distil_backward.register_fake(lambda teacher, center, t, student, *_: torch.empty_like(student))
+_distill_backward.register_fake(lambda teacher, center, t, student, *_: torch.empty_like(student))
 weighted_total = torch.library.custom_op(
     "croc::weighted_total",
     launch_total,
@@ -102,18 +102,18 @@ weighted_total.register_fake(
 
 
 def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-    *tensors, ctx.student_temp, counted = inputs
-    ctx.save_for_backward(*tensors, output[2], counted)
+    *tensors, ctx.student_temp, valid = inputs
+    ctx.save_for_backward(*tensors, output[2], valid)
 
 
 def _differentiate(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
-    *tensors, normalizers, counted = ctx.saved_tensors
-    grad = torch.where(counted, grad, 0.0)
-    result = _distil_backward(*tensors, ctx.student_temp, normalizers, grad)
+    *tensors, normalizers, valid = ctx.saved_tensors
+    grad = torch.where(valid, grad, 0.0)
+    result = _distill_backward(*tensors, ctx.student_temp, normalizers, grad)
     return None, None, None, result, None, None
 
 
-distil.register_autograd(_differentiate, setup_context=_remember)
+distill_loss.register_autograd(_differentiate, setup_context=_remember)
 
 
 @triton.jit

@@ -18,22 +18,24 @@ from croc.segmentation.segmenter import resize_as_evaluated
 
 
 @dataclass(frozen=True)
-class Photo:
+class ImageFile:
     path: Path
     name: str
     """Name of its mask, without .png: its path relative to the folder that all images share."""
 
 
-def list_photos(sources: Sequence[str], outside: Path) -> tuple[list[Photo], str]:
-    """All images in the folders, at any depth, and the files, except those below `outside`, where
-    masks of an earlier call may be; and the folder that all share."""
+def list_images(sources: Sequence[str], exclude: Path) -> tuple[list[ImageFile], str]:
+    """Return the images (folders are searched recursively) and their common root. Files below
+    `exclude`, the output folder, are left out: it may contain masks of an earlier run."""
+    if not sources:
+        raise UserError("pass image folders or files as IMAGES")
     paths: dict[Path, None] = {}
     tops = []
     for source in map(os.path.expanduser, sources):
         path = Path(os.path.abspath(source))
         if path.is_dir():
             inside = (Path(os.fsdecode(name)) for name in sorted(walk_images(os.fsencode(path))))
-            paths |= dict.fromkeys(each for each in inside if not each.is_relative_to(outside))
+            paths |= dict.fromkeys(each for each in inside if not each.is_relative_to(exclude))
             tops.append(path)
         elif path.is_file() and is_image(os.fsencode(path.name)):
             paths[path] = None
@@ -42,44 +44,46 @@ def list_photos(sources: Sequence[str], outside: Path) -> tuple[list[Photo], str
             problem = "is not an image file" if path.exists() else "does not exist"
             raise UserError(f"{source} {problem}: pass folders or image files")
     if not paths:
-        raise UserError(f"no images in {', '.join(sources)} (searched at any depth)")
+        raise UserError(f"no images in {', '.join(sources)} (searched recursively)")
     root = os.path.commonpath(tops)
     bare = {path: path.relative_to(root).with_suffix("").as_posix() for path in paths}
     count = Counter(name.lower() for name in bare.values())  # some file systems ignore case
     return [
-        Photo(path, path.relative_to(root).as_posix() if count[name.lower()] > 1 else name)
+        ImageFile(path, path.relative_to(root).as_posix() if count[name.lower()] > 1 else name)
         for path, name in bare.items()
     ], root
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """A photograph that was read; the network's input is None if it is cut into tiles, the image
-    None if only its size is needed."""
+    """A decoded image; `pixels`, the network's input, is None if the image is cut into tiles, and
+    `image` is None if only its size is needed."""
 
-    photo: Photo
+    file: ImageFile
     size: tuple[int, int]
     pixels: UInt8[Tensor, "3 h w"] | None
     image: UInt8[np.ndarray, "H W 3"] | None
 
 
 @dataclass(frozen=True, eq=False)
-class Reader(Dataset[Loaded | Photo]):
-    """Photographs for worker processes, resized; one that cannot be decoded comes back as it is."""
+class Reader(Dataset[Loaded | ImageFile]):
+    """Reads and resizes images in worker processes; one that cannot be decoded is returned as its
+    ImageFile, not as a Loaded."""
 
-    photos: Sequence[Photo]
+    files: Sequence[ImageFile]
     image_px: int
     unit_px: int | None = None
     tiled: bool = False
-    whole: bool = False
-    """Whether the image itself is needed."""
+    keep_image: bool = False
+    """Whether to return the image itself, too."""
 
-    def __getitem__(self, index: int) -> Loaded | Photo:
-        photo = self.photos[index]
+    def __getitem__(self, index: int) -> Loaded | ImageFile:
+        file = self.files[index]
         try:
-            with photo.path.open("rb") as stream:
+            with file.path.open("rb") as stream:
                 image = decode_image(stream, WHOLE_PX)
         except (UndecodableImage, OSError):
-            return photo
+            return file
         pixels = None if self.tiled else resize_as_evaluated(image, self.image_px, self.unit_px)
-        return Loaded(photo, image.shape[:2], pixels, image if self.whole or self.tiled else None)
+        keep_image = self.keep_image or self.tiled
+        return Loaded(file, image.shape[:2], pixels, image if keep_image else None)

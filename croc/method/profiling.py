@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.profiler import record_function
 
-_watching: "list[Stopwatch]" = []
+_running: "list[Stopwatch]" = []
 
 
 class Stopwatch:
@@ -24,13 +24,13 @@ class Stopwatch:
         self._seconds: dict[str, float] = {}
 
     @contextmanager
-    def watch(self) -> Generator[None, None, None]:
+    def running(self) -> Generator[None, None, None]:
         """Time the stages that run meanwhile."""
-        _watching.append(self)
+        _running.append(self)
         try:
             yield
         finally:
-            _watching.remove(self)
+            _running.remove(self)
 
     @contextmanager
     def time(self, name: str) -> Generator[None, None, None]:
@@ -58,6 +58,6 @@ class Stopwatch:
         self._seconds[name] = self._seconds.get(name, 0.0) + seconds
 
 
-def stage(name: str) -> AbstractContextManager[Any]:
+def profile_range(name: str) -> AbstractContextManager[Any]:
     """A part of the step; goes around compiled functions, not into them."""
-    return _watching[-1].time(name) if _watching else record_function(name)
+    return _running[-1].time(name) if _running else record_function(name)
