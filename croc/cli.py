@@ -1,6 +1,7 @@
 """The command line. Heavy modules are imported only by the command that needs them."""
 
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, make_dataclass, replace
@@ -106,8 +107,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if "DataLoader worker" not in str(error):
             raise
         message, code = WORKER_DIED, 1
-    except KeyboardInterrupt:
-        return 130
+    except KeyboardInterrupt as error:
+        message, code = str(error) or "interrupted", 130
     name = "croc" if is_first_process() else f"croc, process {process_number()}"
     print(f"{name}: {message}", file=sys.stderr)
     return code
@@ -120,7 +121,10 @@ def _run(arguments: list[str]) -> None:
     groups = {words[0] for words in COMMANDS if len(words) > 1}
     asks = arguments[1:] if arguments[:1] and arguments[0] in groups else arguments
     if not asks or asks[0] in ("-h", "--help", "help"):
-        print(HELP.format(recipes=", ".join(RECIPES)))
+        start, *entries = re.split(r"\n(?=  croc )", HELP.format(recipes=", ".join(RECIPES)))
+        if arguments[:1] and arguments[0] in groups:
+            entries = [each for each in entries if each.startswith(f"  croc {arguments[0]} ")]
+        print("\n".join([start, *entries]))
         return
     for words, command in COMMANDS.items():
         if tuple(arguments[: len(words)]) == words:

@@ -33,6 +33,12 @@ def replacing(path: Path, *, shared: bool = False) -> Iterator[Path]:
         partial.unlink(missing_ok=True)
 
 
+def make_readable(path: Path) -> None:
+    """Give a file the usual permissions; safetensors' files are readable by their owner alone."""
+    os.umask(mask := os.umask(0))
+    path.chmod(0o666 & ~mask)
+
+
 def try_lock(file: IO[Any], byte: int = 0) -> bool:
     """Lock a byte of an open file until the file is closed or the process ends, however it ends;
     False if another process holds the lock. File systems without locks always grant it."""

@@ -23,6 +23,10 @@ def one_line(text: str) -> str:
     return " ".join("".join(each if each.isprintable() else " " for each in text).split())
 
 
+def count_noun(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'s' * (count != 1)}"
+
+
 def plain_markdown(text: str) -> str:
     return text.translate(_MARKDOWN)
 

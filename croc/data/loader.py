@@ -5,6 +5,7 @@ while the step before it is computed.
 """
 
 import atexit
+import ctypes
 import gc
 import os
 import signal
@@ -304,6 +305,7 @@ def iterate(
 
 
 _live: weakref.WeakSet[Any] = weakref.WeakSet()
+_PR_SET_PDEATHSIG = 1  # in linux/prctl.h
 
 
 def _unchanged(item: object) -> object:
@@ -311,9 +313,12 @@ def _unchanged(item: object) -> object:
 
 
 def start_worker(_: int = 0) -> None:
-    """Ctrl-C and a cluster's signal reach all processes; only the main one handles them."""
+    """Ctrl-C and a cluster's signal reach all processes; only the main one handles them. A worker
+    whose parent is killed may wait forever to pass on its last item, so the kernel ends it."""
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     torch.set_num_threads(1)
 
 

@@ -127,7 +127,7 @@ def _write(
                 raise KeyboardInterrupt
     (readable,) = np.nonzero(rows[:, 1] != _BROKEN)
     if not len(readable):
-        raise UserError(f"none of the {count} images can be decoded: nothing to pack")
+        raise UserError("no image can be decoded: nothing to pack")
     failed = [source.name(image) for image in np.nonzero(rows[:, 1] == _BROKEN)[0].tolist()]
     np.save(folder / "index.npy", np.column_stack([readable // images, rows[readable]]))
     names = [source.name(image) for image in readable.tolist()]

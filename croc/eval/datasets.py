@@ -7,7 +7,8 @@ to count the classes). Labels are class indices, 255 is ignored.
 `add_data` adds a layout of your own.
 """
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Protocol, runtime_checkable
@@ -136,7 +137,8 @@ class PairedData:
             if labels.min() < 0:
                 raise UserError(
                     f"{self.files.path(label_path)} has the label {values[labels < 0][0]}, which "
-                    "this dataset does not define: check the dataset's kind and the file"
+                    f"this dataset does not define (defined: {ranges(self.table)}): check the "
+                    "file, the dataset's kind and, if it has one, its classes.txt"
                 )
         if image.shape[:2] != labels.shape:
             sizes = [f"{width}×{height}" for height, width in (image.shape[:2], labels.shape)]
@@ -233,8 +235,10 @@ def open_segmentation(spec: str, split: str, alone: bool = False) -> Segmentatio
         classes = IDD_CLASSES
     elif files.has("classes.txt"):
         classes = tuple(line.strip() for line in files.read_lines("classes.txt"))
-        if not classes or len(set(classes)) < len(classes):
-            raise UserError(f"{files.path('classes.txt')} is empty or has a class twice")
+        twice = [name for name, count in Counter(classes).items() if count > 1]
+        if not classes or twice:
+            problem = f"has {twice[0]!r} twice" if twice else "is empty"
+            raise UserError(f"{files.path('classes.txt')} {problem}")
     else:  # counted over both splits, so that these have the same
         folders = [f"labels/{each}" for each in ((split,) if alone else SPLITS)]
         names = [f"{x}/{name}" for x in filter(files.has, folders) for name in files.children(x)]
@@ -244,6 +248,16 @@ def open_segmentation(spec: str, split: str, alone: bool = False) -> Segmentatio
     pairs = files.pair(images, labels, **options)
     table = dict(enumerate(range(len(classes)))) if table is None else table
     return PairedData(files, pairs, classes, table | {IGNORED: IGNORED}, segments)
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """In order, such as 0–6, 255."""
+    text, last = "", -2
+    for number in sorted(numbers):
+        is_next = number == last + 1
+        text = f"{text.removesuffix(f'–{last}')}–{number}" if is_next else f"{text}, {number}"
+        last = number
+    return text.removeprefix(", ")
 
 
 def add_data(kind: str, opener: Callable[[str, str], SegmentationData]) -> None:

@@ -39,7 +39,7 @@ Predict = Callable[[Float[Tensor, "B C h w"]], Float[Tensor, "B classes h w"]]
 
 def progress(items: Iterable[Item], what: str, total: int) -> Iterator[Item]:
     """Passes the items on. On stderr: a bar with the time left on a terminal; in logs one line at
-    the end, and one every 30 s with the time left."""
+    the end if it took a second, and one every 30 s with the time left."""
     if sys.stderr.isatty():
         with Progress(console=Console(stderr=True), transient=True) as bar:
             yield from bar.track(items, total=total, description=what)
@@ -52,7 +52,8 @@ def progress(items: Iterable[Item], what: str, total: int) -> Iterator[Item]:
             left = (now - started) / done * (total - done)
             print(f"{what} {done}/{total}, about {left:.0f} s left", file=sys.stderr, flush=True)
             printed = now
-    print(f"{what} done in {time.monotonic() - started:.0f} s", file=sys.stderr, flush=True)
+    if (seconds := time.monotonic() - started) >= 1:
+        print(f"{what} done in {seconds:.0f} s", file=sys.stderr, flush=True)
 
 
 @dataclass(frozen=True)

@@ -103,9 +103,7 @@ class Files:
             image.load()
         except Exception as error:  # on broken files Pillow raises nearly every type there is
             reason = "neither JPEG nor PNG" if "BytesIO" in str(error) else error
-            raise UserError(
-                f"{self.path(name)} cannot be decoded: download it again ({reason})"
-            ) from error
+            raise UserError(f"{self.path(name)} cannot be decoded ({reason})") from error
         return image
 
     def pair(
@@ -149,7 +147,8 @@ def split_spec(spec: str, kinds: Iterable[str]) -> tuple[str, str]:
     kind, _, path = spec.partition(":")
     if kind not in kinds:
         known = ", ".join(each if each == "scenes" else f"{each}:PATH" for each in kinds)
-        raise UserError(f"no dataset is called {spec}: pass one of {known}")
+        own = f"folder:{spec} for your own images, or " * os.path.isdir(spec)
+        raise UserError(f"no dataset is called {spec}: pass {own}one of {known}")
     if not path and kind != "scenes":
         raise UserError(f"{kind} needs a path: {kind}:PATH")
     return kind, path

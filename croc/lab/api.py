@@ -45,7 +45,7 @@ from croc.weights import open as weights_open
 from croc.weights.open import ConvBackbone, VitBackbone, check_fit, follow_init
 
 Weights = str | os.PathLike[str]
-Photograph = str | os.PathLike[str] | Image.Image | Tensor
+Photograph = str | os.PathLike[str] | Image.Image | Tensor | np.ndarray
 Roots = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 Protocol = Literal["linear", "kmeans", "within", "incontext", "fewlabel", "video"]
 Config = TypeVar("Config")
@@ -121,8 +121,9 @@ def features(
     ratio is kept, so the grids of two images may differ.
 
     Args:
-        images: One image or several: paths, PIL images, or tensors "3 h w" or "B 3 h w" in RGB,
-            uint8 or float in [0, 1] (not normalized). An iterator is read `batch` images at a time.
+        images: One image or several: paths, PIL images, uint8 arrays "h w 3", or tensors "3 h w" or
+            "B 3 h w", in RGB, uint8 or float in [0, 1] (not normalized). An iterator is read
+            `batch` images at a time.
         weights: What `croc.load_backbone` takes, or what it returned.
         size_px: The longer side of the network's input, with the aspect ratio kept and both sides
             rounded to multiples of the patch size; or a pair (height, width) of such multiples for
@@ -151,10 +152,7 @@ def features(
             device = "cuda" if torch.cuda.is_available() else "cpu"
     if device is not None:
         backbone.to(device)
-    one = isinstance(images, str | os.PathLike | Image.Image)
-    if one or (isinstance(images, Tensor) and images.ndim != 4):
-        images = [images]
-    remaining = iter(images)
+    remaining = iter(_as_several(images))
     described: list[Features] = []
     while some := list(islice(remaining, batch)):  # an iterator may open a file for each
         resized, sizes = [], []
@@ -201,11 +199,8 @@ def segment(
         if device is None:
             device = "cuda" if torch.cuda.is_available() else "cpu"
     segmenter = head if device is None else head.to(torch.device(device))
-    one = isinstance(images, str | os.PathLike | Image.Image)
-    if one or (isinstance(images, Tensor) and images.ndim != 4):
-        images = [images]
     maps = []
-    for image in images:
+    for image in _as_several(images):
         pixels = _read_image(image)
         if pixels.is_floating_point():
             pixels = (pixels * 255).round().byte()
@@ -213,8 +208,15 @@ def segment(
     return maps
 
 
+def _as_several(images: Any) -> Iterable[Any]:
+    if isinstance(images, Tensor | np.ndarray) and images.ndim == 4:
+        return images
+    one = isinstance(images, str | os.PathLike | Image.Image | Tensor | np.ndarray)
+    return [images] if one else images
+
+
 def _read_image(image: object) -> Tensor:
-    """A path, a PIL image or a tensor as "3 h w" of bytes, or of floats in 0 … 1, on the CPU."""
+    """As "3 h w" of bytes, or of floats in 0 … 1, on the CPU."""
     if isinstance(image, str | os.PathLike):
         return torch.from_numpy(read_photograph(os.fspath(image))).permute(2, 0, 1)
     if isinstance(image, Image.Image):  # upright, transparency on white
@@ -224,10 +226,14 @@ def _read_image(image: object) -> Tensor:
         white = Image.new("RGBA", upright.size, "white")
         image = np.array(Image.alpha_composite(white, upright).convert("RGB"))
         return torch.from_numpy(image).permute(2, 0, 1)
+    if isinstance(image, np.ndarray) and image.dtype == np.uint8 and image.shape[2:] == (3,):
+        return torch.from_numpy(np.ascontiguousarray(image)).permute(2, 0, 1)
     if not isinstance(image, Tensor) or image.ndim != 3 or image.shape[0] != 3:
-        got = tuple(image.shape) if isinstance(image, Tensor) else f"of type {type(image).__name__}"
+        shape = getattr(image, "shape", None)
+        got = f"of type {type(image).__name__}" if shape is None else tuple(shape)
         raise UserError(
-            f"an image must be a path, a PIL image or a tensor 3 × height × width, not {got}"
+            "an image must be a path, a PIL image, a uint8 array height × width × 3 or a tensor "
+            f"3 × height × width, not {got}"
         )
     if image.dtype == torch.uint8:
         return image.cpu()

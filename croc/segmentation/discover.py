@@ -153,7 +153,7 @@ def compute_features(
         if size >= SAMPLE_BYTES:
             break
     if not sample:
-        raise UserError(f"none of the {len(reader.files)} images can be decoded")
+        raise UserError("no image can be decoded")
     return sample, torch.cat(kept)
 
 

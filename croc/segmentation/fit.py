@@ -30,6 +30,7 @@ from croc.segmentation.segmenter import (
     fold_standardization,
     save_segmenter,
 )
+from croc.tables import count_noun
 from croc.weights.card import bare
 from croc.weights.open import DenseBackbone
 
@@ -46,6 +47,9 @@ def fit_head(options: FitOptions, config: Config, is_length_chosen: bool = False
     check_new(options.to)
     machine = find_machine(options, fast=True)
     data = open_segmentation(options.data, "train", alone=True)
+    names = tuple(data.classes)
+    if names == tuple(map(str, range(len(names)))):
+        print(f"no classes.txt: classes are named 0 … {len(names) - 1}", file=sys.stderr)
     weights = open_weights(options.weights)
     request, note = fit_image_size(Request(options.kind, options.data, config), weights.backbone)
     config = request.config
@@ -67,6 +71,7 @@ def fit_head(options: FitOptions, config: Config, is_length_chosen: bool = False
     config = config_for(len(data))
     if isinstance(config, LinearConfig):
         config = replace(config, rates=(config.rates[best],))
+    print(f"training on {count_noun(len(data), 'image')}", file=sys.stderr)
     trained: Any = train_heads(patches, config)[0]
     head = trained if isinstance(trained, Memory) else fold_standardization(trained)
     segmenter = Segmenter(
@@ -94,11 +99,12 @@ def fit_head(options: FitOptions, config: Config, is_length_chosen: bool = False
     }
     save_segmenter(segmenter, options.to, metadata)
     measured = f"mIoU {scores['mIoU']:.1f} ({scores['how']})" if scores else "not scored"
-    return f"{options.to}: {len(data.classes)} classes from {n_images(len(data))}, {measured}"
-
-
-def n_images(count: int, kind: str = "") -> str:
-    return f"{count} {kind}image{'s' * (count != 1)}"
+    lines = [f"{options.to}: {len(data.classes)} classes from {count_noun(len(data), 'image')}, "]
+    lines[0] += measured
+    if scores:
+        each = scores["classes"].items()
+        lines.append(", ".join(f"{name} {x:.1f}" for name, x in each if x is not None))
+    return "\n".join(lines)
 
 
 def count_pixels(data: SegmentationData) -> dict[str, int]:
@@ -153,10 +159,12 @@ def score_heads(
     else:
         parts = split_training(data, 0.2 if hold_out is None else hold_out)
         folds = [(parts["train"], parts["val"])]
-        held_out = n_images(len(parts["val"]), "held-out ")
+        held_out = count_noun(len(parts["val"]), "held-out image")
         how = f"on {held_out} by a head trained on {len(parts['train'])}"
     reports = []
-    for train, val in folds:
+    for number, (train, val) in enumerate(folds, start=1):
+        part = f"half {number} of 2" if len(folds) > 1 else "held-out images"
+        print(f"estimating the score: {part}", file=sys.stderr)
         try:
             reports.append(score_fold(patches, train, val, config_for(len(train))))
         except UserError as error:  # a half of a few partly labeled images may have no labels

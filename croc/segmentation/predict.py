@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import UInt8
-from PIL import Image
+from PIL import Image, ImageDraw, ImageFont
 from PIL.PngImagePlugin import PngInfo
 from torch import Tensor
 
@@ -31,6 +31,7 @@ from croc.segmentation.rle import write_coco
 from croc.segmentation.scores import score_images
 from croc.segmentation.segmenter import Segmenter, argmax_upsampled, head_hash, load_segmenter
 from croc.signals import catch_signals
+from croc.tables import count_noun
 from croc.weights.open import check_fit
 
 SETTINGS, FORMAT = "settings.json", 1
@@ -56,14 +57,13 @@ class Output:
 
     @cached_property
     def settings(self) -> dict[str, Any]:
-        """Everything that the files depend on, except the images."""
+        """Everything that a mask depends on, except its image."""
         sizes = ("image_px", "blocks", "framing", "colors")
         return {
             "format": FORMAT,
             "head": self.head,
             **{name: getattr(self.segmenter, name) for name in sizes},
             **{name: getattr(self, name) for name in ("tile_px", "edges")},
-            **{name: getattr(self, name) for name in ("overlays", "probabilities")},
         }
 
     @cached_property
@@ -73,13 +73,23 @@ class Output:
     def mask(self, file: ImageFile) -> Path:
         return self.folder / f"{file.name}.png"
 
+    def beside(self, file: ImageFile) -> dict[Path, bool]:
+        """The overlay and the probabilities that go with a mask, and whether they are wanted."""
+        return {
+            self.folder / "overlays" / f"{file.name}.jpg": self.overlays,
+            self.folder / "probabilities" / f"{file.name}.npz": self.probabilities,
+        }
+
     def has(self, file: ImageFile) -> bool:
         """Whether its mask was made with these settings; it is the last file written."""
         try:
             with Image.open(self.mask(file)) as image:
-                return image.info.get(SETTINGS_KEY) == self.settings_hash
+                is_current = image.info.get(SETTINGS_KEY) == self.settings_hash
         except OSError:
             return False
+        return is_current and all(
+            path.exists() for path, wanted in self.beside(file).items() if wanted
+        )
 
     def open(self, root: str) -> None:
         """Create the folder, or check that its masks are of this head and these images."""
@@ -105,15 +115,17 @@ class Output:
             partial_file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
     def write(self, loaded: Loaded, classes: UInt8[np.ndarray, "H W"], scores: Tensor) -> None:
-        name = loaded.file.name
+        beside = self.beside(loaded.file)
+        for path, wanted in beside.items():
+            if not wanted:
+                path.unlink(missing_ok=True)  # it was of the mask that is replaced
+        overlay, probabilities = beside
         if self.overlays and loaded.image is not None:
             painted = paint(loaded.image, classes, self.segmenter.colors)
-            save = partial(painted.save, format="JPEG", quality=90)
-            _write(self.folder / "overlays" / f"{name}.jpg", save)
+            _write(overlay, partial(painted.save, format="JPEG", quality=90))
         if self.probabilities:
             shares = scores if self.segmenter.kind == "incontext" else scores.softmax(dim=0)
-            save = partial(_save_npz, shares.half().cpu().numpy())
-            _write(self.folder / "probabilities" / f"{name}.npz", save)
+            _write(probabilities, partial(_save_npz, shares.half().cpu().numpy()))
         mask = Image.fromarray(classes)
         colors = [value for color in self.segmenter.colors for value in color]
         mask.putpalette(colors + [0] * (768 - len(colors)))  # a full palette keeps 8 bits
@@ -147,6 +159,18 @@ def paint(
     return Image.blend(small, tint, 0.5)
 
 
+def draw_legend(segmenter: Segmenter) -> Image.Image:
+    """The classes with their colors, one per row."""
+    row, font = 28, ImageFont.load_default(size=18)
+    width = max(font.getlength(name) for name in segmenter.classes)
+    legend = Image.new("RGB", (round(width) + 2 * row, row * len(segmenter.classes)), "white")
+    draw = ImageDraw.Draw(legend)
+    for number, (name, color) in enumerate(zip(segmenter.classes, segmenter.colors)):
+        draw.rectangle((4, number * row + 4, row - 4, (number + 1) * row - 5), fill=color)
+        draw.text((row + 4, number * row + 3), name, "black", font)
+    return legend
+
+
 def predict(options: PredictOptions) -> list[str]:
     """Write what is missing; return the lines to print."""
     machine = find_machine(options, fast=True)
@@ -159,10 +183,22 @@ def predict(options: PredictOptions) -> list[str]:
     output = Output(folder, head_hash(segmenter), segmenter, *how)
     output.open(root)
     segmenter = segmenter.to(machine.device, machine.precision)
-    failed = write_masks(files, segmenter, output, options.batch, machine.workers)
-    lines = [f"{len(files) - len(failed):,} masks in {folder}"]
+    missing = [file for file in files if not output.has(file)]
+    path = folder / "masks.json"
+    if missing:
+        path.unlink(missing_ok=True)  # it was of the masks that are replaced
+    failed = write_masks(missing, segmenter, output, options.batch, machine.workers)
+    if len(failed) == len(files):
+        (folder / SETTINGS).unlink()
+        with suppress(OSError):  # it contains other files
+            folder.rmdir()
+        raise UserError("no image can be decoded")
+    if options.overlays:
+        draw_legend(segmenter).save(folder / "overlays" / "legend.png")
+    kept = len(files) - len(missing)
+    note = f", {kept:,} of them from before" if kept else ""
+    lines = [f"{count_noun(len(files) - len(failed), 'mask')} in {folder}{note}"]
     if options.rle:
-        path = folder / "masks.json"
         masks = [(str(file.path), output.mask(file)) for file in files if file not in failed]
         relative = [(Path(name).relative_to(root).as_posix(), mask) for name, mask in masks]
         write_coco(path, relative, segmenter.classes)
@@ -175,16 +211,15 @@ def predict(options: PredictOptions) -> list[str]:
 def write_masks(
     files: Sequence[ImageFile], segmenter: Segmenter, output: Output, batch: int, workers: int
 ) -> list[ImageFile]:
-    """Write the masks that are missing; return the images that cannot be decoded."""
-    missing = [file for file in files if not output.has(file)]
+    """Write the masks of these images; return those that cannot be decoded."""
     failed: list[ImageFile] = []
     keep_image = output.overlays or output.edges == "guided"
     tiled = output.tile_px is not None
-    reader = Reader(missing, segmenter.image_px, segmenter.unit_px, tiled, keep_image)
-    items = iterate(reader, range(len(missing)), workers=workers, ahead=4)
+    reader = Reader(files, segmenter.image_px, segmenter.unit_px, tiled, keep_image)
+    items = iterate(reader, range(len(files)), workers=workers, ahead=4)
 
     def readable() -> Iterator[Loaded]:
-        for each in progress(items, "masks", len(missing)):
+        for each in progress(items, "masks", len(files)):
             if isinstance(each, ImageFile):
                 failed.append(each)
             else:
@@ -206,12 +241,7 @@ def write_masks(
             while len(pending) >= MAX_PENDING_WRITES or (pending and pending[0].done()):
                 pending.popleft().result()
             if signals:
-                raise KeyboardInterrupt
+                raise KeyboardInterrupt("interrupted; the same command makes the remaining masks")
         for future in pending:
             future.result()
-    if missing and len(failed) == len(files):
-        (output.folder / SETTINGS).unlink()
-        with suppress(OSError):  # it contains other files
-            output.folder.rmdir()
-        raise UserError(f"none of the {len(files)} images can be decoded")
     return failed

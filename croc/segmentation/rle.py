@@ -57,18 +57,18 @@ def annotations(classes: UInt8[np.ndarray, "h w"], image: int) -> Iterable[dict[
 def write_coco(path: Path, names: Sequence[tuple[str, Path]], classes: Sequence[str]) -> None:
     """All masks as one JSON, from image names and masks, with one mask in memory at a time.
     A category's id is its index, the value in the masks."""
-    images, number = [], 0
+    images, number = [], 0  # ids start at 1: COCO's evaluation takes 0 for "no match"
     with replacing(path) as partial, partial.open("w", encoding="utf-8") as file:
         file.write('{"annotations": [')
-        for image, (name, mask_path) in enumerate(names):
+        for image, (name, mask_path) in enumerate(names, start=1):
             with Image.open(mask_path) as mask:
                 array = np.array(mask)
             size = {"height": array.shape[0], "width": array.shape[1]}
             images.append({"id": image, "file_name": name, **size})
             for each in annotations(array, image):
                 file.write(",\n" if number else "\n")
-                file.write(json.dumps({"id": number, **each}))
                 number += 1
+                file.write(json.dumps({"id": number, **each}))
         categories = [{"id": index, "name": name} for index, name in enumerate(classes)]
         file.write(
             f'],\n"images": {json.dumps(images)},\n"categories": {json.dumps(categories)}}}\n'

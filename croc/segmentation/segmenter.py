@@ -10,6 +10,7 @@ backbone.safetensors      the backbone; `--weights HEAD/backbone.safetensors` op
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -157,10 +158,15 @@ def default_colors(count: int) -> tuple[Color, ...]:
     return tuple(tuple(row) for row in np.rint(class_colors(count) * 255).astype(int).tolist())
 
 
-def check_new(folder: str | Path) -> Path:
-    path = Path(folder).absolute()
-    if os.path.lexists(path):
-        raise UserError(f"{folder} already exists and will not be overwritten: choose another --to")
+def check_new(output: str | Path) -> Path:
+    """The absolute path; refused if something is there, or if it cannot be created."""
+    path = Path(output).absolute()
+    is_empty = path.is_dir() and not any(path.iterdir())
+    if os.path.lexists(path) and not is_empty:
+        raise UserError(f"{output} already exists and will not be overwritten: choose another --to")
+    parent = next(each for each in path.parents if os.path.lexists(each))
+    if not parent.is_dir() or not os.access(parent, os.W_OK):
+        raise UserError(f"{parent} is not a folder that can be written to: choose another --to")
     return path
 
 
@@ -221,6 +227,9 @@ def load_segmenter(folder: str | Path) -> Segmenter:
     """Load a folder written by `croc segment fit` or `croc segment discover`, on the CPU."""
     folder = Path(folder)
     content = read_head(folder)
+    for name in (BACKBONE, TENSORS):
+        if not (folder / name).is_file():
+            raise UserError(f"{folder} is incomplete: {name} is missing")
     backbone = open_backbone(str(folder / BACKBONE)).float()
     if (actual := fingerprint(backbone)) != content["backbone"]["hash"]:
         raise UserError(
@@ -266,10 +275,11 @@ def read_head(folder: Path) -> dict[str, Any]:
         for name, kind in (("neighbors", int), ("temperature", float)):
             if content["kind"] == "incontext":
                 typeguard.check_type(content[name], kind)
-        if not all(len(bytes.fromhex(color.removeprefix("#"))) == 3 for color in content["colors"]):
+        if not all(re.fullmatch("#?[0-9a-fA-F]{6}", color) for color in content["colors"]):
             raise ValueError("colors must have the form #rrggbb")
         if not 0 < len(content["classes"]) <= IGNORED or content["image_px"] < 1:
             raise ValueError(f"it must have 1 to {IGNORED} classes and a positive image_px")
     except (ValueError, TypeError, KeyError, RecursionError, typeguard.TypeCheckError) as error:
-        raise UserError(f"{path} cannot be read: {first_line(error)}") from None
+        reason = f"{error} is missing" if isinstance(error, KeyError) else first_line(error)
+        raise UserError(f"{path} cannot be read: {reason}") from None
     return content

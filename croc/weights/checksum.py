@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from croc.errors import UserError
-from croc.io import cores
+from croc.io import cores, make_readable
 
 TAG, WHOLE_TAG, DIGITS = b"sha256t ", b"sha256 ", 64
 """Before the digits in a zip comment; the second is that of earlier versions."""
@@ -48,6 +48,7 @@ def seal_zip(path: Path) -> None:
 def save_sealed(weights: dict[str, Tensor], path: Path, metadata: dict[str, str]) -> None:
     """As safetensors' save_file, with the checksum in the metadata."""
     save_file(weights, path, metadata | {"sha256t": BLANK})
+    make_readable(path)
     place = _header(path).index(b'"sha256t":"' + BLANK.encode()) + len('"sha256t":"')
     with path.open("r+b") as file:
         file.seek(place)

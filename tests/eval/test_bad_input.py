@@ -64,7 +64,7 @@ def test_bad_flags(command: str, message: str, run: Path, tmp_path: Path, monkey
         ("linear", {"images_val_0.jpg": b"RIFF    WEBPVP8 "}, 0, "neither JPEG nor PNG"),
         ("linear", {"images_val_9.jpg": photograph(9)}, 0, "labels/val/9.png is missing"),
         ("linear", {"classes.txt": "Straße\n".encode("latin-1")}, 0, "is not UTF-8 text"),
-        ("linear", {"classes.txt": b"a\nb\na\n"}, 0, "has a class twice"),
+        ("linear", {"classes.txt": b"a\nb\na\n"}, 0, "has 'a' twice"),
         ("linear", UNLABELED["train"], 0, "no training pixel is labeled"),
         ("linear", UNLABELED["val"], 0, "no scored pixel is labeled"),
         ("kmeans", UNLABELED["val"], 0, "no scored pixel is labeled"),

@@ -21,7 +21,7 @@ def test_a_result_is_printed_written_and_drawn(protocol, run, tmp_path, capsys):
     (line,) = read_results(tmp_path)
     said = capsys.readouterr()
     assert f"{next(iter(line['scores'].values())):.1f}" in said.out
-    assert "done in" in said.err
+    assert f"{protocol} on {data}" in said.err
     assert line["protocol"] == protocol
     assert line["backbone"] == "tiny@3"
     assert line["data"] == data

@@ -61,11 +61,11 @@ def test_the_page_has_every_mask(tmp_path: Path):
         ("b.jpg", 9, 14),
     ]
     assert [(x["image_id"], x["category_id"]) for x in page["annotations"]] == [
-        *((0, 0), (0, 1), (0, 2)),
-        *((1, 0), (1, 2)),
+        *((1, 0), (1, 1), (1, 2)),
+        *((2, 0), (2, 2)),
     ]
     for each in page["annotations"]:
-        mask = list(maps.values())[each["image_id"]] == each["category_id"]
+        mask = list(maps.values())[each["image_id"] - 1] == each["category_id"]
         segmentation = each["segmentation"]
         assert np.array_equal(decode_mask(segmentation["counts"], segmentation["size"]), mask)
         assert each["area"] == mask.sum()

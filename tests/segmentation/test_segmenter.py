@@ -138,7 +138,7 @@ def test_a_page_that_does_not_fit_is_one_line(
 
 def test_nothing_is_overwritten_or_half_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     segmenter = make_head("random:vit_tiny_patch16_224", "linear")
-    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken/notes").mkdir(parents=True)
     with pytest.raises(UserError, match="already exists and will not be overwritten"):
         save_segmenter(segmenter, tmp_path / "taken", {})
     segmenter.backbone.made = None
