@@ -51,8 +51,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ),
         ("RUN --to card.safetensors", "card.md already exists and will not be overwritten"),
         ("RUN --to timm --folder empty", "empty already exists and will not be overwritten"),
-        ("RUN --to onnx --folder link", "link exists"),
-        ("RUN --to torchhub --name taken", "taken-torchhub exists"),
+        ("RUN --to onnx --folder link", "link already exists"),
+        ("RUN --to torchhub --name taken", "taken-torchhub already exists"),
     ],
 )
 def test_export(arguments: str, message: str, run: Path, capsys: pytest.CaptureFixture[str]):
