@@ -78,7 +78,9 @@ def make_fabric(run: RunConfig) -> Fabric:
         raise UserError("--run.precision bfloat16 is for GPUs; leave it at auto on the CPU")
     count = nodes * (torch.cuda.device_count() if devices == "auto" else int(devices))
     timeout = timedelta(seconds=run.timeout_s)
-    strategy: Strategy | str = DDPStrategy(timeout=timeout) if count > 1 else "auto"
+    # Buffers are constants: DDP need not broadcast them at every step.
+    ddp = DDPStrategy(timeout=timeout, broadcast_buffers=False)
+    strategy: Strategy | str = ddp if count > 1 else "auto"
     if run.strategy == "fsdp":
         sizes: Any = {"data_parallel_size": count, "tensor_parallel_size": 1}
         strategy = ModelParallelStrategy(shard_student, **sizes, timeout=timeout)
