@@ -16,7 +16,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
-from PIL import Image
+from PIL import Image, ImageChops, ImageFilter
 from torch import Tensor, nn
 
 from croc.data.decode import WHOLE_PX, decode_image
@@ -50,7 +50,8 @@ PCA = 50
 EXAMPLES, COLUMNS, TILE_PX, BORDER_PX = 12, 4, 192, 6
 CROP = 0.45
 """Side of an example, as a fraction of the image's shorter side."""
-DIMMED = 0.35
+FADED = 0.6
+"""How far what is outside the cluster is brought to mid-gray."""
 Example = tuple[ImageFile, int, int, np.ndarray]
 """An image, the row and column of a patch, and the patches of the same cluster."""
 
@@ -209,21 +210,25 @@ def fit_clusters(
 
 
 def draw_sheet(examples: Sequence[Example], color: Color) -> Image.Image:
-    """Crops of different images around a cluster's most typical patches; pixels outside the cluster
-    are dimmed."""
+    """Crops of different images around a cluster's most typical patches; the rest is gray."""
     side = TILE_PX + 2 * BORDER_PX
     rows = max(1, -(-len(examples) // COLUMNS))
     sheet = Image.new("RGB", (COLUMNS * side, rows * side), color)
     for number, (file, row, column, inside) in enumerate(examples):
         image = Image.fromarray(decode_image(file.path.read_bytes(), WHOLE_PX))
         width, height = image.size
-        mask = Image.fromarray((255 * inside).astype(np.uint8)).resize(image.size)
-        dark = image.point(lambda value: int(DIMMED * value))
         crop = max(1, round(CROP * min(width, height)))
         x = (column + 0.5) / inside.shape[1] * width - crop / 2
         y = (row + 0.5) / inside.shape[0] * height - crop / 2
         left, top = (round(min(max(0, x), width - crop)), round(min(max(0, y), height - crop)))
-        part = Image.composite(image, dark, mask).crop((left, top, left + crop, top + crop))
+        box, size = (left, top, left + crop, top + crop), (TILE_PX, TILE_PX)
+        part = image.crop(box).resize(size)
+        mask = Image.fromarray((255 * inside).astype(np.uint8)).resize(image.size).crop(box)
+        mask = mask.resize(size).convert("1", dither=Image.Dither.NONE).convert("L")
+        gray = Image.blend(part.convert("L"), Image.new("L", size, 128), FADED).convert("RGB")
+        part = Image.composite(part, gray, mask)
+        wide, narrow = mask.filter(ImageFilter.MaxFilter(3)), mask.filter(ImageFilter.MinFilter(3))
+        part.paste(color, mask=ImageChops.subtract(wide, narrow))
         corner = (number % COLUMNS * side + BORDER_PX, number // COLUMNS * side + BORDER_PX)
-        sheet.paste(part.resize((TILE_PX, TILE_PX)), corner)
+        sheet.paste(part, corner)
     return sheet
