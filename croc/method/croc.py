@@ -74,7 +74,8 @@ class Targets:
     temp: Float[Tensor, ""]
     outputs: dict[str, Target]
     """image: CLS tokens. cluster: centroids; not in DINO. patch: hidden patches, with --loss.mask;
-    their views are swapped, since the student predicts them in the same view."""
+    their views are swapped, because `distill_loss` pairs each view with the other one, while hidden
+    patches are predicted within the same view."""
     clusters: Clusters | None = None
     mask: Mask | None = None
     anchor: Float[Tensor, "M B N D"] | None = None
@@ -166,7 +167,7 @@ class Croc:
             self.anchor = Backbone(config.model, config.views.size_px).to(device)
             self.anchor.eval().requires_grad_(False)
         self.micro_batch_size = config.run.micro_batch
-        # On the CPU micro-batches save memory, unless images of a batch depend on each other.
+        # On the CPU, micro-batches by default, if the images of a batch are independent.
         independent = self.cluster_config is None or self.cluster_config.variant == "paper"
         if device.type == "cpu" and independent and config.loss.centering == "mean":
             self.micro_batch_size = config.run.micro_batch or 16
@@ -185,7 +186,7 @@ class Croc:
 
     @property
     def modules(self) -> dict[str, nn.Module]:
-        """What a checkpoint contains. Where there is a teacher, it is what evaluations use."""
+        """What a checkpoint contains. Evaluations use the teacher."""
         modules: dict[str, nn.Module] = {
             "student": self.student,
             "teacher": self.teacher,
@@ -197,7 +198,7 @@ class Croc:
 
     @property
     def backbones(self) -> list[Backbone]:
-        """All that start from the weights of --init."""
+        """All backbones initialized from --init."""
         anchor = [self.anchor] if self.anchor is not None else []
         return [self.student.backbone, self.teacher.backbone, *anchor]
 
@@ -212,11 +213,11 @@ class Croc:
     def compute_gradients(
         self, fabric: Fabric, student: _FabricModule, canvases: Canvases
     ) -> dict[str, Tensor]:
-        """Gradients of one step; `student` is self.student as Fabric wrapped it.
+        """Compute the gradients of one step, left in the student's parameters; return the metrics.
 
-        Each value is this process's contribution to the metric; summed over processes, it is the
-        metric. Every batch must launch the same kernels in the same order, since the step may be
-        captured as a CUDA graph.
+        `student` is self.student as wrapped by Fabric. Each returned value is this process's
+        contribution; the sum over processes is the metric. Every batch must launch the same kernels
+        in the same order, since the step may be captured as a CUDA graph.
         """
         micro_batches = []
         with torch.no_grad(), fabric.autocast():
@@ -232,7 +233,7 @@ class Croc:
         for index, (pixels, sample_keys, targets) in enumerate(micro_batches):
             with skip_gradient_sync(fabric, student, is_last=index + 1 == len(micro_batches)):
                 losses = student(pixels, sample_keys, targets)
-                shares = self.total_loss(targets, losses, divisors)
+                shares = self.loss_and_metrics(targets, losses, divisors)
                 with profile_range("backward"):
                     # DDP takes the mean over processes, but the shares must be summed.
                     fabric.backward(shares["loss"] * process_count())
@@ -282,7 +283,7 @@ class Croc:
             center = sinkhorn_center(outputs, weights, self.temp)
         return Target(outputs, valid, center, self.weighted_total(outputs, weights))
 
-    def total_loss(
+    def loss_and_metrics(
         self,
         targets: Targets,
         losses: dict[str, tuple[Tensor, ...]],
@@ -297,9 +298,9 @@ class Croc:
         }
         extra_loss: Tensor | float = 0.0  # terms that are not in the paper
         if "patch" in losses:
-            loss_mask, entropy_mask = (each.sum() / divisors.patch for each in losses["patch"])
-            metrics |= {"loss_patch": loss_mask, "entropy_patch": entropy_mask}
-            extra_loss = extra_loss + loss_mask
+            loss_patch, entropy_patch = (each.sum() / divisors.patch for each in losses["patch"])
+            metrics |= {"loss_patch": loss_patch, "entropy_patch": entropy_patch}
+            extra_loss = extra_loss + loss_patch
         if "anchor" in losses:
             metrics["loss_anchor"] = losses["anchor"][0].sum() / divisors.image
             extra_loss = extra_loss + self.anchor_weight * metrics["loss_anchor"]

@@ -90,7 +90,7 @@ def _entropy_signs(level: str, prototypes: int) -> Iterator[Sign]:
     yield message + instead, name, lambda now: now[name] >= ALIKE * maximum
 
 
-def no_gradient(folder: Path, values: Metrics, steps: range) -> UserError:
+def non_finite_gradient(folder: Path, values: Metrics, steps: range) -> UserError:
     """Why a run ends whose last steps were all skipped."""
     bad = ", ".join(name for name, value in values.items() if not math.isfinite(value))
     saved = checkpoints(folder)

@@ -34,7 +34,7 @@ from croc.signals import catch_signals
 from croc.train.compile import CudaGraph, compile_parts, use_cuda_graph
 from croc.train.distributed import StopRequest, compiles, make_fabric, processes_here
 from croc.train.gauges import Gauges
-from croc.train.health import Health, no_gradient
+from croc.train.health import Health, non_finite_gradient
 from croc.train.log import RunLog
 from croc.train.run_folder import TrainState, claim_folder, open_run_folder, try_save
 from croc.weights.checkpoint import checkpoints, load_checkpoint
@@ -173,8 +173,8 @@ def train(
                     log.say(f"{state.skipped} steps skipped so far (non-finite gradient)")
                 if in_a_row >= run.max_skipped:
                     steps = range(state.step - in_a_row, state.step)
-                    raise no_gradient(folder, values, steps)
-                # Weights that give no gradient must not replace those that gave one.
+                    raise non_finite_gradient(folder, values, steps)
+                # Do not replace a good checkpoint by weights whose gradient is not finite.
                 postponed = saves and in_a_row > 0 and not last
                 if logs:
                     values |= {"rate": schedule.lr, "weight_decay": schedule.weight_decay}
@@ -300,7 +300,8 @@ class CheckpointReport:
                 self._hook = make_save_hook(config, source, folder, first_step)
 
     def __call__(self, step: int, *, last: bool) -> None:
-        """A checkpoint without gauges, such as one saved on a signal, gets them on resuming."""
+        """Measure the gauges of this step, unless there are any, and call the hook. A checkpoint
+        saved on a signal gets its gauges when the run resumes."""
         if not self._enabled:
             return
         network = self._method.modules.get("teacher", self._method.student)
