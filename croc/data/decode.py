@@ -9,7 +9,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float64, UInt8
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 from torchvision.io import ImageReadMode, decode_jpeg
 
@@ -53,6 +53,8 @@ def decode_image(data: bytes | Stream, canvas_px: int) -> UInt8[np.ndarray, "h w
         return np.ascontiguousarray(pixels[::down, ::across])
     except UndecodableImage:
         raise
+    except UnidentifiedImageError as error:
+        raise UndecodableImage("not an image") from error
     except Exception as error:  # on broken files Pillow raises nearly every type there is
         raise UndecodableImage(f"{type(error).__name__}: {error}") from error
 

@@ -3,7 +3,7 @@
 import os
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +15,7 @@ from croc.data.decode import WHOLE_PX, UndecodableImage, decode_image
 from croc.data.sources import is_image, walk_images
 from croc.errors import UserError
 from croc.segmentation.segmenter import resize_as_evaluated
+from croc.tables import one_line
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,8 @@ class ImageFile:
     path: Path
     name: str
     """Name of its mask, without .png: its path relative to the folder that all images share."""
+    problem: str = field(default="", compare=False)
+    """Why it cannot be decoded."""
 
 
 def list_images(sources: Sequence[str], exclude: Path) -> tuple[list[ImageFile], str]:
@@ -82,8 +85,8 @@ class Reader(Dataset[Loaded | ImageFile]):
         try:
             with file.path.open("rb") as stream:
                 image = decode_image(stream, WHOLE_PX)
-        except (UndecodableImage, OSError):
-            return file
+        except (UndecodableImage, OSError) as error:
+            return replace(file, problem=one_line(str(error)))
         pixels = None if self.tiled else resize_as_evaluated(image, self.image_px, self.unit_px)
         keep_image = self.keep_image or self.tiled
         return Loaded(file, image.shape[:2], pixels, image if keep_image else None)

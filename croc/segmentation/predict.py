@@ -203,7 +203,8 @@ def predict(options: PredictOptions) -> list[str]:
         relative = [(Path(name).relative_to(root).as_posix(), mask) for name, mask in masks]
         write_coco(path, relative, segmenter.classes)
         lines.append(f"all masks in COCO's format: {path}")
-    lines += [f"skipped, cannot be decoded: {file.path}" for file in failed[:MAX_LISTED_FAILURES]]
+    for file in failed[:MAX_LISTED_FAILURES]:
+        lines.append(f"skipped, cannot be decoded: {file.path} ({file.problem})")
     unlisted = len(failed) - MAX_LISTED_FAILURES
     return lines + [f"and {unlisted} more"] * (unlisted > 0)
 
