@@ -2,9 +2,9 @@
 
     torchrun --nproc-per-node 2 -m benchmarks.communication --strategy ddp
 
-Adds up the tensors that PyTorch's collective operations get in one step, and with DDP also the
-buckets that a communication hook gets. The images' size and number do not matter; with FSDP the
-number of micro-batches does.
+Prints the calls of PyTorch's collective operations in one step and the size of their data: with
+FSDP from the profiler, with DDP the buckets that a communication hook receives. The number and size
+of the images do not matter; with FSDP, the number of micro-batches does.
 """
 
 import argparse
@@ -62,7 +62,7 @@ def main() -> None:
 
         ddp: Any = trainer.student._forward_module
         ddp.register_comm_hook(None, hook)
-    for _ in range(2):  # after the first step, DDP arranges its buckets anew
+    for _ in range(2):  # DDP rebuilds its buckets after the first step
         trainer.next_step(next(batches), use_graph=False)
     buckets.clear()
     with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as trace:
@@ -76,7 +76,9 @@ def main() -> None:
     if fabric.global_rank == 0:
         print(f"{options.model}, {options.strategy}, {options.micro_batches} micro-batches")
         for name, count in calls.items():
-            print(f"  {name}: {count} calls, {volume[name] / MIB:.1f} MiB")
+            # The profiler does not record the shapes in DDP's lists of tensors.
+            size = f", {volume[name] / MIB:.1f} MiB" if volume[name] else ""
+            print(f"  {name}: {count} calls{size}")
         if buckets:
             print(f"  of which in DDP's {len(buckets)} buckets: {sum(buckets) / MIB:.1f} MiB")
     leave_processes()

@@ -158,9 +158,8 @@ class _Packing:
     def in_processes(self, workers: int) -> Generator[int, None, None]:
         context = mp.get_context("fork")  # nothing is pickled
         next_file, errors = context.Value(ctypes.c_int64), context.SimpleQueue()
-        arguments = (next_file, errors, os.getpid())
         processes = [
-            context.Process(target=self.write_files, args=arguments, daemon=True)
+            context.Process(target=self.write_files, args=(next_file, errors), daemon=True)
             for _ in range(min(workers, self.files))
         ]
         try:
@@ -184,7 +183,7 @@ class _Packing:
                     process.kill()
                     process.join()
 
-    def write_files(self, next_file: Any, errors: Any, parent: int) -> None:
+    def write_files(self, next_file: Any, errors: Any) -> None:
         """What a worker does."""
         start_worker()
         try:
@@ -195,8 +194,7 @@ class _Packing:
                 if number >= self.files:
                     return
                 for _ in self.write_file(number):
-                    if os.getppid() != parent:  # it was killed
-                        return
+                    pass
         except OSError as error:
             errors.put(error)
 

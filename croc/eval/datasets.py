@@ -8,7 +8,7 @@ to count the classes). Labels are class indices, 255 is ignored.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Protocol, runtime_checkable
@@ -137,7 +137,7 @@ class PairedData:
             if labels.min() < 0:
                 raise UserError(
                     f"{self.files.path(label_path)} has the label {values[labels < 0][0]}, which "
-                    f"this dataset does not define (defined: {ranges(self.table)}): check the "
+                    f"this dataset does not define (it has {len(self.classes)} classes): check the "
                     "file, the dataset's kind and, if it has one, its classes.txt"
                 )
         if image.shape[:2] != labels.shape:
@@ -248,16 +248,6 @@ def open_segmentation(spec: str, split: str, alone: bool = False) -> Segmentatio
     pairs = files.pair(images, labels, **options)
     table = dict(enumerate(range(len(classes)))) if table is None else table
     return PairedData(files, pairs, classes, table | {IGNORED: IGNORED}, segments)
-
-
-def ranges(numbers: Iterable[int]) -> str:
-    """In order, such as 0–6, 255."""
-    text, last = "", -2
-    for number in sorted(numbers):
-        is_next = number == last + 1
-        text = f"{text.removesuffix(f'–{last}')}–{number}" if is_next else f"{text}, {number}"
-        last = number
-    return text.removeprefix(", ")
 
 
 def add_data(kind: str, opener: Callable[[str, str], SegmentationData]) -> None:

@@ -59,7 +59,7 @@ def evaluate_linear(
 
 
 def few_label_steps(images: int, steps: int) -> int:
-    """Training steps with few images, when more would be no better: 50 per image, at least 200."""
+    """Fewer steps for few images, since more do not help: 50 per image, at least 200."""
     return min(steps, max(LEAST_STEPS, STEPS_PER_IMAGE * images))
 
 

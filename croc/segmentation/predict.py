@@ -73,7 +73,7 @@ class Output:
     def mask(self, file: ImageFile) -> Path:
         return self.folder / f"{file.name}.png"
 
-    def beside(self, file: ImageFile) -> dict[Path, bool]:
+    def extra_files(self, file: ImageFile) -> dict[Path, bool]:
         """The overlay and the probabilities that go with a mask, and whether they are wanted."""
         return {
             self.folder / "overlays" / f"{file.name}.jpg": self.overlays,
@@ -88,7 +88,7 @@ class Output:
         except OSError:
             return False
         return is_current and all(
-            path.exists() for path, wanted in self.beside(file).items() if wanted
+            path.exists() for path, wanted in self.extra_files(file).items() if wanted
         )
 
     def open(self, root: str) -> None:
@@ -115,11 +115,11 @@ class Output:
             partial_file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
     def write(self, loaded: Loaded, classes: UInt8[np.ndarray, "H W"], scores: Tensor) -> None:
-        beside = self.beside(loaded.file)
-        for path, wanted in beside.items():
+        extra_files = self.extra_files(loaded.file)
+        for path, wanted in extra_files.items():
             if not wanted:
                 path.unlink(missing_ok=True)  # it was of the mask that is replaced
-        overlay, probabilities = beside
+        overlay, probabilities = extra_files
         if self.overlays and loaded.image is not None:
             painted = paint(loaded.image, classes, self.segmenter.colors)
             _write(overlay, partial(painted.save, format="JPEG", quality=90))
