@@ -26,7 +26,7 @@ from croc.method.photometric import normalize
 from croc.weights.open import DenseBackbone
 
 CACHE_BYTES = 2**31
-"""Features of a dataset are kept for the next pass if they fit into this many bytes."""
+"""Features of a dataset are kept in memory for the next pass if they fit into this many bytes."""
 EXAMPLES = 6
 UNLABELED = "no scored pixel is labeled: all labels are 255"
 
@@ -54,6 +54,11 @@ def progress(items: Iterable[Item], what: str, total: int) -> Iterator[Item]:
             printed = now
     if (seconds := time.monotonic() - started) >= 1:
         print(f"{what} done in {seconds:.0f} s", file=sys.stderr, flush=True)
+
+
+def cache_limit(device: torch.device) -> int:
+    """How many bytes of features to keep: on a GPU, half of its free memory."""
+    return torch.cuda.mem_get_info(device)[0] // 2 if device.type == "cuda" else CACHE_BYTES
 
 
 @dataclass(frozen=True)

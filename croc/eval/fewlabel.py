@@ -13,10 +13,10 @@ from croc.data.loader import epoch_order
 from croc.errors import UserError
 from croc.eval.datasets import SegmentationData
 from croc.eval.features import (
-    CACHE_BYTES,
     PatchFeatures,
     Predict,
     SegmentationReport,
+    cache_limit,
     in_order,
     progress,
     score,
@@ -43,9 +43,7 @@ def evaluate_few_labels(
     are those of the linear layer of the last subset.
     """
     sizes = (config.image_px, config.label_px, config.blocks, device, workers)
-    # On a GPU all features are kept that leave half of its free memory.
-    cache_bytes = torch.cuda.mem_get_info(device)[0] // 2 if device.type == "cuda" else CACHE_BYTES
-    every = PatchFeatures(backbone, train, *sizes, cache_bytes=cache_bytes)
+    every = PatchFeatures(backbone, train, *sizes, cache_bytes=cache_limit(device))
     usable = labeled_indices(every)
     if not len(usable):
         raise UserError("no training pixel is labeled: all labels are 255")

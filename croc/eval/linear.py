@@ -14,11 +14,11 @@ from croc.data.loader import batch_indices
 from croc.errors import UserError
 from croc.eval.datasets import SegmentationData
 from croc.eval.features import (
-    CACHE_BYTES,
     Crop,
     Moments,
     PatchFeatures,
     SegmentationReport,
+    cache_limit,
     score,
     upsample,
 )
@@ -43,7 +43,7 @@ def evaluate_linear(
     workers: int = 0,
 ) -> SegmentationReport:
     """Train one layer per learning rate on one split, score them on the other, report the best."""
-    cache_bytes = 0 if training_crop(config) else CACHE_BYTES
+    cache_bytes = 0 if training_crop(config) else cache_limit(device)
     options = (config.image_px, config.train_px, config.blocks, device, workers)
     layers = train_linear(PatchFeatures(backbone, train, *options, cache_bytes=cache_bytes), config)
     options = (config.image_px, config.score_px, config.blocks, device, workers)
