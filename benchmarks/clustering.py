@@ -19,7 +19,8 @@ from benchmarks.common import run
 from croc.config import ClusterConfig
 from croc.io import hardware
 from croc.method.clustering import draw_seeds
-from croc.method.clustering.paper import choose, paper_steps, pool, split
+from croc.method.clustering.join_split import choose, pool, split
+from croc.method.clustering.paper import paper_steps
 from croc.method.croc import cluster_tokens
 from croc.method.types import Clusters, Tokens, Views
 

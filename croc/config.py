@@ -12,9 +12,9 @@ import math
 import re
 import typing
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 import typeguard
 import tyro
@@ -171,6 +171,13 @@ class ViewsConfig(Section):
             (self.early_px is None) == (self.early_epochs == 0),
             "--views.early-px and --views.early-epochs belong together: give both or neither",
         )
+
+    def at_epoch(self, epoch: int) -> Self:
+        """Smaller views, with proportionally less blur, in the early epochs."""
+        if self.early_px is None or epoch >= self.early_epochs:
+            return self
+        low, high = (sigma * self.early_px / self.size_px for sigma in self.blur_sigma)
+        return replace(self, size_px=self.early_px, blur_sigma=(low, high))
 
 
 @dataclass(frozen=True)
@@ -431,8 +438,8 @@ class RunConfig(Section):
     """Use CrOC's own kernels on a GPU instead of the slower PyTorch reference."""
     micro_batch: Annotated[int | None, at_least(1)] = None
     """Images per process in one forward and backward pass, to save memory; gradients are the same.
-    By default the whole batch on a GPU and 16 on the CPU (with `released` or `sinkhorn`, the whole
-    batch on both)."""
+    By default the whole batch on a GPU and 16 on the CPU (there, too, the whole batch with
+    `sinkhorn` centering). Not available with `released`, which needs the whole batch."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -469,13 +476,6 @@ class DinoConfig(PretrainConfig):
     head: ImageHeadConfig = field(default_factory=ImageHeadConfig)
     loss: DistillationConfig = field(default_factory=DistillationConfig)
     anchor: AnchorConfig = field(default_factory=AnchorConfig)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(
-            self.loss.centering == "mean" or self.run.micro_batch is None,
-            "--loss.centering sinkhorn needs --run.micro-batch None, since it balances the batch",
-        )
 
 
 @dataclass(frozen=True)
@@ -537,8 +537,8 @@ def config_dict(config: PretrainConfig, recipe: str) -> dict[str, Any]:
 
 def write_config(folder: Path, config: PretrainConfig, recipe: str) -> None:
     """Write config.json, from which the same run can be started again and trained to the end."""
-    run = dataclasses.replace(config.run, stop_after_steps=None, resume="auto")
-    content = config_dict(dataclasses.replace(config, run=run), recipe)
+    run = replace(config.run, stop_after_steps=None, resume="auto")
+    content = config_dict(replace(config, run=run), recipe)
     folder.mkdir(parents=True, exist_ok=True)
     with replacing(folder / CONFIG_FILE) as partial:
         partial.write_text(json.dumps(content, indent=2) + "\n")

@@ -44,7 +44,6 @@ DEMO = {  # options of `croc pretrain demo`, and a fragment of the message
     "--optim.epochs 1": "--optim.warmup-epochs",
     "--optim.matrices muon --run.strategy fsdp": "use --run.strategy ddp",
     "--loss.alpha nan": "--loss.alpha must be",
-    "--run.micro-batch 8": "--loss.centering sinkhorn needs",
     "--run.cuda-graph True": "--run.cuda-graph True is for one process on a GPU",
     "--run.folder /proc/nowhere/run": "/proc/nowhere",
     "--run.folder thesis": "choose another --run.folder",

@@ -30,7 +30,7 @@ from croc.data.sources import ImageSource, open_source
 from croc.errors import UserError
 from croc.io import gpu_versions, hardware, replacing
 from croc.method.backbone import Backbone
-from croc.method.clustering.paper import check_k_start
+from croc.method.clustering.join_split import check_k_start
 from croc.method.distributed import fetch
 from croc.method.profiling import Stopwatch
 from croc.method.randomness import sample_key

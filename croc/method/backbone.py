@@ -191,7 +191,8 @@ class Backbone(nn.Module):
             # Teacher and student have different ones, so that they share no position.
             purpose = f"position window of the {'student' if self.training else 'teacher'}"
             windows = rotary = draw_windows(sample_keys, purpose, views, self._sides)
-        elif sample_keys is not None and self.training:  # as in DINOv3, the student only
+        elif self._rope is not None and sample_keys is not None and self.training:
+            # As in DINOv3, the student only.
             rotary = draw_rotary_windows(self._rope, sample_keys, views)
         return self._embed(pixels.flatten(0, 1), windows, rotary, hidden)
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from croc.config import ClusterConfig, CrocConfig, DinoConfig, DistillationConfig, require
 from croc.method.backbone import Backbone
-from croc.method.clustering.paper import check_k_start, cluster_views, pool, softness
+from croc.method.clustering.join_split import check_k_start, cluster_views, pool, softness
 from croc.method.distributed import (
     local_shards,
     process_count,
@@ -37,7 +37,7 @@ from croc.method.types import (
     autocast_dtype,
     cosine,
 )
-from croc.method.views import VIEWS, make_views, views_at
+from croc.method.views import VIEWS, make_views
 
 
 def cluster_tokens(
@@ -57,25 +57,15 @@ def saliency(tokens: Tokens, config: ClusterConfig) -> Float[Tensor, "M B H N"]:
 
 
 @dataclass(frozen=True)
-class Target:
-    """The teacher's outputs of one kind, which the student is to predict."""
-
-    outputs: Float[Tensor, "M B *items P"]
-    valid: Bool[Tensor, "B *items"]
-    center: Float[Tensor, "P"]
-    total: Float[Tensor, "P"]
-    """Sum of the valid outputs over views and images, for the moving mean."""
-
-
-@dataclass(frozen=True)
 class Targets:
-    """The teacher's targets for a micro-batch."""
+    """What the teacher computes for a micro-batch, for the student to predict."""
 
-    temp: Float[Tensor, ""]
-    outputs: dict[str, Target]
-    """image: CLS tokens. cluster: centroids; not in DINO. patch: hidden patches, with --loss.mask;
-    their views are swapped, because `distill_loss` pairs each view with the other one, while hidden
-    patches are predicted within the same view."""
+    logits: dict[str, Float[Tensor, "M B *items P"]]
+    """image: of CLS tokens. cluster: of centroids; not in DINO. patch: of masked patches, with
+    --loss.mask; their views are swapped, because `distill_loss` pairs each view with the other one,
+    while masked patches are predicted within the same view."""
+    valid: dict[str, Bool[Tensor, "B *items"]]
+    """Of each kind of logits, which count."""
     clusters: Clusters | None = None
     mask: Mask | None = None
     anchor: Float[Tensor, "M B N D"] | None = None
@@ -106,33 +96,45 @@ class Network(nn.Module):
         self.backbone = Backbone(config.model, config.views.size_px, drop_path)
         head: Any = ProjectionHead if self.cluster_config else ImageHead
         self.head = head(self.backbone.width, config.head)
+        # Attributes, so that they can be replaced by compiled versions (train/compile.py).
         self.pool, self.distill_loss, self.gram_distance = pool, distill_loss, gram_distance
         if config.loss.mask > 0:
             self.mask_token = nn.Parameter(torch.zeros(self.backbone.width))
 
     def forward(
-        self, pixels: Float[Tensor, "M B 3 h w"], sample_keys: Int64[Tensor, "B"], targets: Targets
+        self,
+        pixels: Float[Tensor, "M B 3 h w"],
+        sample_keys: Int64[Tensor, "B"],
+        targets: Targets,
+        centers: dict[str, Float[Tensor, "P"]],
+        teacher_temp: Float[Tensor, ""],
     ) -> dict[str, tuple[Tensor, ...]]:
         """For each image: the student's cross-entropy and the teacher's entropy, its lower bound.
         CrOC adds the same for each cluster, --loss.mask for each masked patch, and --anchor.weight
         the distance from the anchor's similarities."""
-        t, s = targets.temp, self.config.loss.student_temp
+        student_temp = self.config.loss.student_temp
         hidden = None if targets.mask is None else (targets.mask.hidden, self.mask_token)
         with profile_range("student"):
             cls, patches = self.backbone(pixels, sample_keys, hidden)
         with profile_range("heads"):
-            outputs: dict[str, Any] = {"image": self.head.images(cls)}
+            logits: dict[str, Any] = {"image": self.head.images(cls)}
             if targets.clusters is not None and self.cluster_config is not None:
-                centroids = self.pool(
-                    patches, targets.clusters.assignments, cls, self.cluster_config
-                )
-                outputs["cluster"] = self.head.clusters(centroids)
+                assignments = targets.clusters.assignments
+                centroids = self.pool(patches, assignments, cls, self.cluster_config)
+                logits["cluster"] = self.head.clusters(centroids)
             if targets.mask is not None:
-                outputs["patch"] = self.head.patches(at_hidden(patches, targets.mask, cls))
+                logits["patch"] = self.head.patches(at_hidden(patches, targets.mask, cls))
         with profile_range("loss"):
             losses: dict[str, tuple[Tensor, ...]] = {
-                name: self.distill_loss(x.outputs, x.center, t, outputs[name], s, x.valid)
-                for name, x in targets.outputs.items()
+                name: self.distill_loss(
+                    targets.logits[name],
+                    centers[name],
+                    teacher_temp,
+                    logits[name],
+                    student_temp,
+                    targets.valid[name],
+                )
+                for name in logits
             }
             if targets.anchor is not None:
                 losses["anchor"] = (self.gram_distance(patches, targets.anchor),)
@@ -171,6 +173,7 @@ class Croc:
         independent = self.cluster_config is None or self.cluster_config.variant == "paper"
         if device.type == "cpu" and independent and config.loss.centering == "mean":
             self.micro_batch_size = config.run.micro_batch or 16
+        # Attributes, so that they can be replaced by compiled versions (train/compile.py).
         self.make_views, self.cluster_tokens = make_views, cluster_tokens
         self.weighted_total, self.softness = weighted_total, softness
 
@@ -205,7 +208,7 @@ class Croc:
     def set_schedule(self, schedule: ScheduleState) -> None:
         # In place, so that a CUDA graph reads it and nothing is copied to the device.
         self.temp.fill_(teacher_temp(self.config.loss, schedule.epoch))
-        self.views_config = views_at(self.config.views, schedule.epoch)
+        self.views_config = self.config.views.at_epoch(schedule.epoch)
         start, end = self.config.anchor.weight, self.config.anchor.weight_end
         end = start if end is None else end
         self.anchor_weight.fill_(cosine(start, end, schedule.step, schedule.total_steps))
@@ -228,18 +231,20 @@ class Croc:
                     views = self.make_views(part, self.views_config, patch_px, dtype)
                 targets = self.compute_targets(views, part.sample_keys)
                 micro_batches.append((views.pixels, part.sample_keys, targets))
-        divisors = self._divisors([targets for _, _, targets in micro_batches])
+            all_targets = [targets for _, _, targets in micro_batches]
+            with profile_range("loss"):
+                centers = {name: self._center(name, all_targets) for name in self.centers}
+        divisors = self._divisors(all_targets)
         metrics: dict[str, Tensor] = {}
         for index, (pixels, sample_keys, targets) in enumerate(micro_batches):
             with skip_gradient_sync(fabric, student, is_last=index + 1 == len(micro_batches)):
-                losses = student(pixels, sample_keys, targets)
+                losses = student(pixels, sample_keys, targets, centers, self.temp)
                 shares = self.loss_and_metrics(targets, losses, divisors)
                 with profile_range("backward"):
                     # DDP takes the mean over processes, but the shares must be summed.
                     fabric.backward(shares["loss"] * process_count())
             for name, value in shares.items():
                 metrics[name] = metrics.get(name, 0) + value.detach()
-        self._update_centers([targets for _, _, targets in micro_batches])
         return metrics
 
     @torch.no_grad()
@@ -260,28 +265,29 @@ class Croc:
                 clusters = self.cluster_tokens(tokens, views, sample_keys, self.cluster_config)
                 centroids = teacher.pool(patches, clusters.assignments, cls, self.cluster_config)
         with profile_range("heads"):
-            every = torch.ones_like(sample_keys, dtype=torch.bool)
-            outputs = {"image": (teacher.head.images(cls), every)}
+            logits = {"image": teacher.head.images(cls)}
+            valid = {"image": torch.ones_like(sample_keys, dtype=torch.bool)}
             if clusters is not None:
-                outputs["cluster"] = (teacher.head.clusters(centroids), clusters.valid)
+                logits["cluster"] = teacher.head.clusters(centroids)
+                valid["cluster"] = clusters.valid
             if "patch" in self.centers:
                 mask = draw_mask(sample_keys, patches.shape[2], self.config.loss.mask)
-                hidden = teacher.head.patches(at_hidden(patches, mask, cls))
-                outputs["patch"] = (hidden.flip(0), mask.valid)
-        with profile_range("loss"):
-            targets = {name: self._target(name, *each) for name, each in outputs.items()}
+                logits["patch"] = teacher.head.patches(at_hidden(patches, mask, cls)).flip(0)
+                valid["patch"] = mask.valid
         if self.anchor is not None:
             with profile_range("anchor"):
                 _, anchor = self.anchor(views.pixels)
-        return Targets(self.temp, targets, clusters, mask, anchor)
+        return Targets(logits, valid, clusters, mask, anchor)
 
-    def _target(self, name: str, outputs: Tensor, valid: Tensor) -> Target:
-        """The outputs with their center: the moving mean, or the Sinkhorn center of the batch."""
-        weights = valid.float().expand(outputs.shape[:-1])
-        center = self.centers[name].value
+    def _center(self, name: str, targets: list[Targets]) -> Float[Tensor, "P"]:
+        """The center of this step: the moving mean, which then moves on, or the Sinkhorn center of
+        the batch."""
+        logits = [x.logits[name] for x in targets]
+        weights = [x.valid[name].float().expand(y.shape[:-1]) for x, y in zip(targets, logits)]
         if self.config.loss.centering == "sinkhorn":
-            center = sinkhorn_center(outputs, weights, self.temp)
-        return Target(outputs, valid, center, self.weighted_total(outputs, weights))
+            return sinkhorn_center(logits, weights, self.temp)
+        total = torch.stack([self.weighted_total(*each) for each in zip(logits, weights)]).sum(0)
+        return self.centers[name].update(total, VIEWS * _count(targets, name))
 
     def loss_and_metrics(
         self,
@@ -296,37 +302,45 @@ class Croc:
             "entropy_image": entropy_glob,
             "kl_image": loss_glob.detach() - entropy_glob,
         }
-        extra_loss: Tensor | float = 0.0  # terms that are not in the paper
+        if targets.clusters is None:
+            loss = loss_glob
+        else:
+            weights = self._cluster_weights(targets.clusters.valid, divisors)
+            loss_dense, entropy_dense = ((weights * each).sum() for each in losses["cluster"])
+            loss = self.alpha * loss_dense + loss_glob  # the paper's total loss
+            metrics |= {
+                "loss_cluster": loss_dense,
+                "entropy_cluster": entropy_dense,
+                "kl_cluster": loss_dense.detach() - entropy_dense,
+                **self._cluster_metrics(targets.clusters, divisors),
+            }
         if "patch" in losses:
             loss_patch, entropy_patch = (each.sum() / divisors.patch for each in losses["patch"])
+            loss = loss + loss_patch
             metrics |= {"loss_patch": loss_patch, "entropy_patch": entropy_patch}
-            extra_loss = extra_loss + loss_patch
         if "anchor" in losses:
             metrics["loss_anchor"] = losses["anchor"][0].sum() / divisors.image
-            extra_loss = extra_loss + self.anchor_weight * metrics["loss_anchor"]
-        if targets.clusters is None:
-            return {"loss": loss_glob + extra_loss, **metrics}
-        clusters = targets.clusters
-        weights = self._weights(clusters.valid, divisors)
-        loss_dense, entropy_dense = ((weights * each).sum() for each in losses["cluster"])
-        loss = self.alpha * loss_dense + loss_glob + extra_loss
+            loss = loss + self.anchor_weight * metrics["loss_anchor"]
+        return {"loss": loss, **metrics}
+
+    def _cluster_metrics(self, clusters: Clusters, divisors: Divisors) -> dict[str, Tensor]:
         image_heads = divisors.image * clusters.count.shape[1]
         effective, largest = self.softness(clusters.assignments)
-        return metrics | {
-            "loss": loss,
-            "loss_cluster": loss_dense,
-            "entropy_cluster": entropy_dense,
-            "kl_cluster": loss_dense.detach() - entropy_dense,
+        return {
             "k_mean": clusters.count.sum() / image_heads,
             "effective_clusters": effective.sum() / image_heads,
             "largest_share": largest.sum() / image_heads,
             "valid_share": clusters.valid.sum() / divisors.chosen,
         }
 
-    def _weights(self, valid: Bool[Tensor, "B H K"], divisors: Divisors) -> Float[Tensor, "B H K"]:
-        """Weight of each cluster in the dense loss; weights sum to 1 over a step and all processes.
+    def _cluster_weights(
+        self, valid: Bool[Tensor, "B H K"], divisors: Divisors
+    ) -> Float[Tensor, "B H K"]:
+        """The weight of each cluster in the dense loss: 1 / (images · the image's clusters), that
+        is the paper's mean over the clusters of an image, and the mean over images with any.
 
-        `paper` takes the mean over an image's clusters, then over images; `released` over all.
+        In `released`, the mean over all clusters. The weights sum to 1 over a step and all
+        processes.
         """
         weights = valid.float() / divisors.cluster
         if self.cluster_config and self.cluster_config.variant == "paper":
@@ -334,7 +348,7 @@ class Croc:
         return weights
 
     def _divisors(self, targets: list[Targets]) -> Divisors:
-        images = sum(x.outputs["image"].valid.numel() for x in targets) * process_count()
+        images = sum(x.valid["image"].numel() for x in targets) * process_count()
         patch: Any = 1.0
         if "patch" in self.centers:
             patch = sum_over_processes(_count(targets, "patch")).clamp_min(1)
@@ -347,11 +361,6 @@ class Croc:
         per_process = _count(targets, "cluster") * process_count()
         cluster = shared[0] if self.cluster_config.variant == "paper" else per_process
         return Divisors(images, cluster.clamp_min(1), patch, shared[1])
-
-    def _update_centers(self, targets: list[Targets]) -> None:
-        for name, center in self.centers.items():
-            total = torch.stack([x.outputs[name].total for x in targets]).sum(dim=0)
-            center.update(total, VIEWS * _count(targets, name))
 
     def freeze_prototypes(self, schedule: ScheduleState) -> None:
         """In the first epochs the prototypes get no gradient."""
@@ -366,7 +375,7 @@ class Croc:
 
 
 def _count(targets: list[Targets], name: str) -> Float[Tensor, ""]:
-    return torch.stack([x.outputs[name].valid.sum() for x in targets]).sum().float()
+    return torch.stack([x.valid[name].sum() for x in targets]).sum().float()
 
 
 def teacher_momentum(loss: DistillationConfig, schedule: ScheduleState) -> float:

@@ -20,13 +20,14 @@ class Center(nn.Module):
         self.register_buffer("value", torch.zeros(prototypes))
 
     @torch.no_grad()
-    def update(self, total: Float[Tensor, "P"], count: Float[Tensor, ""]) -> None:
-        """Move towards the mean over all processes, where finite and if anything was valid."""
+    def update(self, total: Float[Tensor, "P"], count: Float[Tensor, ""]) -> Float[Tensor, "P"]:
+        """Return the mean as it is, for this step, and move it, for the next one, towards the mean
+        over all processes, where that is finite and if anything was valid."""
+        used = self.value.clone()
         packed = sum_over_processes(torch.cat([total, count[None]]))
         mean, count = packed[:-1] / packed[-1].clamp_min(1), packed[-1]
-        self.value.lerp_(
-            torch.where((count > 0) & mean.isfinite(), mean, self.value), 1 - self.momentum
-        )
+        self.value.lerp_(torch.where((count > 0) & mean.isfinite(), mean, used), 1 - self.momentum)
+        return used
 
 
 def weighted_total(
@@ -40,24 +41,28 @@ def weighted_total(
 
 
 def sinkhorn_center(
-    logits: Float[Tensor, "*batch P"],
-    weights: Float[Tensor, "*batch"],
+    logits: list[Float[Tensor, "*batch P"]],
+    weights: list[Float[Tensor, "*batch"]],
     temperature: Float[Tensor, ""],
     iterations: int = 3,
 ) -> Float[Tensor, "P"]:
-    """The center with which the prototypes have almost the same mean probability in the batch.
+    """The center with which the prototypes have almost the same mean probability in the batch,
+    both views of all its parts together.
 
     repeat: for p: center[p] += τ · log(P · mean of softmax((logits − center) / τ)[..., p])
 
     These are Sinkhorn's scalings: the softmax scales the items, the update the prototypes. The
     mean is weighted and over all processes.
     """
-    logits, weights = logits.float().flatten(0, -2), weights.flatten()
-    center = torch.zeros_like(logits[0])
+    center = torch.zeros_like(logits[0].flatten(0, -2)[0], dtype=torch.float32)
+    count = torch.stack([each.sum() for each in weights]).sum()
     for _ in range(iterations):
-        probabilities = teacher_probabilities(logits, center, temperature)
-        total = (weights[:, None] * probabilities).sum(dim=0)
-        packed = sum_over_processes(torch.cat([total, weights.sum()[None]]))
+        totals = [
+            (w[..., None] * teacher_probabilities(x, center, temperature)).flatten(0, -2).sum(0)
+            for x, w in zip(logits, weights)
+        ]
+        total = torch.stack(totals).sum(0)
+        packed = sum_over_processes(torch.cat([total, count[None]]))
         mean = packed[:-1] / packed[-1].clamp_min(1)
         center = center + temperature * (mean * len(mean)).clamp_min(1e-30).log()
     return center

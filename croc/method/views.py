@@ -5,7 +5,7 @@ antialiased bicubic `resized_crop`. Both are batched and never wait for the devi
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Bool, Float, Int64, UInt8
@@ -36,14 +36,6 @@ class Crops:
     """x0, y0, width, height: whole pixels of the canvas."""
     flips: Bool[Tensor, "M B"]
     """Whether the view is mirrored, left to right."""
-
-
-def views_at(views: ViewsConfig, epoch: int) -> ViewsConfig:
-    """Smaller views, with as much less blur, in the early epochs; other schedules do not change."""
-    if views.early_px is None or epoch >= views.early_epochs:
-        return views
-    low, high = (sigma * views.early_px / views.size_px for sigma in views.blur_sigma)
-    return replace(views, size_px=views.early_px, blur_sigma=(low, high))
 
 
 def make_views(

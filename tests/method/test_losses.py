@@ -72,7 +72,8 @@ def naive_sinkhorn(logits, weights, temperature, iterations):
 def test_sinkhorn_centering_equals_the_scalings():
     logits, weights = torch.randn(2, 10, 5), torch.rand(2, 10)
     temperature = torch.tensor(0.1)
-    center = sinkhorn_center(logits, weights, temperature, iterations=3)
+    parts = list(logits.split([3, 7], dim=1)), list(weights.split([3, 7], dim=1))
+    center = sinkhorn_center(*parts, temperature, iterations=3)
     got = teacher_probabilities(logits, center, temperature).flatten(0, 1)
     expected = naive_sinkhorn(logits.flatten(0, 1), weights.flatten(), 0.1, 3)
     torch.testing.assert_close(got, expected.float(), rtol=1e-3, atol=1e-5)
@@ -81,8 +82,8 @@ def test_sinkhorn_centering_equals_the_scalings():
 def test_sinkhorn_centering_uses_all_prototypes_alike():
     logits, weights = torch.randn(40, 5) + 3 * torch.arange(5), (torch.arange(40) < 30).float()
     temperature = torch.tensor(0.5)
-    center = sinkhorn_center(logits, weights, temperature, iterations=100)
+    center = sinkhorn_center([logits], [weights], temperature, iterations=100)
     counted = teacher_probabilities(logits, center, temperature)[:30]
     torch.testing.assert_close(counted.mean(dim=0), torch.full((5,), 0.2), rtol=1e-3, atol=1e-3)
-    nothing = sinkhorn_center(logits, torch.zeros(40), torch.tensor(0.02))
+    nothing = sinkhorn_center([logits], [torch.zeros(40)], torch.tensor(0.02))
     assert nothing.isfinite().all()

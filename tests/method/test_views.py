@@ -12,7 +12,7 @@ from croc.config import ViewsConfig
 from croc.method.photometric import IMAGENET_MEAN, IMAGENET_STD
 from croc.method.randomness import sample_key
 from croc.method.types import Canvases
-from croc.method.views import Crops, crop, draw_crops, make_views, patch_centers, views_at
+from croc.method.views import Crops, crop, draw_crops, make_views, patch_centers
 from tests.kernels.interpreter import waiting_is_an_error
 
 BICUBIC = InterpolationMode.BICUBIC
@@ -161,9 +161,9 @@ def test_views_follow_the_sample_not_the_batch():
 
 def test_size_follows_the_epochs_and_blur_follows_the_size():
     views = ViewsConfig(size_px=224, early_px=112, early_epochs=3, blur_sigma=(0.2, 2.0))
-    assert [views_at(views, epoch).size_px for epoch in range(5)] == [112, 112, 112, 224, 224]
-    assert views_at(views, 0).blur_sigma == pytest.approx((0.1, 1.0))
-    assert views_at(views, 3) is views
+    assert [views.at_epoch(epoch).size_px for epoch in range(5)] == [112, 112, 112, 224, 224]
+    assert views.at_epoch(0).blur_sigma == pytest.approx((0.1, 1.0))
+    assert views.at_epoch(3) is views
 
 
 def test_type_is_as_given_whatever_autocast():

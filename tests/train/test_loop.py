@@ -149,6 +149,15 @@ def test_micro_batches_do_not_change_the_losses(whole: Path, tmp_path: Path):
         assert ours == pytest.approx(theirs, rel=2e-4)
 
 
+def test_micro_batches_do_not_change_the_losses_with_sinkhorn_centering(tmp_path: Path):
+    for size in (8, 3):
+        config = tiny_config(tmp_path / str(size), micro_batch=size, stop_after_steps=4)
+        loss = replace(config.loss, centering="sinkhorn")
+        pretrain(replace(config, loss=loss), "tiny")
+    for ours, theirs in zip(metrics_of(tmp_path / "3"), metrics_of(tmp_path / "8")):
+        assert ours == pytest.approx(theirs, rel=2e-4)
+
+
 def test_running_out_of_gpu_memory_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def fail(*_):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has")

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 import croc
 from croc.config import ClusterConfig, ViewsConfig, parse_config
 from croc.lab.show.look import look_at_weights
-from croc.method.clustering.paper import softness
+from croc.method.clustering.join_split import softness
 from croc.method.croc import cluster_tokens
 from croc.method.types import Canvases
 from croc.method.views import make_views

@@ -25,7 +25,7 @@ from croc.config import ClusterConfig, CrocConfig
 from croc.data import place_on_canvas
 from croc.lab.show.clusters import follow_colors
 from croc.lab.show.look import Look, whole_view
-from croc.method.clustering.paper import softness
+from croc.method.clustering.join_split import softness
 from croc.method.clustering.trace import trace_views
 from croc.method.croc import cluster_tokens, saliency
 from croc.method.photometric import normalize

@@ -25,7 +25,7 @@ from croc.lab.show.clusters import find_clusters
 from croc.lab.show.figures import PALETTE, blend, by_size, to_array, upsample
 from croc.lab.show.look import grid_of, to_canvases
 from croc.method.backbone import Backbone
-from croc.method.clustering.paper import softness
+from croc.method.clustering.join_split import softness
 from croc.method.photometric import unnormalize
 from croc.method.types import Clusters, Views
 

@@ -19,7 +19,7 @@ from croc.lab.show import look as looks
 from croc.lab.show.figures import LABEL_PT, by_size, choose_heads, paint, tile_figure, to_array
 from croc.lab.show.look import Look, grid_of
 from croc.method.backbone import Backbone
-from croc.method.clustering.paper import softness
+from croc.method.clustering.join_split import softness
 from croc.method.clustering.trace import Trace, trace_views
 from croc.method.croc import cluster_tokens, saliency
 from croc.method.photometric import unnormalize

@@ -1,8 +1,8 @@
-"""Join the tokens of the views, locate the clusters in them, split the result into the views.
+"""Locate the clusters by optimal transport: section 3.3 of the paper, computed in the log domain.
 
-This is the paper's text (section 3.2), computed in the log domain; `released.py` is the authors'
-code. Every step of the merging runs all images and heads at once: each loses exactly one centroid
-per step, so the tensors get one column narrower. Nothing depends on which images share a batch.
+`released.py` is the same in the authors' code. Every step of the merging runs all images and heads
+at once: each loses exactly one centroid per step, so the tensors get one column narrower. Nothing
+depends on which images share a batch.
 """
 
 import math
@@ -11,21 +11,14 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from einops import rearrange
-from jaxtyping import Float, Int, Int64
+from jaxtyping import Float, Int64
 from torch import Tensor
 
-from croc import kernels
 from croc.config import ClusterConfig
-from croc.errors import UserError
 from croc.method.randomness import uniform
-from croc.method.types import Clusters
 
 LEAST_SALIENCY = 1e-20
 """Instead of 0, so that tokens without saliency are assigned too, and images without any."""
-
-SALIENCY_TEMPERATURE = 2.0
-"""Of the softmax that makes probabilities of the cosines in `released`."""
 
 Pair = tuple[Int64[Tensor, "B H 1"], Int64[Tensor, "B H 1"]]
 
@@ -41,88 +34,6 @@ class Step:
     """The columns of the step before that became one; None at the start."""
 
 
-def cluster(
-    tokens: Float[Tensor, "B H T d"],
-    positions: Float[Tensor, "B T 2"],
-    saliency: Float[Tensor, "B H T"],
-    config: ClusterConfig,
-    *,
-    views: int = 2,
-    seeds: Int[Tensor, "B H K"] | None = None,
-    keys: Int64[Tensor, "B"] | None = None,
-) -> Clusters:
-    """Cluster each image's and head's joined tokens; K is chosen for each of them.
-
-    T is view-major. `saliency` is the CLS attention divided by the number of views in `paper`
-    (so it sums to 1) and the cosine with the CLS token of the token's own view in `released`.
-    The starting tokens are `seeds`, or are drawn from the samples' `keys`.
-    """
-    parts = split_views(tokens, positions, saliency, views)
-    return cluster_views(*parts, config, seeds=seeds, keys=keys)
-
-
-@torch.no_grad()
-def cluster_views(
-    tokens: Float[Tensor, "M B H N d"],
-    positions: Float[Tensor, "M B N 2"],
-    saliency: Float[Tensor, "M B H N"],
-    config: ClusterConfig,
-    *,
-    seeds: Int[Tensor, "B H K"] | None = None,
-    keys: Int64[Tensor, "B"] | None = None,
-) -> Clusters:
-    """`cluster` for tokens with an axis of views: the kernel joins them without a copy."""
-    views = len(tokens)
-    check_k_start(config.k_start, views * tokens.shape[3])
-    with torch.autocast(tokens.device.type, enabled=False):
-        positions, saliency = at_least_float32(positions), at_least_float32(saliency)
-        if seeds is None:
-            seeds = draw_for(saliency, keys, config)
-        kernel = kernels.find("clustering", tokens)
-        if kernel is not None and kernel.fits(tokens, config):
-            return kernel.cluster_views(tokens, positions, saliency, seeds, config)
-        joined = join(at_least_float32(tokens), positions, saliency)
-        return split(*locate(*joined, seeds, config, views), config, views)
-
-
-def split_views(
-    tokens: Float[Tensor, "B H T d"],
-    positions: Float[Tensor, "B T 2"],
-    saliency: Float[Tensor, "B H T"],
-    views: int,
-) -> tuple[Float[Tensor, "M B H N d"], Float[Tensor, "M B N 2"], Float[Tensor, "M B H N"]]:
-    """With an axis of views, without a copy."""
-    return (
-        rearrange(tokens, "b h (m n) d -> m b h n d", m=views),
-        rearrange(positions, "b (m n) c -> m b n c", m=views),
-        rearrange(saliency, "b h (m n) -> m b h n", m=views),
-    )
-
-
-def check_k_start(k_start: int, tokens: int) -> None:
-    if k_start > tokens:
-        raise UserError(
-            f"--cluster.k-start {k_start} is more than the {tokens} tokens of an image's views; "
-            "lower it or enlarge the views"
-        )
-
-
-def at_least_float32(values: Tensor) -> Tensor:
-    return values if values.dtype == torch.float64 else values.float()
-
-
-def draw_for(
-    saliency: Float[Tensor, "M B H N"], keys: Int64[Tensor, "B"] | None, config: ClusterConfig
-) -> Int64[Tensor, "B H K"]:
-    """The starting tokens, drawn by the variant's function of the saliency."""
-    if keys is None:
-        raise UserError("cluster() needs seeds, or the keys to draw them from")
-    saliency = rearrange(saliency, "m b h n -> b h (m n)")
-    if config.variant == "released":
-        saliency = (saliency / SALIENCY_TEMPERATURE).softmax(dim=-1)
-    return draw_seeds(saliency, config.k_start, keys)
-
-
 def draw_seeds(
     probability: Float[Tensor, "B H T"], k: int, keys: Int64[Tensor, "B"]
 ) -> Int64[Tensor, "B H {k}"]:
@@ -130,47 +41,6 @@ def draw_seeds(
     u = uniform(keys, "cluster seeds", *probability.shape[1:])
     gumbel = -(-u.log()).log()
     return (probability.log() + gumbel).topk(k, dim=-1).indices
-
-
-def join(
-    tokens: Float[Tensor, "M B H N d"],
-    positions: Float[Tensor, "M B N 2"],
-    saliency: Float[Tensor, "M B H N"],
-) -> tuple[Float[Tensor, "B H T d"], Float[Tensor, "B T 2"], Float[Tensor, "B H T"]]:
-    """The views' tokens as one set, of unit length, with their positions and saliency."""
-    return (
-        F.normalize(rearrange(tokens, "m b h n d -> b h (m n) d"), dim=-1),
-        rearrange(positions, "m b n c -> b (m n) c"),
-        rearrange(saliency, "m b h n -> b h (m n)"),
-    )
-
-
-def locate(
-    tokens: Float[Tensor, "B H T d"],
-    positions: Float[Tensor, "B T 2"],
-    saliency: Float[Tensor, "B H T"],
-    seeds: Int[Tensor, "B H K"],
-    config: ClusterConfig,
-    views: int,
-) -> tuple[Float[Tensor, "B H T K"], Float[Tensor, "B H"], Int[Tensor, "B H"]]:
-    """Merge from K_start to two and choose K: the assignments (padded), their cost, and K."""
-    return choose(merge_steps(tokens, positions, saliency, seeds, config, views), config)
-
-
-def merge_steps(
-    tokens: Float[Tensor, "B H T d"],
-    positions: Float[Tensor, "B T 2"],
-    saliency: Float[Tensor, "B H T"],
-    seeds: Int[Tensor, "B H K"],
-    config: ClusterConfig,
-    views: int,
-) -> Iterator[Step]:
-    """The clusterings with K_start, K_start − 1, … 2 centroids, by the variant."""
-    if config.variant == "released":
-        from croc.method.clustering.released import released_steps
-
-        return released_steps(tokens, positions, saliency, seeds.long(), config, views)
-    return paper_steps(tokens, positions, saliency, seeds.long(), config)
 
 
 def paper_steps(
@@ -184,14 +54,14 @@ def paper_steps(
     rows = saliency.clamp_min(LEAST_SALIENCY)
     # Relative to their own corner, so that rounding is not amplified where they all coincide.
     positions = positions - positions.amin(dim=1, keepdim=True)
-    span = diagonal(positions)
+    S = diagonal(positions)
     centroids = take(tokens, seeds)
-    centers = take(positions[:, None].expand(-1, tokens.shape[1], -1, -1), seeds)
+    centroid_positions = take(positions[:, None].expand(-1, tokens.shape[1], -1, -1), seeds)
     importance = take(rows, seeds)  # Yᵀr: averaging columns of Y averages its entries
     pair = None
 
     while True:
-        cost = transport_cost(tokens, centroids, positions, centers, span, config)
+        cost = transport_cost(tokens, centroids, positions, centroid_positions, S, config)
         columns = importance.softmax(dim=-1)
         plan = sinkhorn(cost, rows, columns, config.sharpness, config.sinkhorn_iterations)
         yield Step(plan / plan.sum(dim=-1, keepdim=True), (plan * cost).sum(dim=(-2, -1)), pair)
@@ -199,11 +69,11 @@ def paper_steps(
             return
         weights = plan / plan.sum(dim=-2, keepdim=True)
         centroids = torch.einsum("bhtk,bhtd->bhkd", weights, tokens)
-        centers = torch.einsum("bhtk,btc->bhkc", weights, positions)
+        centroid_positions = torch.einsum("bhtk,btc->bhkc", weights, positions)
         unit = F.normalize(centroids, dim=-1)
         pair = closest_pair(unit @ unit.mT)
-        centroids, centers, importance = (
-            merge(values, *pair) for values in (centroids, centers, importance)
+        centroids, centroid_positions, importance = (
+            merge(values, *pair) for values in (centroids, centroid_positions, importance)
         )
 
 
@@ -216,12 +86,12 @@ def transport_cost(
     tokens: Float[Tensor, "B H T d"],
     centroids: Float[Tensor, "B H K d"],
     positions: Float[Tensor, "B T 2"],
-    centers: Float[Tensor, "B H K 2"],
-    span: Float[Tensor, "B 1 1 1"],
+    centroid_positions: Float[Tensor, "B H K 2"],
+    S: Float[Tensor, "B 1 1 1"],
     config: ClusterConfig,
 ) -> Float[Tensor, "B H T K"]:
     """−cosine + λ_pos · distance / S; for λ_pos = ∞, distance / S alone."""
-    positional = distances(positions, centers) / span
+    positional = distances(positions, centroid_positions) / S
     weight = config.position_weight
     if math.isinf(weight):
         return positional
@@ -230,10 +100,10 @@ def transport_cost(
 
 
 def distances(
-    positions: Float[Tensor, "B T 2"], centers: Float[Tensor, "B H K 2"]
+    positions: Float[Tensor, "B T 2"], centroid_positions: Float[Tensor, "B H K 2"]
 ) -> Float[Tensor, "B H T K"]:
     """Euclidean distance of every token to every centroid in the image's frame."""
-    return (positions[:, None, :, None] - centers[:, :, None]).norm(dim=-1)
+    return (positions[:, None, :, None] - centroid_positions[:, :, None]).norm(dim=-1)
 
 
 def sinkhorn(
@@ -286,85 +156,3 @@ def take(
     extra = values.shape[3:]
     shape = (*index.shape, *extra)
     return values.gather(2, index.reshape(*index.shape, *(1 for _ in extra)).expand(shape))
-
-
-def choose(
-    steps: Iterator[Step], config: ClusterConfig
-) -> tuple[Float[Tensor, "B H T K"], Float[Tensor, "B H"], Int[Tensor, "B H"]]:
-    """For each image and head the step of the lowest cost: its assignments (padded), cost and K."""
-    largest = config.k_max or config.k_start
-    smallest = largest if config.k_select == "fixed" else 2
-    assignments = cost = count = None
-    for step in steps:
-        k = step.assignments.shape[-1]
-        if not smallest <= k <= largest:
-            continue
-        padded = F.pad(step.assignments, (0, config.k_start - k))
-        if assignments is None or cost is None or count is None:
-            assignments, cost = padded, step.cost
-            count = torch.full_like(step.cost, k, dtype=torch.long)
-        else:
-            better = step.cost < cost
-            assignments = torch.where(better[..., None, None], padded, assignments)
-            cost = torch.where(better, step.cost, cost)
-            count = torch.where(better, k, count)
-    assert assignments is not None
-    assert cost is not None
-    assert count is not None
-    return assignments, cost, count
-
-
-def split(
-    assignments: Float[Tensor, "B H T K"],
-    cost: Float[Tensor, "B H"],
-    count: Int[Tensor, "B H"],
-    config: ClusterConfig,
-    views: int,
-) -> Clusters:
-    """Back into views; a cluster to which one of the views gives no token is pruned."""
-    strongest = assignments.amax(dim=-1, keepdim=True)
-    if config.variant == "released":  # ties all count, and only the strongest entries stay
-        hard = (assignments == strongest) & (assignments > 0)
-        assignments = assignments * hard
-    else:
-        hard = F.one_hot(assignments.argmax(dim=-1), assignments.shape[-1]).bool()
-    seen = rearrange(hard, "b h (m n) k -> m b h n k", m=views).any(dim=-2)
-    real = torch.arange(assignments.shape[-1], device=count.device) < count[..., None]
-    return Clusters(
-        assignments=rearrange(assignments, "b h (m n) k -> m b h n k", m=views),
-        valid=seen.all(dim=0) & real,
-        cost=cost,
-        count=count,
-    )
-
-
-def pool(
-    patches: Float[Tensor, "M B N D"],
-    assignments: Float[Tensor, "M B H N K"],
-    cls: Float[Tensor, "M B D"],
-    config: ClusterConfig,
-) -> Float[Tensor, "M B H K D"]:
-    """patchesᵀ · assignments, scaled to the length that the shared head expects from CLS tokens.
-
-    centroid[m, b, h, k] = Σ_n assignments[m, b, h, n, k] · patches[m, b, n], to unit length,
-    times the mean length of the image's CLS tokens (`released`: of all CLS tokens).
-    """
-    centroids = torch.einsum("mbnd,mbhnk->mbhkd", patches, assignments.to(patches.dtype)).float()
-    lengths = cls.float().norm(dim=-1)
-    if config.variant == "released":
-        return F.normalize(centroids, dim=-1) * lengths.mean()
-    return F.normalize(centroids, dim=-1) * lengths.mean(dim=0)[:, None, None, None]
-
-
-def softness(
-    assignments: Float[Tensor, "M B H N K"],
-) -> tuple[Float[Tensor, "B H"], Float[Tensor, "B H"]]:
-    """How soft the assignments are: effective clusters and largest share, means over the tokens.
-
-    With p a token's row divided by its sum, they are exp(entropy of p) and max(p): 1 and 1 for
-    hard assignments, K and 1/K for uniform ones. Padding columns are zero and add nothing.
-    """
-    tiny = torch.finfo(assignments.dtype).tiny
-    shares = assignments / assignments.sum(dim=-1, keepdim=True).clamp_min(tiny)
-    effective = torch.special.entr(shares).sum(dim=-1).exp()
-    return effective.mean(dim=(0, 3)), shares.amax(dim=-1).mean(dim=(0, 3))

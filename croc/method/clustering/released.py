@@ -14,13 +14,10 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from croc.config import ClusterConfig
-from croc.method.clustering.paper import (
-    SALIENCY_TEMPERATURE,
-    Step,
-    closest_pair,
-    distances,
-    take,
-)
+from croc.method.clustering.paper import Step, closest_pair, distances, take
+
+SALIENCY_TEMPERATURE = 2.0
+"""Of the softmax that makes probabilities of the cosines."""
 
 
 def released_steps(
@@ -35,11 +32,11 @@ def released_steps(
     rows = (cosine / SALIENCY_TEMPERATURE).softmax(dim=-1)
     columns = (take(cosine, seeds) / SALIENCY_TEMPERATURE).softmax(dim=-1)
     centroids = take(tokens, seeds)
-    centers = take(positions[:, None].expand(-1, tokens.shape[1], -1, -1), seeds)
+    centroid_positions = take(positions[:, None].expand(-1, tokens.shape[1], -1, -1), seeds)
     pair = None
 
     while True:
-        cost = batch_cost(tokens, centroids, distances(positions, centers), config)
+        cost = batch_cost(tokens, centroids, distances(positions, centroid_positions), config)
         plan = released_sinkhorn(cost, rows, columns, config)
         yield Step(share_of_view(plan, views), (plan * cost).sum(dim=(-2, -1)), pair)
         if cost.shape[-1] == 2:
@@ -48,7 +45,7 @@ def released_steps(
         pair = closest_pair(updated @ updated.mT)
         weights = share(add_columns(plan, *pair))
         centroids = torch.einsum("bhtk,bhtd->bhkd", weights, tokens)
-        centers = torch.einsum("bhtk,btc->bhkc", weights, positions)
+        centroid_positions = torch.einsum("bhtk,btc->bhkc", weights, positions)
         columns = torch.einsum("bht,bhtk->bhk", rows, weights)
         columns = columns / columns.sum(dim=-1, keepdim=True)
 

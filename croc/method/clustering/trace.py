@@ -10,17 +10,16 @@ from jaxtyping import Bool, Float, Int, Int64
 from torch import Tensor
 
 from croc.config import ClusterConfig
-from croc.method.clustering.paper import (
-    Step,
+from croc.method.clustering.join_split import (
     at_least_float32,
     check_k_start,
     choose,
     draw_for,
     join,
-    merge,
     merge_steps,
     split,
 )
+from croc.method.clustering.paper import Step, merge
 from croc.method.clustering.released import add_columns
 
 

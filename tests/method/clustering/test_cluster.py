@@ -13,7 +13,7 @@ from torch import Tensor
 
 from croc.config import ClusterConfig
 from croc.method.clustering import cluster
-from croc.method.clustering.paper import pool, softness
+from croc.method.clustering.join_split import pool, softness
 from croc.method.types import Clusters
 from tests.method.clustering import Case, make_case
 from tests.oracles.clustering import OracleResult, centroids, cluster_paper, cluster_released

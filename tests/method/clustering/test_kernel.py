@@ -7,14 +7,8 @@ import torch.nn.functional as F
 
 from croc.config import ClusterConfig
 from croc.method.clustering import paper
-from croc.method.clustering.paper import (
-    choose,
-    closest_pair,
-    cluster,
-    paper_steps,
-    split,
-    split_views,
-)
+from croc.method.clustering.join_split import choose, cluster, split, split_views
+from croc.method.clustering.paper import closest_pair, paper_steps
 from croc.method.types import Clusters
 from tests.kernels.interpreter import interpreted, knowing_bfloat16, waiting_is_an_error
 from tests.method.clustering import Case, make_case

@@ -6,7 +6,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from croc.config import ClusterConfig
-from croc.method.clustering.paper import cluster_views, split_views
+from croc.method.clustering.join_split import cluster_views, split_views
 from croc.method.clustering.trace import Trace, trace_views
 from tests.method.clustering import Case
 from tests.method.clustering.test_cluster import cases
