@@ -6,26 +6,21 @@ names.txt            the original names, one JSON string per line
 pack.json            format, canvas_px, count, names of broken files
 """
 
-import ctypes
 import json
-import mmap
-import multiprocessing as mp
 import os
 import shutil
-from collections.abc import Generator
 from contextlib import closing
 from dataclasses import dataclass
-from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from jaxtyping import Int64, UInt8
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import Progress
 
 from croc.data.decode import UndecodableImage, reduce_image
-from croc.data.loader import start_worker
+from croc.data.loader import iterate
 from croc.data.sources import ImageSource
 from croc.errors import UserError
 from croc.signals import catch_signals
@@ -109,22 +104,28 @@ def pack(
 def _write(
     source: ImageSource, folder: Path, canvas_px: int, workers: int, signals: list[int]
 ) -> tuple[list[str], list[str]]:
-    count = len(source)
     images = min(
         max(1, _BYTES_PER_FILE // (3 * canvas_px**2)),
-        max(_MIN_IMAGES, -(-count // (_FILES_PER_WORKER * max(1, workers)))),
+        max(_MIN_IMAGES, -(-len(source) // (_FILES_PER_WORKER * max(1, workers)))),
     )
-    # In memory that the workers share: a row of the index for every image.
-    rows = np.frombuffer(mmap.mmap(-1, 24 * count), np.int64).reshape(count, 3)
-    packing = _Packing(source, folder, canvas_px, images, rows)
-    steps = packing.in_processes(workers) if workers else packing.in_this_process()
-    columns = (TextColumn("packing"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with closing(steps), Progress(*columns, console=Console(stderr=True)) as progress:
-        bar = progress.add_task("", total=count)
-        for done in steps:
-            progress.update(bar, completed=done)
-            if signals:
-                raise KeyboardInterrupt
+    files, index = _Files(source, folder, canvas_px, images), []
+    order = range(-(-len(source) // images))
+    written = iterate(files, order, workers=min(workers, len(order)))
+    with closing(written), Progress(console=Console(stderr=True)) as progress:
+        try:
+            for rows in progress.track(written, total=len(order), description="packing"):
+                if isinstance(rows, Exception):
+                    raise rows
+                index.append(rows)
+                if signals:
+                    raise KeyboardInterrupt
+        except RuntimeError as error:
+            if "DataLoader worker" not in str(error):
+                raise
+            raise UserError(
+                "a worker was killed, perhaps out of memory: pass fewer --workers"
+            ) from error
+    rows = np.concatenate(index)
     (readable,) = np.nonzero(rows[:, 1] != _BROKEN)
     if not len(readable):
         raise UserError("no image can be decoded: nothing to pack")
@@ -138,81 +139,33 @@ def _write(
     return names, failed
 
 
-@dataclass(eq=False)
-class _Packing:
-    """Every process decodes and writes: each file of pixels has a contiguous part of the source."""
+@dataclass(frozen=True)
+class _Files:
+    """Item n decodes and writes file n, a contiguous part of the source."""
 
     source: ImageSource
     folder: Path
     canvas_px: int
     images: int
     """Per file."""
-    rows: Int64[np.ndarray, "count 3"]
-    """Offset, height and width of each image; the height is 0 until it is written."""
 
-    def in_this_process(self) -> Generator[int, None, None]:
-        """Yields how many images are done."""
-        for number in range(self.files):
-            yield from self.write_file(number)
-
-    def in_processes(self, workers: int) -> Generator[int, None, None]:
-        context = mp.get_context("fork")  # nothing is pickled
-        next_file, errors = context.Value(ctypes.c_int64), context.SimpleQueue()
-        processes = [
-            context.Process(target=self.write_files, args=(next_file, errors), daemon=True)
-            for _ in range(min(workers, self.files))
-        ]
-        try:
-            for process in processes:
-                process.start()
-            running = processes
-            while running:
-                running = [process for process in processes if process.exitcode is None]
-                wait([process.sentinel for process in running], timeout=0.1)
-                yield int(np.count_nonzero(self.rows[:, 1]))
-                if not errors.empty():
-                    raise errors.get()
-                if codes := [process.exitcode for process in processes if process.exitcode]:
-                    raise UserError(
-                        f"a worker was killed (exit code {codes[0]}), perhaps out of memory: "
-                        "pass fewer --workers"
-                    )
-        finally:
-            for process in processes:
-                if process.pid is not None:
-                    process.kill()
-                    process.join()
-
-    def write_files(self, next_file: Any, errors: Any) -> None:
-        """What a worker does."""
-        start_worker()
-        try:
-            while True:
-                with next_file.get_lock():
-                    number = next_file.value
-                    next_file.value += 1
-                if number >= self.files:
-                    return
-                for _ in self.write_file(number):
-                    pass
-        except OSError as error:
-            errors.put(error)
-
-    @property
-    def files(self) -> int:
-        return -(-len(self.rows) // self.images)
-
-    def write_file(self, number: int) -> Generator[int, None, None]:
-        path, offset = self.folder / f"pixels-{number:05d}.bin", 0
+    def __getitem__(self, number: int) -> Int64[np.ndarray, "images 3"] | Exception:
+        """Offset, height and width of each image; or the error to raise: raised in a worker, it
+        would arrive wrapped in a traceback."""
+        path, offset, rows = self.folder / f"pixels-{number:05d}.bin", 0, []
         first = number * self.images
-        with path.open("wb") as file:
-            for image in range(first, min(first + self.images, len(self.rows))):
-                try:
-                    pixels = reduce_image(self.source.read(image), self.canvas_px)
-                    self.rows[image] = (offset, *pixels.shape[:2])
+        try:
+            with path.open("wb") as file:
+                for image in range(first, min(first + self.images, len(self.source))):
+                    try:
+                        pixels = reduce_image(self.source.read(image), self.canvas_px)
+                    except UndecodableImage:
+                        rows.append((0, _BROKEN, 0))
+                        continue
+                    rows.append((offset, *pixels.shape[:2]))
                     offset += file.write(np.ascontiguousarray(pixels.transpose(2, 0, 1)).data)
-                except UndecodableImage:
-                    self.rows[image] = (0, _BROKEN, 0)
-                yield image + 1
+        except (OSError, UserError) as error:
+            return error
         if not offset:
             path.unlink()
+        return np.array(rows, np.int64)

@@ -81,7 +81,7 @@ class Slow(MemorySource):
     def read(self, index):
         time.sleep(0.01)
         return super().read(index)
-pack(Slow(10_000), sys.argv[1], 40, workers=1)
+pack(Slow(1000), sys.argv[1], 40, workers=1)
 """
 
 
@@ -120,7 +120,7 @@ class Full(MemorySource):
 
 @pytest.mark.parametrize(
     ("source", "error", "message"),
-    [(Killed, UserError, r"a worker was killed \(exit code -9\)"), (Full, OSError, "too large")],
+    [(Killed, UserError, r"a worker was killed"), (Full, OSError, "too large")],
 )
 def test_a_worker_that_fails_leaves_nothing(tmp_path, source, error, message):
     with pytest.raises(error, match=message):
