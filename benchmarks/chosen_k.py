@@ -20,8 +20,8 @@ from jaxtyping import Int64
 from torch import Tensor
 
 from benchmarks.common import run, this_device
-from croc.data import open_source
-from croc.lab.show.look import Look, keys_of, look_at_run, readable, to_canvases
+from croc.data.sources import open_source, read_images
+from croc.lab.show.look import Look, keys_of, look_at_run, to_canvases
 from croc.method.croc import cluster_tokens
 from croc.method.views import make_views
 
@@ -32,7 +32,8 @@ BATCH = 32
 def choose(look: Look, images: int, seeds: int, device: torch.device) -> Int64[Tensor, "S B H"]:
     """The K of every seed, image and head."""
     config, backbone = look.croc, look.backbone.to(device)
-    pictures = list(islice(readable(open_source(config.data, config.run.seed)), images))
+    source = open_source(config.data, config.run.seed)
+    pictures = [x for _, x in islice(read_images(source, range(len(source))), images)]
     chosen: list[Tensor] = []
     for start in range(0, len(pictures), BATCH):
         part = pictures[start : start + BATCH]

@@ -47,25 +47,16 @@ __all__ = [
     "segment",
 ]
 
-_HOMES = {
-    "load_backbone": "croc.lab.api",
-    "features": "croc.lab.api",
-    "Features": "croc.lab.api",
-    "cluster": "croc.lab.api",
-    "ClusterConfig": "croc.config",
-    "Clusters": "croc.method.types",
-    "pretrain": "croc.lab.api",
-    "Run": "croc.lab.api",
-    "evaluate": "croc.lab.api",
-    "Result": "croc.eval.results",
-    "add_data": "croc.eval.datasets",
-    "load_segmenter": "croc.segmentation.segmenter",
-    "Segmenter": "croc.segmentation.segmenter",
-    "segment": "croc.lab.api",
-    "Labeled": "croc.eval.datasets",
-    "UserError": "croc.errors",
-    "Interrupted": "croc.errors",
+_NAMES = {
+    "croc.config": "ClusterConfig",
+    "croc.errors": "Interrupted UserError",
+    "croc.eval.datasets": "Labeled add_data",
+    "croc.eval.results": "Result",
+    "croc.lab.api": "Features Run cluster evaluate features load_backbone pretrain segment",
+    "croc.method.types": "Clusters",
+    "croc.segmentation.segmenter": "Segmenter load_segmenter",
 }
+_HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
 
 
 def __getattr__(name: str) -> Any:

@@ -254,9 +254,9 @@ class Pack:
 def pack_command(arguments: list[str]) -> None:
     options = parse(Pack, arguments, "croc data pack")
     require(bool(options.sources), "no images: pass a folder, tar shards or a pipe as SOURCE")
-    from croc.data import open_source
     from croc.data.loader import worker_count
     from croc.data.pack import pack
+    from croc.data.sources import open_source
 
     config = DataConfig(root=options.sources, canvas_px=options.canvas_px, workers=options.workers)
     source = open_source(config, seed=0)

@@ -58,13 +58,6 @@ def require(condition: bool, message: str) -> None:
         raise UserError(message)
 
 
-def require_least(config: Any, section: str, least: float | int, *names: str) -> None:
-    """Require numbers, or tuples of numbers, to be at least `least`; skips None and strings."""
-    for name in names:
-        require(getattr(config, name) != (), f"{_flag(section, name)} is empty")
-        _require_limit(config, section, name, at_least(least))
-
-
 def require_finite(section: str, config: Any) -> None:
     for each in dataclasses.fields(config):
         value = getattr(config, each.name)

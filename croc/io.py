@@ -1,5 +1,6 @@
 """Atomic writes, locks, JSON lines, and the hardware and versions of a measurement."""
 
+import contextlib
 import fcntl
 import json
 import os
@@ -9,8 +10,6 @@ from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
-
-from croc.errors import UserError
 
 if TYPE_CHECKING:
     import torch
@@ -51,19 +50,12 @@ def try_lock(file: IO[Any], byte: int = 0) -> bool:
     return True
 
 
-def read_lines(path: Path, pass_over_bad: bool = False) -> list[dict[str, Any]]:
-    """The objects of a JSON-lines file; a line that a kill cut off is an error or skipped."""
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The objects of a JSON-lines file, without lines that a kill cut off."""
     lines = []
-    text = path.read_text(encoding="utf-8", errors="replace")
-    for number, line in enumerate(text.split("\n"), start=1):
-        if not line.strip():
-            continue
-        try:
+    for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):
+        with contextlib.suppress(ValueError, TypeError):
             lines.append(dict(json.loads(line)))
-        except (ValueError, TypeError):
-            if pass_over_bad:
-                continue
-            raise UserError(f"{path}, line {number}, is cut off: remove it") from None
     return lines
 
 

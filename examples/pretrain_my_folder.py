@@ -27,7 +27,7 @@ from PIL import Image
 from torchvision.transforms.functional import pil_to_tensor
 
 import croc
-from croc.data import open_source
+from croc.data.sources import open_source
 from croc.lab.show.figures import paint
 
 matplotlib.use("agg")

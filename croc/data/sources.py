@@ -1,5 +1,6 @@
 """Sources of images: folders, tar shards, scenes; packed folders are in pack.py."""
 
+import contextlib
 import json
 import os
 import re
@@ -10,7 +11,7 @@ import tarfile
 import tempfile
 import weakref
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, groupby
 from typing import Protocol, runtime_checkable
 
@@ -138,6 +139,15 @@ def _list_images(folder: str) -> list[bytes]:
         advice = "pass another --data.root"
     extensions = " ".join(IMAGE_EXTENSIONS)
     raise UserError(f"no images in {folder} (searched at any depth for {extensions}): {advice}")
+
+
+def read_images(
+    source: ImageSource, order: Iterable[int]
+) -> Iterator[tuple[int, UInt8[np.ndarray, "h w 3"]]]:
+    """Indices and images in this order, without those that cannot be decoded."""
+    for index in order:
+        with contextlib.suppress(UndecodableImage):
+            yield index, source.read(index)
 
 
 def walk_images(root: bytes) -> Iterator[bytes]:

@@ -80,9 +80,9 @@ def append_result(folder: Path, result: Result) -> None:
         os.fsync(file.fileno())
 
 
-def read_results(folder: Path, pass_over_bad: bool = False) -> list[dict[str, Any]]:
+def read_results(folder: Path) -> list[dict[str, Any]]:
     """The lines of a folder's results.jsonl."""
-    return read_lines(folder / FILE, pass_over_bad)
+    return read_lines(folder / FILE)
 
 
 def percent(share: float) -> float | None:

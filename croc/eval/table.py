@@ -251,7 +251,7 @@ def compute(
     from croc.eval import evaluate
     from croc.eval.results import FILE, read_results
 
-    lines = read_results(folder, pass_over_bad=True) if (folder / FILE).exists() else []
+    lines = read_results(folder) if (folder / FILE).exists() else []
     finished = {line_key(line): line for line in lines}  # those of `croc evaluate` count, too
     keys = {key for row in rows for _, _, key in row.cells}
     missing = len(keys - finished.keys())

@@ -16,11 +16,11 @@ from torch import Tensor
 
 # A program takes BLOCK values forward. Backward, it takes ROWS rows of COLUMNS, STEP at a time, of
 # which STAGES - 1 are on their way while one is worked on: left alone, the compiler loads values
-# only as they are needed. LAST_FIRST begins with what the product before has written last, which
-# is still in the cache.
-FORWARD = {"BLOCK": 4096, "LAST_FIRST": True, "num_warps": 4}
+# only as they are needed. Both begin with what the product before has written last, which is
+# still in the cache.
+FORWARD = {"BLOCK": 4096, "num_warps": 4}
 BACKWARD = {
-    "ROWS": 64, "STEP": 8, "COLUMNS": 256, "STAGES": 3, "LAST_FIRST": True, "num_warps": 4
+    "ROWS": 64, "STEP": 8, "COLUMNS": 256, "STAGES": 3, "num_warps": 4
 }  # fmt: skip
 
 # e^{-x²/2} = 2^{-(ROOT x)²}, and the density of the normal distribution is DENSITY times as much.
@@ -90,9 +90,9 @@ gelu.register_autograd(_differentiate, setup_context=_remember)
 @triton.jit
 @no_type_check
 def _forward(
-    hidden_at, activations_at, count, BLOCK: tl.constexpr, LAST_FIRST: tl.constexpr
+    hidden_at, activations_at, count, BLOCK: tl.constexpr
 ):  # fmt: skip
-    place = _turn(LAST_FIRST).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    place = _turn().to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     real = place < count
     x = tl.load(hidden_at + place, mask=real, other=0.0).to(tl.float32)
     bell, mills = _tail(x)
@@ -105,9 +105,8 @@ def _forward(
 def _backward(
     hidden_at, grad_at, gradient_at, sums_at, rows, width,
     ROWS: tl.constexpr, STEP: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr,
-    LAST_FIRST: tl.constexpr,
 ):  # fmt: skip
-    turn, across = _turn(LAST_FIRST), tl.cdiv(width, COLUMNS)
+    turn, across = _turn(), tl.cdiv(width, COLUMNS)
     block = turn // across
     column = turn % across * COLUMNS + tl.arange(0, COLUMNS)
     start = block.to(tl.int64) * ROWS * width
@@ -128,9 +127,9 @@ def _backward(
 
 @triton.jit
 @no_type_check
-def _turn(LAST_FIRST: tl.constexpr):
-    turn = tl.program_id(0)
-    return tl.num_programs(0) - 1 - turn if LAST_FIRST else turn
+def _turn():
+    """The last program first."""
+    return tl.num_programs(0) - 1 - tl.program_id(0)
 
 
 @triton.jit

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
 from itertools import cycle, pairwise
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 import torch.nn.functional as F
@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from croc.config import CrocConfig, PretrainConfig, parse, require, require_least
+from croc.config import CrocConfig, PretrainConfig, Section, at_least, parse, require
 from croc.data.loader import batch_indices, make_loader, worker_count
 from croc.data.sources import ImageSource, open_source
 from croc.errors import UserError
@@ -50,18 +50,16 @@ OCTAVES = ((6, 60.0), (24, 30.0), (96, 12.0))
 
 
 @dataclass(frozen=True)
-class BenchConfig:
+class BenchConfig(Section):
     """What to measure, and where to write the results."""
 
-    steps: int = 30
+    section = "bench"
+    steps: Annotated[int, at_least(1)] = 30
     """Number of timed steps."""
-    warmup: int = 5
+    warmup: Annotated[int, at_least(1)] = 5
     """Number of untimed warm-up steps, which include compilation."""
     to: str | None = None
     """Folder for bench.json; by default bench/RECIPE-DATE-TIME."""
-
-    def __post_init__(self) -> None:
-        require_least(self, "bench", 1, "steps", "warmup")
 
 
 @dataclass(frozen=True)

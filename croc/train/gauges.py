@@ -18,6 +18,7 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -29,8 +30,9 @@ from lightning_fabric import Fabric
 from torch import Tensor
 
 from croc.config import ClusterConfig, CrocConfig, PretrainConfig
-from croc.data import ImageSource, UndecodableImage, epoch_order, place_on_canvas
-from croc.data.decode import reduce_image
+from croc.data.decode import place_on_canvas, reduce_image
+from croc.data.loader import epoch_order
+from croc.data.sources import ImageSource, read_images
 from croc.io import replacing
 from croc.method.backbone import Backbone
 from croc.method.croc import cluster_tokens
@@ -174,16 +176,12 @@ class Gauges:
         """The first decodable images in the order of the first epoch."""
         canvas_px, seed = self._config.data.canvas_px, self._config.run.seed
         pixels, sizes, keys = [], [], []
-        for index in epoch_order(len(self._source), seed, 0)[:MAX_TRIED].tolist():
-            try:
-                image = reduce_image(self._source.read(index), canvas_px)
-            except UndecodableImage:
-                continue
+        order = epoch_order(len(self._source), seed, 0)[:MAX_TRIED].tolist()
+        for index, image in islice(read_images(self._source, order), IMAGES):
+            image = reduce_image(image, canvas_px)
             pixels.append(place_on_canvas(image, canvas_px))
             sizes.append(image.shape[:2])
             keys.append(sample_key(seed, 0, index))
-            if len(keys) == IMAGES:
-                break
         return Canvases(torch.from_numpy(np.stack(pixels)), torch.tensor(sizes), torch.tensor(keys))
 
     @torch.no_grad()

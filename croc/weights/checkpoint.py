@@ -54,12 +54,6 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
             f"{path} has format {state['format']}, this version reads {FORMAT}: use the version "
             "that wrote it"
         )
-    kinds = {"step": int, "images": int, "failed": list, "optimizer": dict, "modules": dict}
-    wrong = [name for name, kind in kinds.items() if not isinstance(state.get(name), kind)]
-    if wrong:
-        raise UserError(f"checkpoint {path} lacks {', '.join(wrong)}")
-    if state["step"] < 0:
-        raise UserError(f"checkpoint {path} is of step {state['step']}")
     return state
 
 

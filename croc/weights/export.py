@@ -153,7 +153,7 @@ def seconds_trained(run: Path, step: int) -> float | None:
 def _read_scores(path: str | None, rounded: str, exact: str) -> list[dict[str, Any]]:
     """The latest of each protocol, dataset and settings, of these weights or before rounding."""
     scores: dict[str, dict[str, Any]] = {}
-    for line in read_lines(Path(path), pass_over_bad=True) if path else ():
+    for line in read_lines(Path(path)) if path else ():
         if line.get("weights_hash") in (rounded, exact):
             key = json.dumps([line.get(name) for name in SAME_SETTINGS], sort_keys=True)
             scores[key] = {**line, "as_here": line["weights_hash"] == rounded}

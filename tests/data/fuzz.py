@@ -22,9 +22,8 @@ import numpy as np
 from PIL import Image
 
 from croc.config import DataConfig
-from croc.data import make_loader, open_source
-from croc.data.loader import FailedFiles, batch_indices
-from croc.data.sources import printable
+from croc.data.loader import FailedFiles, batch_indices, make_loader
+from croc.data.sources import open_source, printable
 from tests.data.pictures import encode, jpeg_claiming, png_chunk, png_header
 from tests.train.kills import environment
 

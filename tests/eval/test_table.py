@@ -14,7 +14,6 @@ import torch
 from PIL import Image
 
 from croc.cli import main
-from croc.errors import UserError
 from croc.eval import evaluate, table
 from croc.eval.evaluate import identify_data, identify_network
 from croc.eval.protocols import linear_protocol
@@ -307,9 +306,6 @@ def test_a_truncated_line_spoils_no_other(tmp_path: Path):
     append_result(tmp_path, RESULT)
     lines = (tmp_path / "results.jsonl").read_text().splitlines()
     assert len(lines) == 3
-    with pytest.raises(UserError, match="line 2, is cut off: remove it"):
-        read_results(tmp_path)
-    (tmp_path / "results.jsonl").write_text(lines[0] + "\n" + lines[2] + "\n")
     assert len(read_results(tmp_path)) == 2
 
 

@@ -11,7 +11,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch import Tensor
 
 from croc.config import PretrainConfig
-from croc.data import open_source
+from croc.data.sources import open_source
 from croc.io import read_gauges
 from croc.lab.report.page import read_run, report
 from croc.method.types import Clusters

@@ -22,7 +22,7 @@ from PIL import Image
 from torch import Tensor
 
 from croc.config import ClusterConfig, CrocConfig
-from croc.data import place_on_canvas
+from croc.data.decode import place_on_canvas
 from croc.lab.show.clusters import follow_colors
 from croc.lab.show.look import Look, whole_view
 from croc.method.clustering.join_split import softness

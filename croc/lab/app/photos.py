@@ -19,8 +19,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from croc.data import UndecodableImage, decode_image
-from croc.data.decode import WHOLE_PX, reduce_image
+from croc.data.decode import WHOLE_PX, UndecodableImage, decode_image, reduce_image
 from croc.data.sources import printable
 from croc.io import replacing
 from croc.method.photometric import normalize

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from croc.data import decode_image
+from croc.data.decode import decode_image
 from croc.data.scenes import make_scene
 from croc.lab.app import explorer
 from croc.lab.app.explorer import LIMITS, Model, Picture, read_query

@@ -2,6 +2,7 @@
 
 import json
 import time
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ from PIL import Image
 from torch import Tensor
 
 from croc.config import CrocConfig, PretrainConfig
-from croc.data import ImageSource, UndecodableImage
+from croc.data.sources import ImageSource, read_images
 from croc.io import replacing
 from croc.lab.report.page import (
     FILE,
@@ -69,17 +70,11 @@ class ReportHook:
         On the CPU with a copy of the teacher, so the run's own networks, their modes and torch's
         random state stay as they are.
         """
-        images, names = [], []
-        for index in range(min(MAX_TRIED, len(self._source))):
-            try:
-                images.append(self._source.read(index))
-            except UndecodableImage:
-                continue
-            names.append(self._source.name(index)[-80:])
-            if len(images) == IMAGES:
-                break
-        if not images:
+        tried = range(min(MAX_TRIED, len(self._source)))
+        found = dict(islice(read_images(self._source, tried), IMAGES))
+        if not found:
             return
+        images, names = list(found.values()), [self._source.name(index)[-80:] for index in found]
         with torch.random.fork_rng(devices=[]):
             backbone = Backbone(config.model, config.views.size_px).eval().requires_grad_(False)
         backbone.load_state_dict(weights)

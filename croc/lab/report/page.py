@@ -208,7 +208,7 @@ def read_run(folder: Path) -> Run:
     for path in (folder / "metrics.jsonl", folder / "gauges.jsonl"):
         skipped = 0
         # The last line of a live run may be cut off.
-        for line in read_lines(path, pass_over_bad=True) if path.exists() else []:
+        for line in read_lines(path) if path.exists() else []:
             step, epoch = line.pop("step"), line.pop("epoch", None)
             run.step = max(run.step, step)
             if epoch is not None and step > 0:
@@ -321,7 +321,7 @@ def find_scores(runs: Sequence[Run], files: Sequence[Path]) -> list[dict[str, An
     scores: dict[str, dict[str, Any]] = {}
     own = [(run.folder / name, index) for index, run in enumerate(runs) for name in SCORES]
     for path, owner in own + [(path, None) for path in files]:
-        lines = read_lines(path, pass_over_bad=True) if path.is_file() else []
+        lines = read_lines(path) if path.is_file() else []
         if owner is None and not (lines and all("scores" in line for line in lines)):
             raise UserError(f"--scores {path} is not a results.jsonl of croc evaluate")
         for line in lines:

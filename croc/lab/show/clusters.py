@@ -11,8 +11,8 @@ from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
 from croc.config import CrocConfig
-from croc.data import open_source
 from croc.data.decode import WHOLE_PX
+from croc.data.sources import open_source, read_images
 from croc.errors import UserError
 from croc.lab.show import ShowClusters, ShowMerging
 from croc.lab.show import look as looks
@@ -118,7 +118,8 @@ def views_of(look: Look, options: ShowClusters) -> list[tuple[Views, Int64[Tenso
     pictures = [looks.read_photograph(name, longest_px) for name in names]
     if not names:
         source = open_source(config.data, config.run.seed)
-        pictures = list(islice(looks.readable(source), IMAGES))
+        readable = read_images(source, range(len(source)))
+        pictures = [image for _, image in islice(readable, IMAGES)]
     if not pictures:
         raise UserError("no image in the run's data can be decoded: name some photographs")
     if options.whole:

@@ -1,8 +1,6 @@
 """The network to draw, from a run or from weights, and photographs as it sees them."""
 
-import contextlib
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,8 +18,7 @@ from croc.config import (
     parse_config,
     read_config,
 )
-from croc.data import ImageSource, UndecodableImage, decode_image, place_on_canvas
-from croc.data.decode import WHOLE_PX
+from croc.data.decode import WHOLE_PX, UndecodableImage, decode_image, place_on_canvas
 from croc.errors import UserError
 from croc.method.backbone import Backbone
 from croc.method.photometric import normalize
@@ -101,13 +98,6 @@ def read_photograph(name: str, longest_px: int = WHOLE_PX) -> UInt8[np.ndarray, 
         reason = getattr(error, "strerror", None) or str(error)
         reason = re.sub(r" <_io\..*", "", reason)  # Pillow prints the BytesIO object
         raise UserError(f"{name} cannot be read as an image: {reason}") from None
-
-
-def readable(source: ImageSource) -> Iterator[np.ndarray]:
-    """Its images in order, without those that cannot be decoded."""
-    for index in range(len(source)):
-        with contextlib.suppress(UndecodableImage):
-            yield source.read(index)
 
 
 def to_canvases(pictures: list[np.ndarray], canvas_px: int, seed: int) -> Canvases:

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from croc.cli import main
-from croc.data import open_source
+from croc.data.sources import open_source
 from croc.io import read_metrics
 from croc.lab.report import hook
 from croc.lab.report.hook import ReportHook
