@@ -16,7 +16,7 @@ import textwrap
 import time
 import traceback
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, make_dataclass, replace
 from pathlib import Path
 from statistics import fmean, stdev
@@ -224,55 +224,35 @@ def run_sweep(recipe: str, sweep: SweepConfig, runs: Sequence[Run], evaluation: 
     shown = layout([(column.name, column.data) for column in columns], average=True)
     cells: dict[str, list[dict[str, Any]]] = {}
     failures: list[dict[str, str]] = []
-
-    def run_once(run: Run) -> None:
-        """Train and score what is missing of one run; any failure is recorded."""
-        try:
-            if not any(step_of(each) >= steps[run.setting] for each in checkpoints(run.folder)):
-                pretrain(run.config, run.recipe, ReportHook)
-                gc.collect()
-                torch.cuda.empty_cache()
-            row = plan_row(run.name, str(run.folder), columns, opened, options)
-            finished, failed = compute([row], opened, options, scores_folder)
-            lines = [(x, finished[key]) for x, _, key in row.cells if key in finished]
-            scores = {(x.name, x.data): line["scores"] for x, line in lines}
-            cells[run.name] = fill_cells(shown, scores)
-            failures.extend(failed)
-        except Interrupted:  # the run has saved a checkpoint
-            raise
-        except Exception as error:  # the other runs may still succeed
-            if not isinstance(error, UserError):
-                traceback.print_exception(error)
-            names = {"label": run.name, "protocol": "training", "data": run.recipe}
-            failures.append({**names, "reason": describe(error)})
-            log(f"failed: {run.name}: {describe(error)}")
-
+    written: list[str] = []
+    record: dict[str, Any] = {}
     folder.mkdir(parents=True, exist_ok=True)
-    left, waits, record, written = list(runs), False, {}, []
-    with (folder / LOCK).open("ab") as lock_file:
-        try:
-            while left:
-                free = (run for run in left if try_lock(lock_file, lock_byte(run)))
-                run = next(free, None)
-                if run is None:
-                    if not waits:
-                        names = "; ".join(each.name for each in left)
-                        log(f"waiting for runs that other processes are working on: {names}")
-                    waits = True
-                    time.sleep(POLL_SECONDS)
-                    continue
-                left.remove(run)
-                log(f"run {len(runs) - len(left)} of {len(runs)}: {run.name}")
-                run_once(run)
-                fcntl.lockf(lock_file, fcntl.LOCK_UN, 1, lock_byte(run))
-                notes = [f"Not finished yet: {'; '.join(each.name for each in left)}."] * bool(left)
-                record = make_record(shown, summarize(runs, cells), columns, notes, failures)
-                written = write_record(record, folder)
-                if cells:
-                    save_chart(make_figure(record, sweep.vary or ""), folder / PICTURE)
-        except (Interrupted, KeyboardInterrupt):
-            log(STOPPED)
-            raise
+    try:
+        for run, left in unlocked_runs(runs, folder / LOCK):
+            try:
+                train(run, steps[run.setting])
+                row = plan_row(run.name, str(run.folder), columns, opened, options)
+                finished, failed = compute([row], opened, options, scores_folder)
+                lines = [(x, finished[key]) for x, _, key in row.cells if key in finished]
+                scores = {(x.name, x.data): line["scores"] for x, line in lines}
+                cells[run.name] = fill_cells(shown, scores)
+                failures.extend(failed)
+            except Interrupted:  # the run has saved a checkpoint
+                raise
+            except Exception as error:  # the other runs may still succeed
+                if not isinstance(error, UserError):
+                    traceback.print_exception(error)
+                names = {"label": run.name, "protocol": "training", "data": run.recipe}
+                failures.append({**names, "reason": describe(error)})
+                log(f"failed: {run.name}: {describe(error)}")
+            notes = [f"Not finished yet: {'; '.join(each.name for each in left)}."] * bool(left)
+            record = make_record(shown, summarize(runs, cells), columns, notes, failures)
+            written = write_record(record, folder)
+            if cells:
+                save_chart(make_figure(record, sweep.vary or ""), folder / PICTURE)
+    except (Interrupted, KeyboardInterrupt):
+        log(STOPPED)
+        raise
     print(to_markdown(record, str))
     drawn = [PICTURE] * bool(cells)
     print(f"written to {folder}: {', '.join(written + drawn)}; the runs are in runs/")
@@ -280,6 +260,34 @@ def run_sweep(recipe: str, sweep: SweepConfig, runs: Sequence[Run], evaluation: 
         names = "; ".join(f"{failure_name(each)} ({each['reason']})" for each in failures)
         log(f"croc: {len(failures)} failed, the same command runs only these again: {names}")
     return not failures
+
+
+def unlocked_runs(runs: Sequence[Run], lock: Path) -> Iterator[tuple[Run, list[Run]]]:
+    """Each run that no other process is working on, locked until the next one is requested, and
+    the runs that are left; waits for the others."""
+    left, waits = list(runs), False
+    with lock.open("ab") as file:
+        while left:
+            run = next((run for run in left if try_lock(file, lock_byte(run))), None)
+            if run is None:
+                if not waits:
+                    names = "; ".join(each.name for each in left)
+                    log(f"waiting for runs that other processes are working on: {names}")
+                waits = True
+                time.sleep(POLL_SECONDS)
+                continue
+            left.remove(run)
+            log(f"run {len(runs) - len(left)} of {len(runs)}: {run.name}")
+            yield run, left
+            fcntl.lockf(file, fcntl.LOCK_UN, 1, lock_byte(run))
+
+
+def train(run: Run, steps: int) -> None:
+    """Unless it is finished."""
+    if not any(step_of(each) >= steps for each in checkpoints(run.folder)):
+        pretrain(run.config, run.recipe, ReportHook)
+        gc.collect()
+        torch.cuda.empty_cache()
 
 
 def lock_byte(run: Run) -> int:
