@@ -27,11 +27,11 @@ from croc.eval.features import Moments, progress
 from croc.eval.kmeans import ITERATIONS, POINTS_PER_CENTROID, Reduction, fit_kmeans
 from croc.eval.protocols import WithinConfig
 from croc.io import versions
-from croc.method.photometric import normalize
 from croc.method.randomness import sample_key
 from croc.segmentation.images import ImageFile, Loaded, Reader, list_images
 from croc.segmentation.options import DiscoverOptions, PredictOptions
 from croc.segmentation.predict import predict
+from croc.segmentation.scores import network_input
 from croc.segmentation.segmenter import (
     HEAD,
     Color,
@@ -146,8 +146,7 @@ def compute_features(
 
     total = -(-len(reader.files) // options.batch)
     for batch in progress(batches(), "features", total):
-        pixels = torch.stack([each.pixels for each in batch if each.pixels is not None])
-        features = backbone.features(normalize(pixels.to(device) / 255), options.blocks)
+        features = backbone.features(network_input(batch, device), options.blocks)
         kept.append(features.half().cpu())
         sample += [each.file for each in batch]
         size += kept[-1].nbytes

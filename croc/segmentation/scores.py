@@ -39,8 +39,13 @@ def score_images(
 
 
 def _score_alike(batch: Sequence[Loaded], segmenter: Segmenter) -> Iterator[tuple[Loaded, Tensor]]:
-    pixels = torch.stack([each.pixels for each in batch if each.pixels is not None])
-    yield from zip(batch, segmenter.scores(normalize(pixels.to(segmenter.device) / 255)))
+    yield from zip(batch, segmenter.scores(network_input(batch, segmenter.device)))
+
+
+def network_input(batch: Sequence[Loaded], device: torch.device) -> Float[Tensor, "B 3 h w"]:
+    # Stacked on the device: on the CPU, torch's threads would compete with the readers for cores.
+    pixels = [each.pixels.to(device) for each in batch if each.pixels is not None]
+    return normalize(torch.stack(pixels) / 255)
 
 
 def score_tiles(
@@ -55,7 +60,7 @@ def score_tiles(
     grid = [max(1, round(side / unit)) for side in image.shape[:2]]
     size = (grid[1] * unit, grid[0] * unit)
     resized = Image.fromarray(image).resize(size, Image.Resampling.BICUBIC)
-    pixels = torch.from_numpy(np.array(resized)).permute(2, 0, 1)
+    pixels = torch.from_numpy(np.array(resized)).to(segmenter.device).permute(2, 0, 1)
     sides = [min(tile_px // unit, count) for count in grid]
     rows, columns = (_starts(count, side) for count, side in zip(grid, sides))
     tile_slices = [np.s_[y : y + sides[0], x : x + sides[1]] for y in rows for x in columns]
@@ -68,7 +73,7 @@ def score_tiles(
             pixels[:, y.start * unit : y.stop * unit, x.start * unit : x.stop * unit]
             for y, x in tile_batch
         ]
-        scores = segmenter.scores(normalize(torch.stack(tiles).to(segmenter.device) / 255))
+        scores = segmenter.scores(normalize(torch.stack(tiles) / 255))
         if not total.ndim:
             total = scores.new_zeros(scores.shape[1], *grid)
         for (y, x), each in zip(tile_batch, scores):
