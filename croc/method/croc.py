@@ -72,20 +72,6 @@ class Targets:
     """Patch tokens of the initial network; only with --anchor.weight."""
 
 
-@dataclass(frozen=True)
-class Divisors:
-    """What the sums of a step are divided by, over all micro-batches and processes."""
-
-    image: int
-    cluster: Float[Tensor, ""] | float = 1.0
-    """`paper`: number of images with a valid cluster. `released`: number of valid clusters in this
-    process, multiplied by the number of processes."""
-    patch: Float[Tensor, ""] | float = 1.0
-    """Hidden patches of a view."""
-    chosen: Float[Tensor, ""] | float = 1.0
-    """The sum of all chosen K, before pruning."""
-
-
 class Network(nn.Module):
     """A backbone and its projection head: the student is one, the teacher another."""
 
@@ -234,12 +220,12 @@ class Croc:
             all_targets = [targets for _, _, targets in micro_batches]
             with profile_range("loss"):
                 centers = {name: self._center(name, all_targets) for name in self.centers}
-        divisors = self._divisors(all_targets)
+            weights = self._item_weights(all_targets)
         metrics: dict[str, Tensor] = {}
         for index, (pixels, sample_keys, targets) in enumerate(micro_batches):
             with skip_gradient_sync(fabric, student, is_last=index + 1 == len(micro_batches)):
                 losses = student(pixels, sample_keys, targets, centers, self.temp)
-                shares = self.loss_and_metrics(targets, losses, divisors)
+                shares = self.loss_and_metrics(targets, losses, weights[index])
                 with profile_range("backward"):
                     # DDP takes the mean over processes, but the shares must be summed.
                     fabric.backward(shares["loss"] * process_count())
@@ -287,16 +273,42 @@ class Croc:
         if self.config.loss.centering == "sinkhorn":
             return sinkhorn_center(logits, weights, self.temp)
         total = torch.stack([self.weighted_total(*each) for each in zip(logits, weights)]).sum(0)
-        return self.centers[name].update(total, VIEWS * _count(targets, name))
+        count = torch.stack([x.valid[name].sum() for x in targets]).sum().float()
+        return self.centers[name].update(total, VIEWS * count)
+
+    def _item_weights(self, targets: list[Targets]) -> list[dict[str, Tensor]]:
+        """The weight of each image, cluster and masked patch in its loss, for each micro-batch.
+
+        Those of one kind sum to 1 over the step and all processes. Images count alike, and so do
+        masked patches. A cluster counts 1 / (the image's clusters), so that the cluster loss is a
+        mean over the clusters of an image, then over the images that have any; in `released`, a
+        mean over all clusters of a process. `chosen` weights each head by its K, before pruning.
+        """
+        weights = [{name: valid.float() for name, valid in x.valid.items()} for x in targets]
+        config = self.cluster_config
+        for own, x in zip(weights, targets):
+            if config is not None and x.clusters is not None:
+                if config.variant == "paper":
+                    own["cluster"] /= own["cluster"].sum(dim=(1, 2), keepdim=True).clamp_min(1)
+                own["chosen"] = x.clusters.count.float()
+        sums = {n: torch.stack([own[n].sum() for own in weights]).sum() for n in weights[0]}
+        totals = dict(zip(sums, sum_over_processes(torch.stack(list(sums.values())))))
+        if config is not None and config.variant == "released":
+            totals["cluster"] = sums["cluster"] * process_count()
+        return [{n: own[n] / total.clamp_min(1) for n, total in totals.items()} for own in weights]
 
     def loss_and_metrics(
         self,
         targets: Targets,
         losses: dict[str, tuple[Tensor, ...]],
-        divisors: Divisors,
+        weights: dict[str, Tensor],
     ) -> dict[str, Tensor]:
         """The loss and the metrics of what the student returned for a micro-batch."""
-        loss_glob, entropy_glob = (each.sum() / divisors.image for each in losses["image"])
+
+        def mean(name: str) -> list[Tensor]:
+            return [(weights[name] * each).sum() for each in losses[name]]
+
+        loss_glob, entropy_glob = mean("image")
         metrics = {
             "loss_image": loss_glob,
             "entropy_image": entropy_glob,
@@ -305,62 +317,29 @@ class Croc:
         if targets.clusters is None:
             loss = loss_glob
         else:
-            weights = self._cluster_weights(targets.clusters.valid, divisors)
-            loss_dense, entropy_dense = ((weights * each).sum() for each in losses["cluster"])
+            loss_dense, entropy_dense = mean("cluster")
             loss = self.alpha * loss_dense + loss_glob  # the paper's total loss
+            clusters = targets.clusters
+            effective, largest = self.softness(clusters.assignments)
+            by_head = {
+                "k_mean": clusters.count,
+                "effective_clusters": effective,
+                "largest_share": largest,
+            }
             metrics |= {
                 "loss_cluster": loss_dense,
                 "entropy_cluster": entropy_dense,
                 "kl_cluster": loss_dense.detach() - entropy_dense,
-                **self._cluster_metrics(targets.clusters, divisors),
+                **{n: (weights["image"] * x.float().mean(1)).sum() for n, x in by_head.items()},
+                "valid_share": (weights["chosen"] * clusters.valid.sum(2) / clusters.count).sum(),
             }
         if "patch" in losses:
-            loss_patch, entropy_patch = (each.sum() / divisors.patch for each in losses["patch"])
-            loss = loss + loss_patch
-            metrics |= {"loss_patch": loss_patch, "entropy_patch": entropy_patch}
+            metrics["loss_patch"], metrics["entropy_patch"] = mean("patch")
+            loss = loss + metrics["loss_patch"]
         if "anchor" in losses:
-            metrics["loss_anchor"] = losses["anchor"][0].sum() / divisors.image
+            metrics["loss_anchor"] = (weights["image"] * losses["anchor"][0]).sum()
             loss = loss + self.anchor_weight * metrics["loss_anchor"]
         return {"loss": loss, **metrics}
-
-    def _cluster_metrics(self, clusters: Clusters, divisors: Divisors) -> dict[str, Tensor]:
-        image_heads = divisors.image * clusters.count.shape[1]
-        effective, largest = self.softness(clusters.assignments)
-        return {
-            "k_mean": clusters.count.sum() / image_heads,
-            "effective_clusters": effective.sum() / image_heads,
-            "largest_share": largest.sum() / image_heads,
-            "valid_share": clusters.valid.sum() / divisors.chosen,
-        }
-
-    def _cluster_weights(
-        self, valid: Bool[Tensor, "B H K"], divisors: Divisors
-    ) -> Float[Tensor, "B H K"]:
-        """The weight of each cluster in the dense loss: 1 / (images · the image's clusters), that
-        is the paper's mean over the clusters of an image, and the mean over images with any.
-
-        In `released`, the mean over all clusters. The weights sum to 1 over a step and all
-        processes.
-        """
-        weights = valid.float() / divisors.cluster
-        if self.cluster_config and self.cluster_config.variant == "paper":
-            weights = weights / valid.sum(dim=(1, 2), keepdim=True).clamp_min(1)
-        return weights
-
-    def _divisors(self, targets: list[Targets]) -> Divisors:
-        images = sum(x.valid["image"].numel() for x in targets) * process_count()
-        patch: Any = 1.0
-        if "patch" in self.centers:
-            patch = sum_over_processes(_count(targets, "patch")).clamp_min(1)
-        if self.cluster_config is None:
-            return Divisors(images, patch=patch)
-        clusters = [x.clusters for x in targets if x.clusters is not None]
-        count = torch.cat([each.count for each in clusters]).sum()
-        with_cluster = torch.cat([each.valid.flatten(1).any(dim=1) for each in clusters]).sum()
-        shared = sum_over_processes(torch.stack([with_cluster, count]).float())
-        per_process = _count(targets, "cluster") * process_count()
-        cluster = shared[0] if self.cluster_config.variant == "paper" else per_process
-        return Divisors(images, cluster.clamp_min(1), patch, shared[1])
 
     def freeze_prototypes(self, schedule: ScheduleState) -> None:
         """In the first epochs the prototypes get no gradient."""
@@ -372,10 +351,6 @@ class Croc:
         with profile_range("EMA"):
             momentum = teacher_momentum(self.config.loss, schedule)
             update_teacher(self.teacher, self.student, momentum)
-
-
-def _count(targets: list[Targets], name: str) -> Float[Tensor, ""]:
-    return torch.stack([x.valid[name].sum() for x in targets]).sum().float()
 
 
 def teacher_momentum(loss: DistillationConfig, schedule: ScheduleState) -> float:
