@@ -14,7 +14,7 @@ import typing
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, Self
+from typing import Annotated, Any, Literal, NamedTuple
 
 import typeguard
 import tyro
@@ -165,7 +165,7 @@ class ViewsConfig(Section):
             "--views.early-px and --views.early-epochs belong together: give both or neither",
         )
 
-    def at_epoch(self, epoch: int) -> Self:
+    def at_epoch(self, epoch: int) -> "ViewsConfig":
         """Smaller views, with proportionally less blur, in the early epochs."""
         if self.early_px is None or epoch >= self.early_epochs:
             return self

@@ -41,8 +41,8 @@ def weighted_total(
 
 
 def sinkhorn_center(
-    logits: list[Float[Tensor, "*batch P"]],
-    weights: list[Float[Tensor, "*batch"]],
+    logits: list[Float[Tensor, "... P"]],
+    weights: list[Float[Tensor, "..."]],
     temperature: Float[Tensor, ""],
     iterations: int = 3,
 ) -> Float[Tensor, "P"]:
