@@ -240,7 +240,7 @@ class Pack:
     sources: Annotated[
         tuple[str, ...],
         tyro.conf.Positional,
-        tyro.conf.arg(metavar="SOURCE ...", help_behavior_hint="(required)"),
+        tyro.conf.arg(metavar="SOURCE ..."),
     ]
     """Folders, tar shards or pipes, as for --data.root."""
     to: str

@@ -18,6 +18,13 @@ from typing import Annotated, Any, Literal, NamedTuple, Self
 
 import typeguard
 import tyro
+from tyro.constructors import (
+    MISSING_NONPROP,
+    ConstructorRegistry,
+    StructConstructorSpec,
+    StructFieldSpec,
+    StructTypeInfo,
+)
 
 from croc.errors import UserError
 from croc.io import replacing
@@ -304,8 +311,8 @@ class DistillationConfig(Section):
     teacher_temp: Annotated[float, POSITIVE] = 0.07
     """Teacher temperature τ_t after its warm-up."""
     teacher_temp_start: Annotated[float, POSITIVE] = 0.04
-    """Teacher temperature τ_t at the start of its warm-up; unused if --loss.temp-warmup-epochs is 0
-    or 1."""
+    """Teacher temperature τ_t at the start of its warm-up. There is no warm-up if
+    --loss.temp-warmup-epochs is 0 or 1."""
     temp_warmup_epochs: Annotated[int, at_least(0)] = 30
     """Epochs over which τ_t is warmed up; it is updated once per epoch."""
     centering: Literal["mean", "sinkhorn"] = "mean"
@@ -583,6 +590,37 @@ def _build(kind: Any, content: Any, name: str) -> Any:
     return typing.cast(Any, kind)(**fields)
 
 
+HELP = ConstructorRegistry()
+
+
+@HELP.struct_rule
+def _with_tidy_help(info: StructTypeInfo) -> StructConstructorSpec | None:
+    """tyro's own rules, but --help wraps the docstrings of options as one paragraph each."""
+    if HELP in info.markers:  # the call below
+        return None
+    spec = HELP.get_struct_spec(replace(info, markers=(*info.markers, HELP)))
+    if not isinstance(spec, StructConstructorSpec):
+        return None
+    return replace(spec, fields=tuple(map(_tidy, spec.fields)))
+
+
+def _tidy(option: StructFieldSpec) -> StructFieldSpec:
+    def text() -> str | None:
+        raw = option.helptext() if callable(option.helptext) else option.helptext
+        return " ".join(raw.split()) if raw else None
+
+    def default(label: str) -> str:
+        if label == "" and option.default is MISSING_NONPROP:
+            return "(required)"
+        described = label in ("", "None") and "by default" in (text() or "").lower()
+        return "" if described else f"(default: {label or 'none'})"
+
+    hint: Any = tyro.conf.arg(help_behavior_hint=default)
+    own = any(getattr(x, "help_behavior_hint", None) for x in typing.get_args(option.type))
+    kind: Any = option.type if own else Annotated[option.type, hint]
+    return replace(option, type=kind, helptext=text)
+
+
 def parse(kind: type, arguments: list[str], program: str, default: Any = None) -> Any:
     """The dataclass that the arguments describe; --help prints and ends as usual."""
     options: dict[str, Any] = {} if default is None else {"default": default}
@@ -594,6 +632,7 @@ def parse(kind: type, arguments: list[str], program: str, default: Any = None) -
                 args=arguments,
                 prog=program,
                 config=(tyro.conf.AvoidSubcommands,),
+                registry=HELP,
                 **options,
             )
     except SystemExit as end:

@@ -21,7 +21,7 @@ Count = Annotated[int, at_least(1)]
 Images = Annotated[
     tuple[str, ...],
     tyro.conf.Positional,
-    tyro.conf.arg(metavar="IMAGES ...", help_behavior_hint="(required)"),
+    tyro.conf.arg(metavar="IMAGES ..."),
 ]
 
 

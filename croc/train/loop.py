@@ -177,7 +177,7 @@ def train(
                 # Do not replace a good checkpoint by weights whose gradient is not finite.
                 postponed = saves and in_a_row > 0 and not last
                 if logs:
-                    values |= {"rate": schedule.lr, "weight_decay": schedule.weight_decay}
+                    values |= {"lr": schedule.lr, "weight_decay": schedule.weight_decay}
                     log.write(state.step, schedule.epoch, values, optim.batch)
                     for warning in health.warnings(values):
                         log.say(warning)
