@@ -428,8 +428,8 @@ class RunConfig(Section):
     nodes: Annotated[int, at_least(1)] = 1
     """Number of nodes."""
     strategy: Literal["ddp", "fsdp"] = "ddp"
-    """Whether each process holds the full networks (DDP) or a shard of them (FSDP, for networks
-    that do not fit on one GPU). A run can be resumed with either."""
+    """ddp: each process holds the full networks. fsdp: each process holds a shard of them, for
+    networks that do not fit on one GPU. A run can be resumed with either."""
     timeout_s: Annotated[float, POSITIVE] = 600.0
     """Seconds that a process waits for the others before it exits with an error."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
