@@ -19,7 +19,6 @@ from typing import Annotated, Any, Literal, NamedTuple, Self
 import typeguard
 import tyro
 from tyro.constructors import (
-    MISSING_NONPROP,
     ConstructorRegistry,
     StructConstructorSpec,
     StructFieldSpec,
@@ -599,28 +598,31 @@ HELP = ConstructorRegistry()
 
 @HELP.struct_rule
 def _with_tidy_help(info: StructTypeInfo) -> StructConstructorSpec | None:
-    """tyro's own rules, but --help wraps the docstrings of options as one paragraph each."""
-    if HELP in info.markers:  # the call below
+    """tyro's own rules, but --help wraps the docstrings of options as one paragraph each, and
+    describes empty defaults."""
+    if HELP in info.markers or not dataclasses.is_dataclass(info.type):
         return None
     spec = HELP.get_struct_spec(replace(info, markers=(*info.markers, HELP)))
     if not isinstance(spec, StructConstructorSpec):
         return None
-    return replace(spec, fields=tuple(map(_tidy, spec.fields)))
+    declared, missing = dataclasses.fields(info.type), dataclasses.MISSING
+    required = {x.name for x in declared if x.default is x.default_factory is missing}
+    return replace(spec, fields=tuple(_tidy(each, each.name in required) for each in spec.fields))
 
 
-def _tidy(option: StructFieldSpec) -> StructFieldSpec:
+def _tidy(option: StructFieldSpec, required: bool) -> StructFieldSpec:
     def text() -> str | None:
         raw = option.helptext() if callable(option.helptext) else option.helptext
         return " ".join(raw.split()) if raw else None
 
     def default(label: str) -> str:
-        if label == "" and option.default is MISSING_NONPROP:
+        if label == "" and required:
             return "(required)"
         described = label in ("", "None") and "by default" in (text() or "").lower()
         return "" if described else f"(default: {label or 'none'})"
 
-    hint: Any = tyro.conf.arg(help_behavior_hint=default)
     own = any(getattr(x, "help_behavior_hint", None) for x in typing.get_args(option.type))
+    hint: Any = tyro.conf.arg(help_behavior_hint=default)
     kind: Any = option.type if own else Annotated[option.type, hint]
     return replace(option, type=kind, helptext=text)
 
