@@ -35,13 +35,13 @@ HELP = """CrOC: dense visual features from unlabeled images of scenes.
   croc evaluate linear|kmeans|within|incontext|video|all --weights WEIGHTS --data DATA
                                      evaluate the dense features of a backbone
   croc evaluate fewlabel --weights WEIGHTS --data DATA
-                                     scores with only 1, 5, 20 … labeled images
+                                     evaluate with only 1, 5, 20 … labeled images
   croc evaluate table --weights WEIGHTS ... --data DATA ...
                                      compare several models in one table
   croc evaluate curve --weights RUN ... --data DATA ...
-                                     plot the scores of every checkpoint against images seen
+                                     plot scores over the course of training
   croc show clusters [IMAGE ...] --run RUN
-                                     plot the clusters in two views of each image, per head
+                                     plot the clusters of each head in two views of an image
   croc show merging IMAGE --run RUN  plot how clusters are merged, with the cost at each K
   croc show features IMAGE ... --run RUN
                                      plot token PCA, similarity to a patch, attention maps
@@ -63,14 +63,15 @@ HELP = """CrOC: dense visual features from unlabeled images of scenes.
   croc export RUN --to NAME.safetensors
                                      the same as a single file, for --weights and --init
   croc export RUN --to ... --push USER/NAME
-                                     upload it to the Hugging Face hub, as hf:USER/NAME
+                                     upload it to the Hugging Face Hub, as hf:USER/NAME
   croc data pack SOURCE ... --to FOLDER
                                      decode images once, for faster data loading
   croc bench RECIPE [OPTIONS]        time the training step of a recipe on this machine
   croc sweep RECIPE --sweep.vary OPTION --sweep.values A B ... [OPTIONS]
                                      run an ablation: train and evaluate with each value, then plot
 
-Every command accepts --help; croc --version prints the version. Recipes: {recipes}.
+Every command accepts --help. croc pretrain --help lists the recipes; croc --version prints the
+version.
 """
 
 DRY_RUN = (
@@ -121,7 +122,7 @@ def _run(arguments: list[str]) -> None:
     groups = {words[0] for words in COMMANDS if len(words) > 1}
     asks = arguments[1:] if arguments[:1] and arguments[0] in groups else arguments
     if not asks or asks[0] in ("-h", "--help", "help"):
-        start, *entries = re.split(r"\n(?=  croc )", HELP.format(recipes=", ".join(RECIPES)))
+        start, *entries = re.split(r"\n(?=  croc )", HELP)
         if arguments[:1] and arguments[0] in groups:
             entries = [each for each in entries if each.startswith(f"  croc {arguments[0]} ")]
         print("\n".join([start, *entries]))
@@ -240,7 +241,7 @@ class Pack:
     sources: Annotated[
         tuple[str, ...],
         tyro.conf.Positional,
-        tyro.conf.arg(metavar="SOURCE ...", help_behavior_hint="(required)"),
+        tyro.conf.arg(metavar="SOURCE ..."),
     ]
     """Folders, tar shards or pipes, as for --data.root."""
     to: str

@@ -18,6 +18,12 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 import typeguard
 import tyro
+from tyro.constructors import (
+    ConstructorRegistry,
+    StructConstructorSpec,
+    StructFieldSpec,
+    StructTypeInfo,
+)
 
 from croc.errors import UserError
 from croc.io import replacing
@@ -142,27 +148,27 @@ class ViewsConfig(Section):
     jitter: Annotated[float, SHARE] = 0.8
     """Probability of color jitter."""
     brightness: Annotated[float, SHARE] = 0.4
-    """Color jitter: the brightness factor is drawn uniformly from 1 ± this."""
+    """Color jitter: the brightness factor is drawn uniformly from 1 ± this value."""
     contrast: Annotated[float, SHARE] = 0.4
-    """Color jitter: the contrast factor is drawn uniformly from 1 ± this."""
+    """Color jitter: the contrast factor is drawn uniformly from 1 ± this value."""
     saturation: Annotated[float, SHARE] = 0.2
-    """Color jitter: the saturation factor is drawn uniformly from 1 ± this."""
+    """Color jitter: the saturation factor is drawn uniformly from 1 ± this value."""
     hue: Annotated[float, Limit("must be in 0 … 0.5", 0, 0.5)] = 0.1
-    """Color jitter: the hue shift is drawn from ± this, where 1 is the full hue circle."""
+    """Color jitter: the hue shift is drawn uniformly from ± this value; 1 is the full circle."""
     grayscale: Annotated[float, SHARE] = 0.2
-    """Probability of grayscale."""
+    """Probability of conversion to grayscale."""
     blur: Annotated[tuple[float, float], SHARE] = (1.0, 0.1)
-    """Probability of Gaussian blur, one per view."""
+    """Probability of Gaussian blur in the first and in the second view."""
     blur_sigma: Annotated[tuple[float, float], RISING] = (0.1, 2.0)
     """Minimum and maximum sigma of the blur, in pixels."""
     solarize: Annotated[tuple[float, float], SHARE] = (0.0, 0.2)
-    """Probability of solarization, one per view."""
+    """Probability of solarization in the first and in the second view."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require(
             (self.early_px is None) == (self.early_epochs == 0),
-            "--views.early-px and --views.early-epochs belong together: give both or neither",
+            "--views.early-px and --views.early-epochs belong together: pass both or neither",
         )
 
     def at_epoch(self, epoch: int) -> "ViewsConfig":
@@ -180,13 +186,13 @@ class ModelConfig(Section):
     section = "model"
     name: str = "vit_small_patch16_224"
     """Name of a timm architecture; no weights are downloaded. With --init, the weights determine
-    the network, unless its name, patch size or depth is passed."""
+    the network, unless you pass its name, patch size or depth."""
     patch_px: Annotated[int | None, at_least(1)] = None
     """Patch size, if different from the named model's."""
     depth: Annotated[int | None, at_least(1)] = None
     """Number of blocks, if different from the named model's."""
     drop_path: Annotated[float, SHARE_BELOW_ONE] = 0.1
-    """Stochastic depth rate of the student, increasing linearly to this in the last block."""
+    """Stochastic depth rate of the student's last block; it increases linearly over the blocks."""
     position_window: Annotated[tuple[float, float], RISING_SHARE] = (1.0, 1.0)
     """During training, each view gets the position embeddings of a random window of the grid, so
     that tokens cannot tell where in the view they are. Minimum and maximum side of the window as a
@@ -212,11 +218,11 @@ class ImageHeadConfig(Section):
 
     section = "head"
     layers: Annotated[int, at_least(1)] = 3
-    """Number of linear layers in the trunk, including the bottleneck."""
+    """Number of linear layers in the trunk, including the bottleneck layer."""
     hidden: Annotated[int, at_least(1)] = 2048
     """Hidden dimension of the trunk."""
     bottleneck: Annotated[int, at_least(1)] = 256
-    """Bottleneck dimension, before the prototypes."""
+    """Dimension of the bottleneck, the input of the prototypes."""
     image_prototypes: Annotated[int, at_least(2)] = 65_536
     """Number of prototypes for images."""
     unit_prototypes: bool = False
@@ -261,15 +267,17 @@ class ClusterConfig(Section):
 
     section = "cluster"
     variant: Literal["paper", "released"] = "paper"
-    """Follow the paper's text, or exactly reproduce the authors' code (docs/method.md)."""
+    """paper: as the paper describes it. released: exactly as in the authors' code. docs/method.md
+    lists the differences."""
     k_start: Annotated[int, at_least(2)] = 12
     """Initial number of centroids; they are merged until two are left."""
     tokens: Literal["values", "keys", "queries", "last"] = "values"
     """Tokens to cluster: values, keys or queries of the last block, per head, or its output."""
     position_weight: Annotated[float, at_least(0)] = 4.0
-    """λ_pos, the weight of the positional cost; inf for position alone."""
+    """λ_pos, the weight of the spatial distance; inf clusters by position alone."""
     sharpness: Annotated[float, POSITIVE] = 20.0
-    """λ, the inverse of the entropic regularization."""
+    """λ, the inverse strength of the entropic regularization; higher values give harder
+    assignments."""
     sinkhorn_iterations: Annotated[int, at_least(1)] = 5
     """Number of Sinkhorn iterations; each normalizes rows, then columns."""
     k_max: int | None = None
@@ -304,13 +312,13 @@ class DistillationConfig(Section):
     teacher_temp: Annotated[float, POSITIVE] = 0.07
     """Teacher temperature τ_t after its warm-up."""
     teacher_temp_start: Annotated[float, POSITIVE] = 0.04
-    """Teacher temperature τ_t at the start of its warm-up; unused if --loss.temp-warmup-epochs is 0
-    or 1."""
+    """Teacher temperature τ_t at the start of its warm-up. There is no warm-up if
+    --loss.temp-warmup-epochs is 0 or 1."""
     temp_warmup_epochs: Annotated[int, at_least(0)] = 30
     """Epochs over which τ_t is warmed up; it is updated once per epoch."""
     centering: Literal["mean", "sinkhorn"] = "mean"
-    """How the teacher's outputs are centered: by their moving average (the paper, DINO), or by
-    Sinkhorn, so that the batch uses all prototypes equally (SwAV, DINOv2)."""
+    """How the teacher's outputs are centered. mean: subtract their moving average (the paper,
+    DINO). sinkhorn: make the batch use all prototypes equally (SwAV, DINOv2)."""
     center_momentum: Annotated[float, SHARE] = 0.9
     """Momentum of the moving average used for centering."""
     teacher_momentum: Annotated[float, SHARE] = 0.996
@@ -318,8 +326,8 @@ class DistillationConfig(Section):
     frozen_prototype_epochs: Annotated[int, at_least(0)] = 1
     """Epochs at the start during which the prototypes are frozen."""
     mask: Annotated[float, SHARE_BELOW_ONE] = 0.0
-    """Fraction of the patches masked in the student's input, in half of the images; the student
-    predicts the teacher's tokens there, as in iBOT. 0 disables masking, as in the paper."""
+    """Fraction of the patches that are masked for the student in half of the images; it predicts
+    the teacher's tokens there, as in iBOT. 0 disables masking, as in the paper."""
 
 
 @dataclass(frozen=True)
@@ -331,7 +339,8 @@ class AnchorConfig(Section):
     weight: Annotated[float, at_least(0)] = 0.0
     """Weight of the anchor loss at the start; 0 disables it."""
     weight_end: Annotated[float | None, at_least(0)] = None
-    """Its weight at the end, reached on a cosine schedule; by default it stays the same."""
+    """Weight of the anchor loss at the end, reached by a cosine schedule; by default it is
+    constant."""
 
 
 @dataclass(frozen=True)
@@ -372,8 +381,8 @@ class OptimConfig(Section):
     muon_lr_factor: Annotated[float, at_least(0)] = 1.0
     """Muon's learning rate as a multiple of --optim.lr."""
     layer_decay: Annotated[float, Limit("must be above 0 and at most 1", _TINY, 1)] = 1.0
-    """Layer-wise decay: the learning rate of each block as a fraction of that of the next block; 1
-    disables it. For post-training: the first blocks then change the least."""
+    """Layer-wise decay: the learning rate of each block as a fraction of the next block's, so that
+    the first blocks change the least. For post-training; 1 disables it."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -391,7 +400,8 @@ class RunConfig(Section):
 
     section = "run"
     folder: str | None = None
-    """Output folder; by default runs/RECIPE. If it contains this run already, the run resumes."""
+    """Output folder; by default runs/RECIPE. If it already contains this run, the run is
+    resumed."""
     resume: Annotated[Literal["auto", "never", "must"], tyro.conf.arg(prefix_name=False)] = "auto"
     """If the folder has a run, `auto` and `must` resume it and `never` stops with an error; if not,
     `auto` and `never` start a run and `must` stops with an error."""
@@ -404,11 +414,11 @@ class RunConfig(Section):
     checkpoint_every_steps: Annotated[int, at_least(1)] = 500
     """Steps between checkpoints; the last two are kept."""
     keep_every_steps: Annotated[int | None, at_least(1)] = None
-    """Checkpoints at multiples of this many steps are never deleted."""
+    """Also keep the checkpoints at multiples of this number of steps."""
     report: bool = True
     """Compute gauges, plot clusters and write report.html at each checkpoint."""
     max_skipped: Annotated[int, at_least(1)] = 10
-    """Stop after this many consecutive steps skipped for a non-finite gradient; checked whenever
+    """Steps with non-finite gradients are skipped; stop after this many in a row. Checked whenever
     metrics are logged."""
     accelerator: Literal["auto", "cpu", "cuda"] = "auto"
     """Device type to train on."""
@@ -417,8 +427,8 @@ class RunConfig(Section):
     nodes: Annotated[int, at_least(1)] = 1
     """Number of nodes."""
     strategy: Literal["ddp", "fsdp"] = "ddp"
-    """Whether each process holds the full networks (DDP) or a shard of them (FSDP, for networks
-    that do not fit on one GPU). A run can be resumed with either."""
+    """ddp: each process holds the full networks. fsdp: each process holds a shard of them, for
+    networks that do not fit on one GPU. A run can be resumed with either."""
     timeout_s: Annotated[float, POSITIVE] = 600.0
     """Seconds that a process waits for the others before it exits with an error."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
@@ -431,8 +441,8 @@ class RunConfig(Section):
     """Use CrOC's own kernels on a GPU instead of the slower PyTorch reference."""
     micro_batch: Annotated[int | None, at_least(1)] = None
     """Images per process in one forward and backward pass, to save memory; gradients are the same.
-    By default the whole batch on a GPU and 16 on the CPU (there, too, the whole batch with
-    `sinkhorn` centering). Not available with `released`, which needs the whole batch."""
+    By default the whole batch on a GPU or with `sinkhorn` centering, and else 16. Not available
+    with `released` clustering, which needs the whole batch."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -583,6 +593,40 @@ def _build(kind: Any, content: Any, name: str) -> Any:
     return typing.cast(Any, kind)(**fields)
 
 
+HELP = ConstructorRegistry()
+
+
+@HELP.struct_rule
+def _with_tidy_help(info: StructTypeInfo) -> StructConstructorSpec | None:
+    """tyro's own rules, but --help wraps the docstrings of options as one paragraph each, and
+    describes empty defaults."""
+    if HELP in info.markers or not dataclasses.is_dataclass(info.type):
+        return None
+    spec = HELP.get_struct_spec(replace(info, markers=(*info.markers, HELP)))
+    if not isinstance(spec, StructConstructorSpec):
+        return None
+    declared, missing = dataclasses.fields(info.type), dataclasses.MISSING
+    required = {x.name for x in declared if x.default is x.default_factory is missing}
+    return replace(spec, fields=tuple(_tidy(each, each.name in required) for each in spec.fields))
+
+
+def _tidy(option: StructFieldSpec, required: bool) -> StructFieldSpec:
+    def text() -> str | None:
+        raw = option.helptext() if callable(option.helptext) else option.helptext
+        return " ".join(raw.split()) if raw else None
+
+    def default(label: str) -> str:
+        if label == "" and required:
+            return "(required)"
+        described = label in ("", "None") and "by default" in (text() or "").lower()
+        return "" if described else f"(default: {label or 'none'})"
+
+    own = any(getattr(x, "help_behavior_hint", None) for x in typing.get_args(option.type))
+    hint: Any = tyro.conf.arg(help_behavior_hint=default)
+    kind: Any = option.type if own else Annotated[option.type, hint]
+    return replace(option, type=kind, helptext=text)
+
+
 def parse(kind: type, arguments: list[str], program: str, default: Any = None) -> Any:
     """The dataclass that the arguments describe; --help prints and ends as usual."""
     options: dict[str, Any] = {} if default is None else {"default": default}
@@ -594,6 +638,7 @@ def parse(kind: type, arguments: list[str], program: str, default: Any = None) -
                 args=arguments,
                 prog=program,
                 config=(tyro.conf.AvoidSubcommands,),
+                registry=HELP,
                 **options,
             )
     except SystemExit as end:

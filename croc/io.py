@@ -60,8 +60,9 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """The lines of a run's metrics.jsonl."""
-    return read_lines(folder / "metrics.jsonl")
+    """The lines of a run's metrics.jsonl; earlier versions wrote `lr` as `rate`."""
+    lines = read_lines(folder / "metrics.jsonl")
+    return [{"lr" if name == "rate" else name: line[name] for name in line} for line in lines]
 
 
 def read_gauges(folder: Path) -> list[dict[str, Any]]:

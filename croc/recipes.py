@@ -30,7 +30,7 @@ def coco_vits16() -> CrocConfig:
 
     croc pretrain coco-vits16 --data.root /data/coco
 
-    The paper's main setting: λ_pos 4, K_start 12, clusters from values. Its linear segmentation
+    The paper's main setting: λ_pos 4, K_start 12, clustering of values. Its linear segmentation
     scores, as corrected by the authors: VOC12 54.9, COCO-Things 55.7, COCO-Stuff 49.9 mIoU.
     """
     return CrocConfig(data=DataConfig(subfolders=("train2017",)))
@@ -51,7 +51,7 @@ def imagenet_vits16() -> CrocConfig:
 
     croc pretrain imagenet-vits16 --data.root /data/imagenet
 
-    λ_pos 3, K_start 12, clusters from keys; the learning rate scales with the batch size to 2e-3.
+    λ_pos 3, K_start 12, clustering of keys; the learning rate scales with the batch size to 2e-3.
     The paper's scores: 70.6, 66.1, 52.6 mIoU.
     """
     return CrocConfig(

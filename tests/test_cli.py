@@ -175,6 +175,18 @@ def test_every_flag_is_explained(capsys: Output):
             assert not following.startswith(("(", "--", "─")), line
 
 
+def test_help_wraps_paragraphs_and_shows_defaults(capsys: Output, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("COLUMNS", "1000")
+    for command in ("evaluate linear", "show report", "sweep demo"):
+        with pytest.raises(SystemExit):
+            main([*command.split(), "--help"])
+    text = " ".join(word for word in capsys.readouterr().out.split() if word != "│")
+    assert "RUN ... Run folders; several are compared. (required)" in text
+    assert "one setting each; quote values that contain spaces: '0.1 1'. (default: none)" in text
+    assert "by default one per CPU core, at most 16. --hold-out" in text
+    assert "(default: )" not in text
+
+
 @pytest.fixture
 def photographs(tmp_path: Path) -> Path:
     folder = tmp_path / "photographs"

@@ -1,9 +1,9 @@
 """timm's ViTs as the backbone: their tokens, and the last block's queries, keys, values, attention.
 
-Two of timm's families serve: `VisionTransformer` (ViT, DINO, DINOv2) and `Eva`, whose positions may
-be rotary (DINOv3, EVA-02, RoPE-ViT). Queries and keys are those before the rotation: their cosine
-then compares content, and the clustering adds positions itself. The CLS attention is the network's
-own, with rotated keys.
+Two families of timm are supported: `VisionTransformer` (ViT, DINO, DINOv2) and `Eva`, whose
+positions may be rotary (DINOv3, EVA-02, RoPE-ViT). Queries and keys are taken before the rotation,
+so that their cosine compares content; the clustering adds positions itself. The CLS attention is
+that of the network, with rotated keys.
 """
 
 import difflib
@@ -34,12 +34,12 @@ from croc.method.randomness import uniform
 from croc.method.types import Tokens, autocast_dtype
 
 WHOLE_GRID = (1.0, 1.0)
-"""The sides of position windows that are the grid itself."""
+"""Sides of position windows that cover the whole grid."""
 Vit = VisionTransformer | Eva
 
 
 class KeyedDropPath(nn.Module):
-    """Stochastic depth whose draw is set from outside, by the sample and not by the process."""
+    """Stochastic depth whose random draw is set from outside, keyed by the sample."""
 
     def __init__(self, rate: float) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class KeyedDropPath(nn.Module):
 
 
 class RecordingLinear(nn.Linear):
-    """A linear layer that appends its outputs to a list, if it has one."""
+    """A linear layer that appends its outputs to a list while it is given one."""
 
     outputs: list[Tensor] | None = None
 
@@ -101,9 +101,9 @@ class Backbone(nn.Module):
         sample_keys: Int64[Tensor, "B"] | None = None,
         hidden: tuple[Bool[Tensor, "M B N"], Float[Tensor, "D"]] | None = None,
     ) -> tuple[Float[Tensor, "M B D"], Float[Tensor, "M B N D"]]:
-        """CLS and patch tokens, after the final norm; `sample_keys` enable training's randomness:
-        windows of positions, and the student's stochastic depth. `hidden` are patches to replace,
-        and by what."""
+        """CLS and patch tokens, after the final norm. `sample_keys` enable the randomness of
+        training: position windows, and the student's stochastic depth. `hidden` contains the
+        patches to replace, and their replacement."""
         self._set_drop_paths(len(pixels), sample_keys)
         x, rope = self._embed_views(pixels, sample_keys, hidden)
         return self._finish(self._run_blocks(x, rope), len(pixels))
@@ -114,7 +114,7 @@ class Backbone(nn.Module):
         visible: Int64[Tensor, "B V"],
         sample_keys: Int64[Tensor, "B"] | None = None,
     ) -> tuple[Float[Tensor, "B D"], Float[Tensor, "B V D"]]:
-        """CLS and the visible patches, without the others; `sample_keys` as in `forward`."""
+        """CLS and patch tokens of the visible patches only; `sample_keys` as in `forward`."""
         self._set_drop_paths(1, sample_keys)
         (tokens, rope), prefix = self._embed(pixels), self.vit.num_prefix_tokens
         places = visible[..., None].expand(-1, -1, tokens.shape[-1])
@@ -132,7 +132,7 @@ class Backbone(nn.Module):
         sample_keys: Int64[Tensor, "B"] | None = None,
     ) -> Tokens:
         """The tokens, with the keys, queries or values of the last block, or its output (last);
-        `sample_keys` draw windows of positions, as in `forward`."""
+        `sample_keys` draw position windows, as in `forward`."""
         self._set_drop_paths(len(pixels), None)
         x, rope = self._embed_views(pixels, sample_keys)
         return self._forward_last(self._run_blocks(x, rope, stop=-1), rope, len(pixels), kind)
@@ -166,7 +166,9 @@ class Backbone(nn.Module):
         width = last.attn.head_dim
         queries, keys, values = (rearrange(x, "b n (h d) -> b h n d", d=width) for x in parts)
         queries, keys = last.attn.q_norm(queries), last.attn.k_norm(keys)
-        if (group := queries.shape[1] // keys.shape[1]) > 1:  # queries that share keys and values
+        if (
+            group := queries.shape[1] // keys.shape[1]
+        ) > 1:  # several queries share keys and values
             keys, values = (each.repeat_interleave(group, dim=1) for each in (keys, values))
         seen = keys[:, :, self.vit.num_prefix_tokens :]
         if own:
@@ -188,11 +190,11 @@ class Backbone(nn.Module):
     ) -> tuple[Float[Tensor, "b n D"], Tensor | None]:
         views, windows, rotary = len(pixels), None, None
         if sample_keys is not None and self._sides != WHOLE_GRID:
-            # Teacher and student have different ones, so that they share no position.
+            # Teacher and student have different windows, so that they share no positions.
             purpose = f"position window of the {'student' if self.training else 'teacher'}"
             windows = rotary = draw_windows(sample_keys, purpose, views, self._sides)
         elif self._rope is not None and sample_keys is not None and self.training:
-            # As in DINOv3, the student only.
+            # Only in the student, as in DINOv3.
             rotary = draw_rotary_windows(self._rope, sample_keys, views)
         return self._embed(pixels.flatten(0, 1), windows, rotary, hidden)
 
@@ -203,8 +205,8 @@ class Backbone(nn.Module):
         rotary: Float[Tensor, "b 2 2"] | None = None,
         hidden: tuple[Bool[Tensor, "M B N"], Float[Tensor, "D"]] | None = None,
     ) -> tuple[Float[Tensor, "b n D"], Tensor | None]:
-        """Tokens before the blocks, and rotations; with windows of learned and of rotary positions
-        in place of the grid's."""
+        """Tokens before the blocks, and rotations. Position windows replace the grid's learned and
+        rotary positions."""
         vit = self.vit
         patches = vit.patch_embed(pixels)
         if hidden is not None:
@@ -220,11 +222,11 @@ class Backbone(nn.Module):
         if rotary is not None and rope is not None:
             rope = rotary_positions(self._rope, rotary, *patches.shape[1:3]).to(rope.dtype)
         x = vit.norm_pre(x)
-        # All blocks add to this: in autocast's type it needs half of the memory and bandwidth.
+        # All blocks add to this; in the dtype of autocast, it takes half the memory and bandwidth.
         return x.to(autocast_dtype(x.device, x.dtype)), rope
 
     def _add_positions(self, patches: Float[Tensor, "b y x D"]) -> tuple[Tensor, Tensor | None]:
-        """With CLS and registers in front, and rotations where the positions are rotary."""
+        """Prepend CLS and registers; also return rotations if positions are rotary."""
         placed: Any = self.vit._pos_embed(patches)
         return placed if isinstance(self.vit, Eva) else (placed, None)
 
@@ -254,7 +256,7 @@ class Backbone(nn.Module):
             drop_path.scale = scale
 
     def _draw_drop_paths(self, views: int, sample_keys: Int64[Tensor, "B"]) -> Float[Tensor, "L b"]:
-        """For each of the L stochastic depths, the factor of each view: 0, or more than 1."""
+        """The factor of each view in each of the L stochastic depths: 0, or more than 1."""
         draws = uniform(sample_keys, "drop path", len(self._drop_paths), views)
         keep = self._keep[:, None]
         scales = (draws < keep).float() / keep
@@ -262,9 +264,9 @@ class Backbone(nn.Module):
 
 
 def _record_projections(attention: Any) -> list[RecordingLinear]:
-    """The layers that make queries, keys and values: one for all of them, or three."""
+    """The layers that compute queries, keys and values: a joint one, or three."""
     if hasattr(attention, "qkv_bias_separate"):
-        attention.qkv_bias_separate = True  # else EvaAttention reads the layer's weight alone
+        attention.qkv_bias_separate = True  # else EvaAttention reads only the weight of the layer
     names = ("q_proj", "k_proj", "v_proj") if attention.qkv is None else ("qkv",)
     layers = [getattr(attention, name) for name in names]
     for layer in layers:
@@ -312,12 +314,12 @@ def _create_vit(config: ModelConfig, view_px: int, drop_path: float) -> Vit:
         raise refusal
     rope: Any = getattr(vit, "rope", None)
     if rope is not None:
-        rope.aug_active = False  # timm's augmentation is not keyed by the sample; ours is
+        rope.aug_active = False  # timm's augmentation is not keyed by the sample, as ours is
     return vit
 
 
 def start_as_mae(backbone: Backbone) -> None:
-    """MAE's initial weights: Xavier's, and fixed positions."""
+    """MAE's initial weights: Xavier initialization, and fixed position embeddings."""
     vit = backbone.vit
     start_linear_layers(vit)
     projection = vit.patch_embed.proj.weight
@@ -340,7 +342,7 @@ def start_linear_layers(network: nn.Module) -> None:
 
 
 def sines_and_cosines(grid: int, width: int) -> Float[Tensor, "N {width}"]:
-    """Fixed positions, row by row: a quarter each of sines and cosines of x, then of y."""
+    """Fixed position embeddings, row by row: sines and cosines of x, then of y, a quarter each."""
     rates = 1 / 10_000 ** (torch.arange(width // 4).double() / (width // 4))
     y, x = torch.meshgrid(torch.arange(grid), torch.arange(grid), indexing="ij")
     waves = [wave(c.flatten()[:, None] * rates) for c in (x, y) for wave in (torch.sin, torch.cos)]

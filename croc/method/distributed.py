@@ -1,8 +1,8 @@
-"""Several processes: sums over them, and FSDP. With one process the sums do nothing.
+"""Sums over processes, and FSDP. With one process, the sums do nothing.
 
-FSDP is for networks that one GPU cannot hold: each process keeps a shard of every parameter, its
-gradient and the optimizer's state, and a block's parameters are gathered while it computes.
-Checkpoints hold full tensors, so that a run may be resumed with or without it.
+FSDP is for networks that do not fit on one GPU: each process keeps a shard of every parameter, its
+gradient and its optimizer state, and the parameters of a block are gathered while it computes.
+Checkpoints contain full tensors, so that a run may be resumed with or without FSDP.
 """
 
 import re
@@ -21,7 +21,7 @@ from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 TEACHER_CALLS = {"backbone": ("forward_tokens",), "head": ("images", "clusters")}
-"""Methods of a teacher's parts, besides `forward`, that have to gather their parameters."""
+"""Methods of the teacher's modules, besides `forward`, that need gathered parameters."""
 
 
 def process_count() -> int:
@@ -29,13 +29,13 @@ def process_count() -> int:
 
 
 def leave_processes() -> None:
-    """Destroy the process group at the end of a run, however it ended."""
+    """Destroy the process group at the end of a run, even after an error."""
     if dist.is_initialized():
         dist.destroy_process_group()
 
 
 def is_lost_peer(error: RuntimeError) -> bool:
-    """Whether another process ended or did not answer in time; gloo's errors have no class."""
+    """Whether another process has ended or timed out; gloo's errors have no class of their own."""
     of_torch = isinstance(error, dist.DistError)
     return process_count() > 1 and (of_torch or "gloo" in str(error))
 
@@ -56,7 +56,7 @@ def sum_over_processes(values: Tensor) -> Tensor:
 
 
 def union_over_processes(names: list[str]) -> list[str]:
-    """Every process's names, in the order of the processes."""
+    """The names of all processes, in the order of the processes."""
     if process_count() == 1:
         return names
     gathered: list[list[str]] = [[] for _ in range(process_count())]
@@ -65,7 +65,7 @@ def union_over_processes(names: list[str]) -> list[str]:
 
 
 def fetch(metrics: dict[str, Tensor]) -> dict[str, float]:
-    """Sum the metrics over processes and copy them to the host: the only wait of a step."""
+    """Sum the metrics over processes and copy them to the host, the only wait of a step."""
     values = sum_over_processes(torch.stack([value.float() for value in metrics.values()]))
     return dict(zip(metrics, values.tolist()))
 
@@ -80,18 +80,18 @@ def skip_gradient_sync(
 
 
 def shard_student(student: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    """Block by block, and the rest as one; in place."""
+    """Shard each block separately, and the rest together; in place."""
     _shard_blocks(student, mesh["data_parallel"])
     fully_shard(student, mesh=mesh["data_parallel"])
     return student
 
 
 def shard_teacher(teacher: nn.Module, mesh: DeviceMesh) -> None:
-    """Sharded as the student is, so that the moving average needs no communication."""
+    """Shard the teacher like the student, so that the moving average needs no communication."""
     _shard_blocks(teacher, mesh["data_parallel"])
     for name, calls in TEACHER_CALLS.items():
         part = teacher.get_submodule(name)
-        # It has no backward, at whose end it would be resharded.
+        # There is no backward pass, after which it would be resharded.
         fully_shard(part, mesh=mesh["data_parallel"], reshard_after_forward=True)
         for call in calls:
             if hasattr(part, call):
@@ -109,7 +109,7 @@ def is_sharded(tensor: Tensor) -> bool:
 
 
 def local_shard(tensor: Tensor) -> Tensor:
-    """This process's part, in place; all of a tensor that is not sharded."""
+    """This process's shard, for in-place changes; the whole tensor if it is not sharded."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
@@ -118,10 +118,10 @@ def local_shards(tensors: Iterable[Tensor]) -> list[Tensor]:
 
 
 def full_state(state: Any) -> Any:
-    """A state with every tensor full on the first process and empty on the others; all processes
-    must call it together."""
+    """A state dict whose tensors are full in the first process and empty in the others. All
+    processes must call this together."""
     if isinstance(state, DTensor):
-        full = state.full_tensor()  # one by one, since together they may not fit
+        full = state.full_tensor()  # one at a time, since together they may not fit
         return full.cpu() if dist.get_rank() == 0 else full.new_empty(0)
     if isinstance(state, dict):
         return {name: full_state(value) for name, value in state.items()}
@@ -129,7 +129,7 @@ def full_state(state: Any) -> Any:
 
 
 def shard_like(value: Any, parameter: Tensor) -> Any:
-    """A full tensor sharded as the parameter is, if that is sharded and of the same shape."""
+    """Shard a full tensor like a parameter of the same shape, if that is sharded."""
     same_shape = isinstance(value, Tensor) and value.shape == parameter.shape
     if not (same_shape and isinstance(parameter, DTensor)):
         return value

@@ -1,4 +1,4 @@
-"""Projection heads: a trunk that images and clusters share, and prototypes of their own."""
+"""Projection heads: a trunk shared by images and clusters, and separate prototypes."""
 
 from collections.abc import Iterator
 from itertools import pairwise
@@ -44,7 +44,7 @@ class ImageHead(nn.Module):
         return self.image(F.normalize(self.trunk(cls), dim=-1))
 
     def patches(self, tokens: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch P"]:
-        """For single patches: the same as for images, as in iBOT."""
+        """Logits of single patches: as for images, like in iBOT."""
         return self.images(tokens)
 
     def prototypes(self) -> Iterator[nn.Parameter]:
@@ -55,7 +55,7 @@ class ImageHead(nn.Module):
 
 
 class ProjectionHead(ImageHead):
-    """DINO's head, with a second output."""
+    """DINO's head with a second output layer, for clusters."""
 
     def __init__(self, width: int, config: HeadConfig) -> None:
         super().__init__(width, config)
@@ -66,5 +66,5 @@ class ProjectionHead(ImageHead):
         return self.cluster(F.normalize(self.trunk(centroids), dim=-1))
 
     def patches(self, tokens: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch P"]:
-        """As clusters of one patch."""
+        """Logits of single patches, as clusters of one patch."""
         return self.clusters(tokens)

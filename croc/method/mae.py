@@ -28,7 +28,7 @@ from croc.method.views import make_views
 
 
 class Decoder(nn.Module):
-    """Narrow blocks over all patches, of which the hidden ones start as one learned token."""
+    """Narrow blocks over all patches, where the hidden ones start as a learned mask token."""
 
     def __init__(self, width: int, grid: int, patch_px: int, config: DecoderConfig) -> None:
         super().__init__()
@@ -86,7 +86,7 @@ class MaeNetwork(nn.Module):
     def forward(
         self, pixels: Float[Tensor, "B 3 h w"], sample_keys: Int64[Tensor, "B"]
     ) -> Float[Tensor, "B"]:
-        """The error of each image's hidden patches."""
+        """The mean reconstruction error of each image's hidden patches."""
         visible, hidden = draw_mask(sample_keys, self.patches, self.config.mask)
         with profile_range("student"):
             cls, patches = self.backbone.encode(pixels, visible, sample_keys)
@@ -98,7 +98,7 @@ class MaeNetwork(nn.Module):
 
 
 class Mae:
-    """MAE's network, and one step with it; the interface is that of `Croc`."""
+    """MAE's network, and one training step; the interface is that of `Croc`."""
 
     def __init__(self, config: MaeConfig, device: torch.device) -> None:
         require(config.views.early_px is None, "--views.early-px is not for MAE")
@@ -118,7 +118,7 @@ class Mae:
         return [self.student.backbone]
 
     def set_schedule(self, schedule: ScheduleState) -> None:
-        """Nothing in the loss changes with the step."""
+        """The loss has no schedule."""
 
     def compute_gradients(
         self, fabric: Fabric, student: _FabricModule, canvases: Canvases
@@ -140,10 +140,10 @@ class Mae:
         return {"loss": total}
 
     def freeze_prototypes(self, schedule: ScheduleState) -> None:
-        """There are none."""
+        """MAE has no prototypes."""
 
     def update_teacher(self, schedule: ScheduleState) -> None:
-        """There is none."""
+        """MAE has no teacher."""
 
 
 def draw_mask(

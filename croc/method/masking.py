@@ -11,7 +11,7 @@ from croc.method.randomness import uniform
 from croc.method.views import VIEWS
 
 MASKED_IMAGES = 0.5
-"""Probability that patches of an image are hidden at all, as in iBOT."""
+"""Probability that any patches of an image are hidden, as in iBOT."""
 
 
 @dataclass(frozen=True)
@@ -20,13 +20,13 @@ class Mask:
 
     hidden: Bool[Tensor, "M B N"]
     index: Int64[Tensor, "M B V"]
-    """V patches of every view, so that shapes are fixed: the hidden ones where any are."""
+    """Indices of V patches of every view, so that shapes are fixed; they are hidden if `valid`."""
     valid: Bool[Tensor, "B V"]
-    """Whether they are: in half of the images."""
+    """Whether they are hidden: in half of the images."""
 
 
 def draw_mask(keys: Int64[Tensor, "B"], patches: int, share: float) -> Mask:
-    """A share of the patches of each view, the views' independent of each other."""
+    """Draw a fraction of the patches of each view, independently of the other view."""
     draws = uniform(keys, "hidden patches", VIEWS, patches).transpose(0, 1)
     index = draws.argsort(dim=-1)[..., : max(1, round(share * patches))]
     masked = uniform(keys, "masked image", 1) < MASKED_IMAGES
@@ -37,6 +37,6 @@ def draw_mask(keys: Int64[Tensor, "B"], patches: int, share: float) -> Mask:
 def at_hidden(
     patches: Float[Tensor, "M B N D"], mask: Mask, cls: Float[Tensor, "M B D"]
 ) -> Float[Tensor, "M B V D"]:
-    """The tokens there, of the mean length of the image's CLS tokens, as clusters of one patch."""
+    """The tokens at `mask.index`, scaled to the mean length of the image's CLS tokens."""
     tokens = patches.take_along_dim(mask.index[..., None], dim=2).float()
     return F.normalize(tokens, dim=-1) * cls.float().norm(dim=-1).mean(dim=0)[:, None, None]

@@ -1,4 +1,4 @@
-"""The optimizer: AdamW, or Muon for the blocks' matrices; clipping; steps that may be skipped."""
+"""AdamW, or Muon for the blocks' matrices; gradient clipping; skipping of non-finite steps."""
 
 import math
 import re
@@ -15,14 +15,14 @@ from croc.method.distributed import is_sharded, local_shards, process_count, sum
 from croc.method.types import ScheduleState
 
 QUINTIC = (3.4445, -4.7750, 2.0315)
-"""a·s + b·s³ + c·s⁵ drives every singular value from 0 … 1 to near 1: Muon's own coefficients."""
+"""Muon's coefficients: a·s + b·s³ + c·s⁵ moves singular values in 0 … 1 close to 1."""
 QUINTIC_ITERATIONS = 5
 
 
 def make_optimizer(
     student: nn.Module, device: torch.device, config: OptimConfig | None = None
 ) -> "torch.optim.AdamW | Muon":
-    """Biases and one-dimensional parameters are not decayed; `set_lr` sets each step's rates."""
+    """Biases and one-dimensional parameters have no weight decay; `set_lr` sets learning rates."""
     config = config or OptimConfig()
     named = {name: p for name, p in student.named_parameters() if p.requires_grad}
     matrices: dict[str, nn.Parameter] = {}
@@ -45,7 +45,7 @@ def make_optimizer(
 
 
 def layer_of(name: str, depth: int) -> int:
-    """0 for the embeddings of a backbone, then its blocks, and what is above them: norm, heads."""
+    """0 for the embeddings of a backbone, then its blocks, then the norm and the heads."""
     block = re.match(r"backbone\.vit\.blocks\.(\d+)", name)
     if block:
         return 1 + int(block[1])
@@ -61,11 +61,11 @@ def set_lr(optimizer: torch.optim.Optimizer, schedule: ScheduleState) -> None:
 
 
 def clip_gradient(parameters: Iterable[nn.Parameter], max_norm: float) -> Tensor:
-    """The gradient's norm before clipping; 0 clips nothing. Never waits for the device."""
+    """Clip the gradient, unless max_norm is 0, and return its norm before, without waiting."""
     parameters = [p for p in parameters if p.grad is not None]
     gradients = local_shards(p.grad for p in parameters if p.grad is not None)
     norms = torch._foreach_norm(gradients)  # pyright: ignore[reportPrivateImportUsage]
-    # In float64, so that parameters without a gradient (CrOC's with α = 0) change no digit.
+    # In float64, so that zero gradients (CrOC with α = 0) do not change the rounding.
     norm = torch.stack(norms).double().norm()
     if any(is_sharded(p) for p in parameters):
         norm = sum_over_processes(norm.square()).sqrt()
@@ -79,8 +79,8 @@ def clip_gradient(parameters: Iterable[nn.Parameter], max_norm: float) -> Tensor
 class Guard:
     """Steps the optimizer unless the gradient is not finite; nothing waits for the device.
 
-    A skipped step leaves the student and the optimizer's state alone. The teacher still follows
-    the student, and centers take finite values only.
+    A skipped step does not change the student and the optimizer's state. The teacher still follows
+    the student, and centers only take finite values.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, device: torch.device) -> None:
@@ -88,14 +88,14 @@ class Guard:
         self.optimizer = optimizer
         self._inner = getattr(optimizer, "optimizer", optimizer)
         sharded = any(is_sharded(p) for group in optimizer.param_groups for p in group["params"])
-        # With FSDP the device is waited for: the fused optimizer does not mix kinds of tensors.
+        # FSDP has to wait for the device: the fused optimizer does not mix kinds of tensors.
         self._skips_on_device = device.type == "cuda" and not sharded
         self._skipped = torch.zeros((), device=device)
         self._in_a_row = torch.zeros((), device=device)
 
     def step(self, norm: Tensor, loss: Tensor) -> None:
         bad = ~norm.isfinite()
-        if process_count() == 1:  # several have a loss each, but the same norm
+        if process_count() == 1:  # several processes have different losses, but the same norm
             bad |= ~loss.isfinite()
         self._skipped += bad
         self._in_a_row = (self._in_a_row + 1) * bad
@@ -111,13 +111,13 @@ class Guard:
         self._skipped += steps
 
     def counts(self) -> tuple[int, int]:
-        """Steps skipped in all, and how many of them in a row until now."""
+        """Number of steps skipped in total, and of the latest consecutive ones."""
         skipped, in_a_row = torch.stack([self._skipped, self._in_a_row]).tolist()
         return int(skipped), int(in_a_row)
 
 
 class Piece(NamedTuple):
-    """Rows of a parameter that are a matrix of their own."""
+    """Rows of a parameter that form a matrix of their own."""
 
     parameter: nn.Parameter
     rows: slice
@@ -129,13 +129,13 @@ class Piece(NamedTuple):
 class Muon(torch.optim.Optimizer):
     """Muon for the matrices (group 0), AdamW for the rest (the other groups), as one optimizer.
 
-    A matrix moves along its gradient's singular directions, each by the same length. PyTorch has
-    Muon too, but one matrix at a time: 1,346 operations per step for twelve blocks, where batching
-    those of one shape needs 140.
+    A matrix moves by the same length along each singular direction of its gradient. PyTorch's Muon
+    updates one matrix at a time, in 1,346 operations per step for twelve blocks; batching matrices
+    of the same shape takes 140.
     """
 
     found_inf: Tensor | None = None
-    """Where 1, a step changes nothing, as for PyTorch's fused optimizers."""
+    """If 1, a step changes nothing, as in PyTorch's fused optimizers."""
 
     def __init__(
         self,
@@ -144,7 +144,7 @@ class Muon(torch.optim.Optimizer):
         momentum: float = 0.95,
         **group: Any,
     ) -> None:
-        """Queries, keys and values are three matrices, though one parameter (qkv) holds them."""
+        """Queries, keys and values are three matrices in a single parameter (qkv)."""
         self._adamw, self.momentum = adamw, momentum
         first = {"params": list(matrices.values()), "lr": 0.0, "weight_decay": 0.0, **group}
         super().__init__([first], {})
@@ -158,7 +158,7 @@ class Muon(torch.optim.Optimizer):
                 self._by_shape[piece.of(parameter).shape].append(piece)
 
     def _share_state(self) -> None:
-        """AdamW keeps its state and settings in ours, so that a checkpoint has both."""
+        """AdamW shares our state and settings, so that a checkpoint contains both."""
         self._adamw.param_groups, self._adamw.state = self.param_groups[1:], self.state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -180,7 +180,7 @@ class Muon(torch.optim.Optimizer):
         decay = 1 - group["lr"] * group["weight_decay"] * taken
         torch._foreach_mul_(moved, decay)  # pyright: ignore[reportPrivateImportUsage]
         for shape, pieces in self._by_shape.items():
-            length = 0.2 * math.sqrt(max(shape))  # so that AdamW's rates fit
+            length = 0.2 * math.sqrt(max(shape))  # so that AdamW's learning rates fit
             self._move([p for p in pieces if p.parameter.grad is not None], taken, length)
 
     def _move(self, pieces: list[Piece], taken: Float[Tensor, ""], length: float) -> None:

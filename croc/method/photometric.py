@@ -33,7 +33,7 @@ class Photometric:
     order: Int64[Tensor, "B 4"]
     """The jitter's operations, first to last."""
     factors: Float[Tensor, "B 3"]
-    """Of brightness, contrast and saturation; 1 changes nothing."""
+    """Factors of brightness, contrast and saturation; 1 changes nothing."""
     hue: Float[Tensor, "B"]
     """Shift of the hue, in turns."""
     grayscale: Bool[Tensor, "B"]
@@ -84,7 +84,7 @@ def blur_radius_px(config: ViewsConfig) -> int:
 def apply_photometric(
     images: Float[Tensor, "B 3 h w"], parameters: Photometric, radius_px: int = 8
 ) -> Float[Tensor, "B 3 h w"]:
-    """Jitter, grayscale, blur, solarize; `radius_px` cuts the blur's kernel."""
+    """Jitter, grayscale, blur, solarize; `radius_px` truncates the kernel of the blur."""
     with torch.autocast(images.device.type, enabled=False):
         images = jitter(images.float(), parameters)
         images = torch.where(_per_image(parameters.grayscale), grayscale(images), images)
@@ -98,11 +98,11 @@ def _per_image(values: Tensor) -> Tensor:
 
 
 def jitter(images: Float[Tensor, "B 3 h w"], parameters: Photometric) -> Float[Tensor, "B 3 h w"]:
-    """The four operations in each image's own order.
+    """Apply the four operations in each image's own order.
 
-    Brightness, contrast and saturation are one operation, a blend, with different targets. So
-    three blends, the hue and three more blends cover every order: those that an image does not
-    need have the factor 1.
+    Brightness, contrast and saturation are the same operation, a blend, with different targets. So
+    three blends, the hue shift and three more blends cover every order; blends that an image does
+    not need have the factor 1.
     """
     order = parameters.order
     factors = pad(parameters.factors, (0, 1), value=1.0).gather(1, order)
@@ -169,7 +169,7 @@ def _sector(
     spread: Float[Tensor, "B h w"],
     start: int,
 ) -> Float[Tensor, "B h w"]:
-    """The hue where one channel is the largest, `ahead` and `behind` being the next two."""
+    """The hue of pixels with the same largest channel; `ahead` and `behind` are the other two."""
     # A gray pixel has no hue; any value works, since its spread is zero.
     return (ahead - behind).div_(spread.clamp_min(1e-12)).add_(start)
 
@@ -190,8 +190,8 @@ def gaussian_blur(
 def _blur_matrix(
     sigma: Float[Tensor, "B"], size: int, radius_px: int
 ) -> Float[Tensor, "B {size} {size}"]:
-    """Row i weighs the pixels j of a line by their distance from i, once directly and once
-    through a mirror in each end of the line; the end pixels are not mirrored in themselves."""
+    """Row i contains the weights of the pixels j of a line by their distance from i, directly and
+    reflected at each end of the line; the end pixels are not repeated."""
     radius = min(radius_px, size - 1)
     taps = torch.arange(radius + 1, device=sigma.device)
     kernel = torch.exp(-0.5 * (taps / sigma[:, None]).square())
@@ -213,9 +213,9 @@ def solarize(
 
 
 def normalize(images: Float[Tensor, "*batch 3 h w"]) -> Float[Tensor, "*batch 3 h w"]:
-    """ImageNet's mean and deviation to 0 and 1."""
+    """Normalize with ImageNet's mean and standard deviation."""
     constants = zip(images.unbind(dim=-3), IMAGENET_MEAN, IMAGENET_STD, strict=True)
-    # Channel by channel with plain numbers: a tensor of them would be copied to the device.
+    # Channel by channel with plain numbers, since a tensor would be copied to the device.
     return torch.stack([(channel - mean).div_(std) for channel, mean, std in constants], dim=-3)
 
 

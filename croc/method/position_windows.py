@@ -1,8 +1,8 @@
-"""Where the tokens of a view are: a learned grid, rotary angles, and random windows of either.
+"""Positions of the tokens of a view: a learned grid or rotary angles, and random windows of either.
 
-With the whole grid's positions a token knows where in its view it is. Where crops share most of an
-image, a cluster's row in one view then predicts its row in the other, and no content is needed. A
-random window for each view takes that away.
+With the positions of the whole grid, a token knows where in its view it is. If crops share most of
+an image, the row of a cluster in one view then predicts its row in the other, without any content.
+A random window for each view prevents this.
 """
 
 import math
@@ -19,7 +19,7 @@ from croc.method.randomness import uniform
 def draw_windows(
     keys: Int64[Tensor, "B"], purpose: str, views: int, sides: tuple[float, float]
 ) -> Float[Tensor, "b 2 2"]:
-    """For the M·B views, in rows and then in columns: start and side of the window, in grids."""
+    """Start and side of the windows of the M·B views, in rows and columns, relative to the grid."""
     draws = uniform(keys, purpose, views, 2, 2).transpose(0, 1).flatten(0, 1)
     least, most = sides
     side = least + (most - least) * draws[..., 0]
@@ -29,8 +29,8 @@ def draw_windows(
 def draw_rotary_windows(
     rope: Any, keys: Int64[Tensor, "B"], views: int
 ) -> Float[Tensor, "b 2 2"] | None:
-    """DINOv3's augmentation of its coordinates in −1 … 1, keyed by the sample, as windows: a shift
-    of each axis, a factor of each (jitter), and one of both (rescale); None if it has none."""
+    """DINOv3's augmentation of coordinates in −1 … 1, keyed by the sample, as windows: a shift and
+    a factor per axis (jitter), and a factor for both (rescale). None if the network has none."""
     names = ("shift_coords", "jitter_coords", "rescale_coords")
     shift, jitter, rescale = (getattr(rope, name, None) for name in names)
     if shift is None and jitter is None and rescale is None:
@@ -45,7 +45,7 @@ def draw_rotary_windows(
 def places_in(
     windows: Float[Tensor, "b 2 2"], rows: int, columns: int
 ) -> tuple[Float[Tensor, "b rows"], Float[Tensor, "b columns"]]:
-    """The middles of `rows` × `columns` patches spread over each window, in grids."""
+    """The centers of `rows` × `columns` patches spread over each window, in units of the grid."""
     middles = [(torch.arange(n, device=windows.device) + 0.5) / n for n in (rows, columns)]
     down, across = (windows[:, i, :1] + windows[:, i, 1:] * x for i, x in enumerate(middles))
     return down, across

@@ -1,7 +1,7 @@
-"""Named stages of a step: ranges for torch.profiler, or timed by a stopwatch.
+"""Named stages of a step, as ranges for torch.profiler, or timed by a stopwatch.
 
-The profiler does not attribute the kernels of a backward pass, which another thread launches, to
-the range around it; a stopwatch, with events in the GPU's queue, does.
+The kernels of a backward pass are launched by another thread, so the profiler does not attribute
+them to the range around it. The stopwatch does, with events in the GPU's queue.
 """
 
 import time
@@ -16,7 +16,7 @@ _running: "list[Stopwatch]" = []
 
 
 class Stopwatch:
-    """Adds up the time of every stage; on a GPU by events in its queue, without waiting."""
+    """Adds up the time of every stage; on a GPU with events in its queue, without waiting."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -25,7 +25,7 @@ class Stopwatch:
 
     @contextmanager
     def running(self) -> Generator[None, None, None]:
-        """Time the stages that run meanwhile."""
+        """Time the stages that run in this context."""
         _running.append(self)
         try:
             yield
@@ -46,7 +46,7 @@ class Stopwatch:
             self._add(name, time.perf_counter() - began)
 
     def seconds(self) -> dict[str, float]:
-        """By stage, in the order of their first run; waits for the device."""
+        """Seconds of each stage, in the order of their first run; waits for the device."""
         if self._spans:
             torch.cuda.synchronize(self._device)
         for name, start, end in self._spans:
@@ -59,5 +59,5 @@ class Stopwatch:
 
 
 def profile_range(name: str) -> AbstractContextManager[Any]:
-    """A part of the step; goes around compiled functions, not into them."""
+    """A stage of the step. Use it around compiled functions, not inside them."""
     return _running[-1].time(name) if _running else record_function(name)

@@ -1,8 +1,8 @@
 """Random numbers keyed by the sample, not drawn from a stream.
 
-A sample's key follows from (seed, epoch, index). Every draw about the sample is a hash of its
-key and a purpose, so neither the batch's split, the number of processes, the device nor a
-resume changes what is drawn. The hash is splitmix64's finalizer, on wrapping int64 arithmetic.
+A sample's key is a hash of (seed, epoch, index), and every draw for the sample is a hash of its key
+and a purpose. So draws do not depend on how batches are split, the number of processes, the device
+or a resume. The hash is splitmix64's finalizer, in wrapping int64 arithmetic.
 """
 
 import math
@@ -49,7 +49,7 @@ def _mix(value: Int64[Tensor, "..."]) -> Int64[Tensor, "..."]:
 
 
 def derive(keys: Int64[Tensor, "B"], purpose: str) -> Int64[Tensor, "B"]:
-    """Keys of their own for one purpose, so that two purposes never share a draw."""
+    """Separate keys for a purpose, so that two purposes never share a draw."""
     offset = _GOLDEN
     for letter in purpose:
         offset = _mix_int(offset + _GOLDEN * (ord(letter) + 1))
@@ -57,7 +57,7 @@ def derive(keys: Int64[Tensor, "B"], purpose: str) -> Int64[Tensor, "B"]:
 
 
 def uniform(keys: Int64[Tensor, "B"], purpose: str, *shape: int) -> Float[Tensor, "B *shape"]:
-    """Numbers in (0, 1), float32, `shape` of them for each key."""
+    """Uniform numbers in (0, 1), float32, of the given shape for each key."""
     # The xor does nothing, but keeps torch.compile from multiplying in its own index type,
     # which the constant overflows.
     counters = torch.arange(1, math.prod(shape) + 1, device=keys.device) ^ 0

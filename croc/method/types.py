@@ -1,4 +1,4 @@
-"""What the parts of the method pass to each other, and the letters that name the axes.
+"""Data passed between the parts of the method, and the letters of the axes.
 
 M views of an image        B images                  H attention heads
 N patches in a view        T = M·N joined tokens     K clusters
@@ -25,12 +25,12 @@ class Canvases:
     sizes: Int64[Tensor, "B 2"]
     """True height and width of each image on its canvas."""
     sample_keys: Int64[Tensor, "B"]
-    """One number per sample, from (seed, epoch, index); everything random about it follows."""
+    """One number per sample, from (seed, epoch, index), which determines all its randomness."""
     failed: tuple[str, ...] = ()
-    """Names of files that could not be decoded and were replaced while making this batch."""
+    """Names of undecodable files that were replaced in this batch."""
 
     def to(self, device: device) -> "Canvases":
-        """Copied without waiting, where the memory is pinned."""
+        """Copy to the device, without waiting if the memory is pinned."""
         tensors = (self.pixels, self.sizes, self.sample_keys)
         pixels, sizes, keys = (x.to(device, non_blocking=True) for x in tensors)
         return Canvases(pixels, sizes, keys, self.failed)
@@ -43,18 +43,18 @@ class Canvases:
             yield Canvases(self.pixels[part], self.sizes[part], self.sample_keys[part])
 
     def copied(self) -> "Canvases":
-        """With tensors of its own."""
+        """A copy with its own tensors."""
         pixels, sizes, keys = (x.clone() for x in (self.pixels, self.sizes, self.sample_keys))
         return Canvases(pixels, sizes, keys, self.failed)
 
 
 @dataclass(frozen=True)
 class Views:
-    """Augmented crops, and where each of their patches is in the original image."""
+    """Augmented crops, and the positions of their patches in the original image."""
 
     pixels: Float[Tensor, "M B 3 h w"]
     positions: Float[Tensor, "M B N 2"]
-    """Patch centers (x, y) in the original image's frame, whose longer side is 1."""
+    """Patch centers (x, y) in coordinates of the original image, whose longer side is 1."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Tokens:
     """Keys, queries or values of the last block; for `last`, the patches (H = 1, d = D)."""
     cls_heads: Float[Tensor, "M B H d"]
     attention: Float[Tensor, "M B H N"]
-    """The CLS query's softmax over the patches of its view."""
+    """Softmax of the CLS query over the patches of its view."""
 
 
 @dataclass(frozen=True)
@@ -79,14 +79,14 @@ class Clusters:
     valid: Bool[Tensor, "B H K"]
     """Clusters present in every view; false for padding and pruned columns."""
     cost: Float[Tensor, "B H"]
-    """Transport cost of the chosen step."""
+    """Transport cost of the chosen clustering."""
     count: Int[Tensor, "B H"]
     """The chosen K, before pruning."""
 
 
 @dataclass(frozen=True)
 class ScheduleState:
-    """The schedule at one step: its position, learning rate and weight decay."""
+    """The schedule at a step: its position, learning rate and weight decay."""
 
     step: int
     total_steps: int
@@ -101,6 +101,6 @@ def cosine(start: float, end: float, step: int, steps: int) -> float:
 
 
 def autocast_dtype(device: torch.device, otherwise: torch.dtype) -> torch.dtype:
-    """The type in which autocast computes matrix products now."""
+    """The dtype in which autocast currently computes matrix products."""
     kind = device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else otherwise

@@ -30,7 +30,7 @@ ATTEMPTS = 10
 
 @dataclass(frozen=True)
 class Crops:
-    """Where each view is on its canvas."""
+    """The crop box of each view on its canvas."""
 
     boxes: Float[Tensor, "M B 4"]
     """x0, y0, width, height: whole pixels of the canvas."""
@@ -68,7 +68,7 @@ def _make_pixels(
         return kernel.augment(
             canvases, crops.boxes, crops.flips, colors, config.size_px, radius_px, dtype
         )
-    # Image by image, as `crop` lays them out: no copy.
+    # In the order of `crop`, image by image, so nothing is copied.
     images = crop(canvases, crops, config.size_px).transpose(0, 1)
     changed = apply_photometric(images.flatten(0, 1), colors, radius_px)
     return normalize(changed.unflatten(0, images.shape[:2]).transpose(0, 1)).to(dtype)
@@ -77,7 +77,7 @@ def _make_pixels(
 def draw_crops(
     sizes: Int64[Tensor, "B 2"], keys: Int64[Tensor, "B"], config: ViewsConfig, views: int = VIEWS
 ) -> Crops:
-    """The first of ten random boxes that fits its image, else the largest central one.
+    """The first of ten random boxes that fits into the image, or else the largest central one.
 
     Computed in float64, as torchvision does on the host, so that roundings agree.
     """
@@ -107,7 +107,7 @@ def _attempts(
 
 
 def _fallback(size: Float[Tensor, "B 2"], config: ViewsConfig) -> Float[Tensor, "B 2"]:
-    """The whole image, or as much of it as the extreme ratios allow."""
+    """The whole image, or as much of it as the limits of the aspect ratio allow."""
     narrowest, widest = config.ratio
     width, height = size.unbind(dim=-1)
     ratio = width / height
@@ -148,9 +148,9 @@ def _resampling(
     view_px: int,
     side: int,
 ) -> Float[Tensor, "B M {view_px} {side}"]:
-    """Weights of the pixels of a canvas's line for those of a view that covers a part of it.
+    """Weights of the pixels in a line of the canvas for those of a view that covers a part of it.
 
-    The cubic is widened by the scale when reducing, cut off at the ends of the part, and
+    The cubic kernel is widened by the scale when downscaling, cut off at the ends of the part, and
     normalized to a sum of 1.
     """
     start, length = start[..., None], length[..., None]
@@ -180,7 +180,7 @@ def patch_centers(
     view_px: int,
     patch_px: int,
 ) -> Float[Tensor, "M B N 2"]:
-    """(x, y) of each patch's center, row by row, in the image's frame: its longer side is 1."""
+    """(x, y) of each patch's center, row by row, in image coordinates: the longer side is 1."""
     grid = view_px // patch_px
     share = (torch.arange(grid, device=boxes.device) + 0.5) * (patch_px / view_px)
     across = torch.where(flips[..., None], 1 - share, share)

@@ -21,7 +21,7 @@ Count = Annotated[int, at_least(1)]
 Images = Annotated[
     tuple[str, ...],
     tyro.conf.Positional,
-    tyro.conf.arg(metavar="IMAGES ...", help_behavior_hint="(required)"),
+    tyro.conf.arg(metavar="IMAGES ..."),
 ]
 
 
@@ -32,7 +32,7 @@ class MachineOptions(Section):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device type to run on."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Precision of the backbone; auto is bfloat16 on GPUs and on CPUs that compute in it
+    """Precision of the backbone; auto is bfloat16 on GPUs and on CPUs with bfloat16 instructions
     (AVX512-BF16, AMX), and float32 on others."""
     workers: Annotated[int | None, at_least(0)] = None
     """Data loading workers; by default one per CPU core, at most 16."""
@@ -50,17 +50,17 @@ class FitPart(Section):
     kind: Literal["linear", "incontext"] = "linear"
     """linear: train one layer. incontext: store the labeled patches; nothing is trained."""
     hold_out: Annotated[float | None, SHARE_BELOW_ONE] = None
-    """Score on this fraction of the images, after training on the rest; then train on all of them.
-    0 skips scoring. By default 0.2 with 50 images or more; with fewer, each half is scored after
-    training on the other."""
+    """Fraction of the images to score after training on the others; the final head is then trained
+    on all images. 0 skips scoring. By default 0.2 with 50 images or more; with fewer, each half is
+    scored after training on the other."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FitOptions(MachineOptions, FitPart):
-    """Train a segmentation head on labeled images, as `croc evaluate linear` or `incontext` does; a
-    few images are enough, and pixels labeled 255 are ignored. As in `croc evaluate fewlabel`, there
-    is weight decay, and training is shorter with fewer than 30 images unless --linear.steps is
-    passed. Defaults depend on the dataset: pass --data to see them."""
+    """Train a segmentation head on a few labeled images, like `croc evaluate linear` or
+    `incontext`. Pixels labeled 255 are ignored. As in `croc evaluate fewlabel`, there is weight
+    decay, and with fewer than 30 images training is shorter, unless you pass --linear.steps.
+    Defaults depend on the dataset: pass --data to see them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +68,7 @@ class PredictPart(Section):
     head: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="HEAD")]
     """Output folder of `croc segment fit` or `croc segment discover`."""
     images: Images
-    """Image folders, searched recursively, and image files."""
+    """Image files, and folders, which are searched recursively."""
     to: str
     """Output folder for the masks: 8-bit palette PNGs whose pixel values are class indices, in the
     same subfolders as the images."""
@@ -96,7 +96,7 @@ class PredictOptions(MachineOptions, PredictPart):
 @dataclass(frozen=True, kw_only=True)
 class DiscoverPart(Section):
     images: Images
-    """Image folders, searched recursively, and image files."""
+    """Image files, and folders, which are searched recursively."""
     weights: str
     """The backbone, as for `croc evaluate`."""
     classes: Annotated[int, at_least(2)]
@@ -106,11 +106,11 @@ class DiscoverPart(Section):
     image_px: Count = 448
     """Images are resized to a square of this side length."""
     blocks: Count = 1
-    """Number of final ViT blocks whose tokens are concatenated."""
+    """Number of ViT blocks, counted from the last, whose tokens are concatenated."""
     restarts: Count = 5
     """K-means restarts; the best is kept."""
     seed: Annotated[int, at_least(0)] = 0
-    """Seed for drawing the patches that K-means is fitted to, and for K-means."""
+    """Seed for K-means and for sampling the patches that it is fitted to."""
     overlays: bool = False
     """Also write masks/overlays/NAME.jpg."""
     batch: Count = 8

@@ -30,18 +30,18 @@ COMPILED: dict[type, tuple[str, ...]] = {
     Mae: ("make_views",),
     MaeNetwork: ("compare",),
 }
-"""Functions that are compiled, in addition to the blocks: parts that can be timed separately."""
+"""Functions that are compiled, besides the blocks; they can be timed separately."""
 MAX_VERSIONS = 64
-"""Of one function; beyond, torch would stop compiling it, with a warning only."""
+"""Compiled versions of one function; beyond this, torch stops compiling, with only a warning."""
 WARM_UPS = 3
 """Steps that run eagerly first: they compile, and fill the caches."""
 STEPS_AHEAD = 2
-"""Graph launches that may be queued on the GPU; each keeps a batch of images there."""
+"""Number of graph launches that may be queued on the GPU; each holds a batch of images there."""
 
 
 def compile_parts(method: Croc | Mae) -> None:
-    """For the shapes at hand, again for others: there are two at most in a run, the early views
-    and the later ones. By default torch would compile for any shape at the second, which is slower.
+    """Compile once per shape: a run has at most two, those of the early and of the later views. By
+    default, torch would compile for dynamic shapes at the second one, which is slower.
     """
     torch._dynamo.config.recompile_limit = MAX_VERSIONS
     parts: list[Any] = [method]
@@ -86,7 +86,7 @@ class CudaGraph:
             return self._compute_gradients(canvases)
         if self._graph is None:
             self._graph = self._capture(canvases)
-        if len(self._ends) >= STEPS_AHEAD:  # the host would run ahead by any number of batches
+        if len(self._ends) >= STEPS_AHEAD:  # else the host could run ahead by any number of batches
             self._ends.popleft().synchronize()
         for name in ("pixels", "sizes", "sample_keys"):
             getattr(self._canvases, name).copy_(getattr(canvases, name), non_blocking=True)
@@ -98,7 +98,7 @@ class CudaGraph:
         return dict(self._metrics)
 
     def _capture(self, canvases: Canvases) -> torch.cuda.CUDAGraph:
-        """Computes nothing; the memory that a step needs is reserved for good."""
+        """Computes nothing, but the memory that a step needs stays reserved."""
         self._canvases = canvases.copied()
         graph = torch.cuda.CUDAGraph()
         try:
@@ -117,7 +117,7 @@ class CudaGraph:
 
 
 def use_cuda_graph(run: RunConfig, fabric: Fabric, compiled: bool) -> bool:
-    """Only on one GPU, since several wait for each other within a step."""
+    """Only on a single GPU, since several GPUs wait for each other within a step."""
     alone = fabric.device.type == "cuda" and fabric.world_size == 1 and run.strategy == "ddp"
     if run.cuda_graph == "auto":
         return alone and compiled

@@ -1,4 +1,4 @@
-"""Devices, processes, precision; and how several processes agree to stop."""
+"""Devices, processes, precision, and how several processes agree to stop."""
 
 import os
 import time
@@ -20,11 +20,11 @@ from croc.method.distributed import any_process, shard_student, sum_over_process
 INTERACTIVE = ("bash", "interactive")
 """Names of SLURM jobs in which the user starts processes interactively, as in Lightning."""
 STOP_CHECK_S, MAX_STEPS_BETWEEN_CHECKS = 3.0, 10
-"""How often several processes ask each other whether one of them received a signal."""
+"""How often the processes exchange whether one of them has received a signal."""
 
 
 def compiles(run: RunConfig, device: torch.device) -> bool:
-    """On a GPU torch.compile needs Triton, which is not everywhere."""
+    """On a GPU, torch.compile needs Triton, which is not installed everywhere."""
     if run.compile == "auto":
         return device.type == "cuda" and find_spec("triton") is not None
     return run.compile
@@ -38,14 +38,14 @@ def in_bfloat16(run: RunConfig, accelerator: str) -> bool:
 
 
 class BFloat16AsGiven(MixedPrecision):
-    """Autocast to bfloat16; inputs that are bfloat16 stay so, where Lightning would widen them."""
+    """Autocast to bfloat16. Unlike Lightning's, it does not convert bfloat16 inputs to float32."""
 
     def convert_input(self, data: Any) -> Any:
         return data
 
 
 def processes_and_nodes(run: RunConfig) -> tuple[int | str, int]:
-    """Processes per node, and nodes: from the options, torchrun or srun."""
+    """Processes per node and number of nodes, from the options, torchrun or srun."""
     environment = os.environ
     if run.devices != "auto":
         return run.devices, run.nodes
@@ -99,8 +99,8 @@ def make_fabric(run: RunConfig) -> Fabric:
 
 
 class StopRequest:
-    """Whether any process has received a signal. Several processes ask each other only every few
-    steps, all at the same ones."""
+    """Whether any process has received a signal. Several processes exchange this only every few
+    steps, all of them at the same steps."""
 
     def __init__(self, fabric: Fabric, signals: list[int], step: int) -> None:
         self._fabric, self._signals = fabric, signals
@@ -111,7 +111,7 @@ class StopRequest:
         return checks and any_process(bool(self._signals), self._fabric.device)
 
     def set_pace(self, step: int) -> None:
-        """By the mean step time of all processes, since their clocks differ."""
+        """From the mean step time of all processes, since their clocks differ."""
         now = time.perf_counter()
         mine = (now - self._last_time) / (step - self._last_step)
         self._last_step, self._last_time = step, now

@@ -1,17 +1,16 @@
-"""Label-free measures of dense quality, taken from the teacher at every checkpoint of a run.
+"""Gauges: label-free metrics of the teacher's dense features, computed at every checkpoint.
 
-place      share of the variance of the patch tokens that their place in the image explains
-image      share of it that the image explains
+place      share of the variance of the patch tokens that their position in the image explains
+image      share of the variance that their image explains
 neighbors  correlation of adjacent patch tokens
 rank       effective rank of the patch tokens
-agreement  share of the clusters of one view whose nearest cluster in the other view is their own
-drift      change of the similarities between the patches of an image since the start, in runs that
-           started from other weights; 0 is none, a network with random weights has about 0.5
+agreement  share of the clusters of one view whose nearest cluster in the other view is the same one
+drift      in runs that started from other weights: change of the patch similarities since the
+           start; 0 is no change, random weights give about 0.5
 
-Tokens that collapse onto their position raise `place`, tokens that only encode their image raise
-`image`, tokens that alternate from patch to patch lower `neighbors`, tokens that are all alike
-lower `rank`, and `agreement` falls to `agreement_chance` where the clusters of an image cannot be
-matched across views.
+Tokens that encode their position raise `place`, tokens that only encode their image raise `image`,
+tokens that alternate from patch to patch lower `neighbors`, tokens that are all alike lower `rank`,
+and `agreement` falls to `agreement_chance` if clusters cannot be matched across views.
 """
 
 import math
@@ -42,22 +41,22 @@ from croc.method.types import Canvases, Clusters, autocast_dtype
 from croc.method.views import VIEWS, Crops, crop, make_views
 
 IMAGES, MAX_TRIED = 64, 256
-"""Images that are measured, and how many are tried at most until so many were decoded."""
+"""Number of images that are measured, and of those that are tried at most."""
 BATCH = 16
 START = "start-similarities.npy"
-"""In the run's folder."""
+"""File in the run folder."""
 MAX_PATCHES = 256
-"""Of an image, whose similarities are compared with those at the start."""
+"""Patches of an image whose similarities are compared with those at the start."""
 EPSILON = 1e-7
 """As in RankMe."""
 
 
 @dataclass(frozen=True)
 class TokenStatistics:
-    """Of the patch tokens of a set of images."""
+    """Statistics of the patch tokens of a set of images."""
 
     place: float
-    """Share of the variance explained by the mean over images at each place. Each feature counts
+    """Share of the variance explained by the mean over images at each position. Each feature counts
     the same, whatever its scale. Independent tokens of n images have 1 / n."""
     image: float
     """The same for the mean over the tokens of each image. Independent tokens have 1 / (h · w)."""
@@ -66,16 +65,16 @@ class TokenStatistics:
     tokens that are the same throughout an image, 0 for independent ones, less if they alternate."""
     rank: float
     """RankMe (Garrido et al. 2023): exp of the entropy of p = σ / Σσ + 1e-7, where σ are the
-    singular values of the matrix of all tokens. As in the paper it is not centered: tokens that
-    collapse onto their mean have rank 1, where after centering only the rank of the remaining noise
-    would be seen."""
+    singular values of the matrix of all tokens. As in the paper, tokens are not centered: if they
+    collapse onto their mean, the rank is 1, while after centering it would be that of the remaining
+    noise."""
 
 
 def token_statistics(
     parts: Iterable[Float[Tensor, "_ C h w"]],
 ) -> tuple[TokenStatistics, Float[Tensor, "C h w"]]:
-    """The statistics of tokens that come in parts, so that they need not all fit in memory, and the
-    mean token of each place."""
+    """The statistics of tokens that are passed in parts, so that they need not all fit in memory,
+    and the mean token at each position."""
     count, squares, total, gram, steps = 0, *(torch.zeros(()) for _ in range(4))
     means_of_parts: list[Tensor] = []
     for part in parts:
@@ -90,7 +89,7 @@ def token_statistics(
     image_means, place_means = torch.cat(means_of_parts), total / count
     mean = image_means.mean(dim=0)
     variance = squares / count - mean.square()
-    varies = variance > 1e-9 * squares / count  # a constant feature has no share in anything
+    varies = variance > 1e-9 * squares / count  # nothing explains a constant feature
     by_place = (place_means - mean[:, None, None]).square().mean(dim=(1, 2))
     by_image = (image_means - mean).square().mean(dim=0)
     together = variance - steps / count / 2
@@ -106,11 +105,11 @@ def _effective_rank(gram: Float[Tensor, "C C"]) -> float:
 
 
 def count_matches(patches: Float[Tensor, "2 B N D"], clusters: Clusters) -> tuple[int, int, int]:
-    """Clusters whose centroid is nearest to its own in the other view, counted in both directions;
-    clusters; and pairs of image and head that have them.
+    """Numbers of matches in both directions (clusters whose nearest centroid in the other view is
+    their own), of clusters, and of pairs of image and head that have clusters.
 
     Centroids are pooled from the patch tokens and compared by cosine, among the valid clusters of
-    an image and head. Those with fewer than two valid clusters are not counted.
+    an image and head. Images and heads with fewer than two valid clusters are not counted.
     """
     valid = clusters.valid
     pooled = torch.einsum("mbnd,mbhnk->mbhkd", patches, clusters.assignments.to(patches.dtype))
@@ -125,18 +124,18 @@ def count_matches(patches: Float[Tensor, "2 B N D"], clusters: Clusters) -> tupl
 
 
 def patch_similarities(tokens: Float[Tensor, "B C h w"]) -> Float[Tensor, "B n n"]:
-    """Cosines of an image's patches, of at most MAX_PATCHES of them, evenly spaced."""
+    """Cosine similarities between at most MAX_PATCHES evenly spaced patches of an image."""
     stride = math.ceil(math.sqrt(tokens[0, 0].numel() / MAX_PATCHES))
     unit = F.normalize(tokens.float()[:, :, ::stride, ::stride].flatten(2), dim=1)
     return unit.mT @ unit
 
 
 def measure_drift(now: Float[Tensor, "B n n"], start: Float[Tensor, "B n n"]) -> float:
-    """1 − CKA of the similarities between an image's patches, the mean over images: 0 if they are
+    """1 − CKA of the similarities between an image's patches, averaged over images: 0 if they are
     the same up to scale and offset, 1 if they are unrelated.
 
-    CKA, since the mean squared difference is mostly about what all patches have in common: a vector
-    added to every token, which changes no comparison of patches, outweighs a collapse.
+    The mean squared difference would mostly measure what all patches have in common: a vector that
+    is added to every token, without changing how patches compare, outweighs a collapse.
     """
     a, b = (x.double() - x.double().mean(dim=1, keepdim=True) for x in (now, start))
     a, b = ((x - x.mean(dim=2, keepdim=True)).flatten(1) for x in (a, b))
@@ -148,7 +147,7 @@ class Gauges:
 
     It uses a copy of the backbone that is not compiled, on the run's device and in its precision,
     made at the first measurement. The run's own networks and random state are not touched. In a run
-    with --init, `folder` keeps the similarities that its start had.
+    with --init, the similarities at the start are kept in `folder`.
     """
 
     def __init__(
@@ -165,7 +164,7 @@ class Gauges:
 
     @cached_property
     def _cluster(self) -> ClusterConfig:
-        """The run's own, or the default for methods that do not cluster."""
+        """The run's settings, or the defaults for methods that do not cluster."""
         if isinstance(self._config, CrocConfig):
             return self._config.cluster
         default, patches = ClusterConfig(), (self._views.size_px // self._backbone.patch_px) ** 2
@@ -197,7 +196,7 @@ class Gauges:
             counts = zip(*(self._matches(batch) for batch in batches))
             matches, clusters, pairs = (sum(each) for each in counts)
         finally:
-            self._backbone.cpu()  # between checkpoints all GPU memory is for training
+            self._backbone.cpu()  # between checkpoints, training has all GPU memory
         return {
             **asdict(statistics),
             "agreement": matches / (2 * clusters) if clusters else float("nan"),
@@ -208,7 +207,7 @@ class Gauges:
     def _measured(
         self, batches: list[Canvases], similarities: list[Tensor]
     ) -> Iterator[Float[Tensor, "B C h w"]]:
-        """The tokens, batch by batch; appends their similarities."""
+        """Yield the tokens of each batch, and append their similarities."""
         for batch in batches:
             tokens = self._tokens(batch)
             similarities.append(patch_similarities(tokens).half().cpu())
@@ -225,7 +224,7 @@ class Gauges:
         return {"drift": measure_drift(now.float(), start.float())}
 
     def _tokens(self, canvases: Canvases) -> Float[Tensor, "B C h w"]:
-        """Of whole images, resized to a view's square."""
+        """The patch tokens of whole images, resized to the square of a view."""
         boxes = F.pad(canvases.sizes.flip(-1).float(), (2, 0))[None]
         whole = Crops(boxes, torch.zeros_like(boxes[..., 0], dtype=torch.bool))
         pixels = normalize(crop(canvases.pixels, whole, self._views.size_px))
@@ -235,7 +234,7 @@ class Gauges:
         return rearrange(patches[0], "b (h w) c -> b c h w", h=grid)
 
     def _matches(self, canvases: Canvases) -> tuple[int, int, int]:
-        """Of two augmented views, clustered as in a training step."""
+        """Matches between two augmented views that are clustered as in a training step."""
         with self._fabric.autocast():
             dtype = autocast_dtype(self._fabric.device, torch.float32)
             views = make_views(canvases, self._views, self._backbone.patch_px, dtype)

@@ -1,9 +1,9 @@
 """A run's health: non-finite gradients are skipped and counted; collapse is reported.
 
-Collapse never stops a run. Its signs are those of self-distillation, a teacher that gives every
-image the same answer, either one prototype (entropy 0) or all of them alike (entropy log P); and
-of the clustering: one K for all images, views that share no cluster, tokens spread over most of
-the clusters. A run that started from other weights may also drift far from them.
+Collapse never stops a run. One sign is a teacher with the same output for every image, either a
+single prototype (entropy 0) or all prototypes equally (entropy log P). Signs in the clustering are
+the same K for all images, views that share no cluster, and tokens spread over most clusters. A run
+that started from other weights may also drift far from them.
 """
 
 import math
@@ -15,27 +15,27 @@ from croc.errors import UserError
 from croc.weights.checkpoint import checkpoints
 
 LINES = 20
-"""Logged lines in a row that must show a sign of collapse."""
+"""A sign of collapse is reported after this many logged lines in a row."""
 ONE, ALIKE = 0.005, 0.999
-"""Fractions of log P below and above which an entropy carries nothing of the image."""
+"""Fractions of log P below and above which the teacher's output says nothing about the image."""
 LARGE_DRIFT = 0.25
-"""Half of what a network with random weights has."""
+"""Half the drift of random weights."""
 
 Metrics = Mapping[str, float]
 Sign = tuple[str, str, Callable[[Metrics], bool]]
-"""A message, the metric that it is about, and when it applies."""
+"""A message, the name of its metric, and the condition."""
 
 
 class Health:
-    """Finds signs of collapse in the logged metrics, each reported once per occurrence, and drift
-    in the gauges."""
+    """Finds signs of collapse in the logged metrics, reported once per occurrence, and drift in the
+    gauges."""
 
     def __init__(self, config: PretrainConfig) -> None:
         self._signs = list(_signs(config))
         self._seen, self._drifted = [0] * len(self._signs), False
 
     def gauge_warning(self, gauges: Metrics) -> str | None:
-        """What to report after a checkpoint, the first time that the drift is large."""
+        """A warning the first time that the drift is large."""
         if self._drifted or not gauges.get("drift", 0.0) > LARGE_DRIFT:
             return None
         self._drifted = True
@@ -46,7 +46,7 @@ class Health:
         )
 
     def warnings(self, values: Metrics) -> list[str]:
-        """What to report after this line."""
+        """The warnings after a logged line."""
         warnings = []
         for number, (message, name, shows) in enumerate(self._signs):
             finite = math.isfinite(values.get(name, math.nan))  # else reported as skipped steps
@@ -58,7 +58,7 @@ class Health:
 
 
 def too_soft(metrics: Metrics) -> bool:
-    """A token is spread over more than half of the clusters (1.5 of two or three are fine)."""
+    """Tokens are spread over more than half of the clusters (and over more than 1.5)."""
     return metrics["effective_clusters"] > max(1.5, metrics["k_mean"] / 2)
 
 
@@ -72,8 +72,8 @@ def _signs(config: PretrainConfig) -> Iterator[Sign]:
             config.cluster.k_select == "cost"
             and (config.cluster.k_max or config.cluster.k_start) > 2
         ):
-            message = "every image gets the same K: look at --cluster.position-weight and sharpness"
-            # An integer mean, line after line, is the K of every image.
+            message = "every image gets the same K: check --cluster.position-weight and sharpness"
+            # If the mean stays an integer, every image has that K.
             yield message, "k_mean", lambda now: abs(now["k_mean"] - round(now["k_mean"])) < 1e-3
         message = "no cluster is in both views: larger crops (--views.scale) overlap more"
         yield message, "valid_share", lambda now: now["valid_share"] < 1e-9
@@ -91,7 +91,7 @@ def _entropy_signs(level: str, prototypes: int) -> Iterator[Sign]:
 
 
 def non_finite_gradient(folder: Path, values: Metrics, steps: range) -> UserError:
-    """Why a run ends whose last steps were all skipped."""
+    """The error that ends a run whose last steps were all skipped."""
     bad = ", ".join(name for name, value in values.items() if not math.isfinite(value))
     saved = checkpoints(folder)
     left = f"the last checkpoint is {saved[-1].name}" if saved else "there is no checkpoint yet"

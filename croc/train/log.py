@@ -1,4 +1,4 @@
-"""What a run logs: metrics.jsonl, gauges.jsonl, TensorBoard, and a bar or plain lines on screen."""
+"""Logging: metrics.jsonl, gauges.jsonl, TensorBoard, and a progress bar or lines on the screen."""
 
 import contextlib
 import errno
@@ -29,7 +29,7 @@ TIMINGS = {"images_per_s", "seconds"}
 
 
 class RunLog:
-    """Writes on the first process only; elsewhere every call does nothing."""
+    """Writes in the first process; in the others, calls do nothing."""
 
     def __init__(self, folder: Path, first_step: int, last_step: int, *, writes: bool) -> None:
         self.writes = writes
@@ -90,7 +90,7 @@ class RunLog:
 
     @contextlib.contextmanager
     def never_fatal(self, failure: str) -> Iterator[None]:
-        """A missing curve, gauge or picture is no reason to lose a run; it is reported once."""
+        """Errors in curves, gauges and pictures do not stop a run; each is reported once."""
         try:
             yield
         except Exception as error:
@@ -113,12 +113,12 @@ class RunLog:
 
 
 def finite_or_none(values: dict[str, float]) -> dict[str, float | None]:
-    """For JSON, which has neither NaN nor infinity."""
+    """Non-finite values become None, since JSON has neither NaN nor infinity."""
     return {name: value if math.isfinite(value) else None for name, value in values.items()}
 
 
 def _drop_lines_after(path: Path, step: int) -> None:
-    """A resumed run logs these again; a kill may have cut off the last one."""
+    """Drop lines that a resumed run will log again, and a last line that was cut off."""
     if not path.exists():
         return
     kept = []
@@ -134,16 +134,18 @@ def _drop_lines_after(path: Path, step: int) -> None:
 
 
 class TensorBoard:
-    """The curves of one start of a run; what earlier starts wrote from `first_step` on is void.
+    """Writes the curves since the run was last started; from `first_step` on, they replace those of
+    earlier starts.
 
-    Not torch's writer: its thread dies, with a traceback, when the disk is full for a moment.
+    torch's own writer is not used because its thread dies, with a traceback, if the disk is full
+    for a moment.
     """
 
     def __init__(self, folder: Path, first_step: int) -> None:
         import tensorboard.compat.proto.event_pb2 as events
         import tensorboard.compat.proto.summary_pb2 as summaries
 
-        self._events: Any = events  # made when imported, so that no type checker knows them
+        self._events: Any = events  # created on import, so type checkers do not know them
         self._summary: Any = summaries.Summary  # pyright: ignore[reportAttributeAccessIssue]
         folder.mkdir(parents=True, exist_ok=True)
         process = f"{socket.gethostname()}.{os.getpid()}"
@@ -154,7 +156,7 @@ class TensorBoard:
         self._append(step=first_step, session_log=start)
 
     def write(self, step: int, values: dict[str, float]) -> None:
-        """An OSError leaves the file as it was."""
+        """After an OSError, the file is unchanged."""
         scalars = [self._summary.Value(tag=name, simple_value=x) for name, x in values.items()]
         self._append(step=step, summary=self._summary(value=scalars))
 
@@ -173,5 +175,5 @@ class TensorBoard:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError:
             with contextlib.suppress(OSError):
-                self._file.truncate(end)  # half a record would end the reading of all later ones
+                self._file.truncate(end)  # readers would stop at an incomplete record
             raise

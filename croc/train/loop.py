@@ -50,9 +50,9 @@ OUT_OF_MEMORY = (
 )
 
 SaveHook = Callable[[dict[str, Tensor], int, bool], None]
-"""Called on the first process with the backbone's weights, the step, and whether it is the last."""
+"""Called in the first process with the backbone's weights, the step, and whether it is the last."""
 SaveHookFactory = Callable[[PretrainConfig, ImageSource, Path, int], SaveHook]
-"""Makes one from the configuration, the images, the run's folder and the first step."""
+"""Makes a hook from the configuration, the images, the run folder and the first step."""
 
 
 def pretrain(
@@ -94,7 +94,7 @@ def train(
     folder: Path,
     make_save_hook: SaveHookFactory | None,
 ) -> None:
-    """One process's part in a run: schedule, gradients, update, teacher, log, save, stop."""
+    """The loop of one process: schedule, gradients, update, teacher, log, save, stop."""
     run, optim = config.run, config.optim
     existing = checkpoints(folder)
     resumed = load_checkpoint(existing[-1]) if existing else None
@@ -105,7 +105,7 @@ def train(
         state.load_state_dict(resumed)
         guard.add_skipped(state.skipped)
     progress = set(union_over_processes([f"step {state.step} of {state.images:,} images"]))
-    if len(progress) > 1:  # they would drift apart unnoticed
+    if len(progress) > 1:  # else they would diverge unnoticed
         raise UserError(
             f"the processes do not see the same run ({'; '.join(sorted(progress))}): "
             "--run.folder must be on a shared file system, and --data.root must contain the same "
@@ -174,10 +174,10 @@ def train(
                 if in_a_row >= run.max_skipped:
                     steps = range(state.step - in_a_row, state.step)
                     raise non_finite_gradient(folder, values, steps)
-                # Do not replace a good checkpoint by weights whose gradient is not finite.
+                # Do not replace a good checkpoint while gradients are not finite.
                 postponed = saves and in_a_row > 0 and not last
                 if logs:
-                    values |= {"rate": schedule.lr, "weight_decay": schedule.weight_decay}
+                    values |= {"lr": schedule.lr, "weight_decay": schedule.weight_decay}
                     log.write(state.step, schedule.epoch, values, optim.batch)
                     for warning in health.warnings(values):
                         log.say(warning)
@@ -191,10 +191,10 @@ def train(
                 if problem:
                     log.say(f"{problem}; training ends if the next one cannot be written either")
                 failing = bool(problem)
-                if not stops:  # else there is no time for gauges and pictures
+                if not stops:  # a stopping run has no time for gauges and pictures
                     report(state.step, last=last)
             if stops:
-                fabric.barrier()  # Lightning kills all processes when one has ended early
+                fabric.barrier()  # Lightning kills all processes if one ends early
                 # Only some of the processes may have received the signal.
                 number = signals[0] if signals else signal.SIGTERM
                 outcome = problem or f"saved step {state.step}"
@@ -219,10 +219,10 @@ def schedule_at(step: int, optim: OptimConfig, steps_per_epoch: int) -> Schedule
 
 
 class Trainer:
-    """The networks and the optimizer on their devices, and one update of them."""
+    """The networks and the optimizer on their devices, and one training step."""
 
     def __init__(self, fabric: Fabric, config: PretrainConfig, init: str | None = None) -> None:
-        """`init`: weights to start from; `origin`: a description of the weights then loaded."""
+        """`init` names weights to start from; `origin` then describes what was loaded."""
         run, device = config.run, fabric.device
         torch.manual_seed(run.seed)
         use_kernels(run.kernels)
@@ -247,7 +247,7 @@ class Trainer:
         self.graph = CudaGraph(self.method, self.compute_gradients) if self.uses_graph else None
 
     def compute_gradients(self, canvases: Canvases) -> dict[str, Tensor]:
-        """The student's gradients, left in its parameters; returns the metrics."""
+        """Compute the gradients of the student's parameters; return the metrics."""
         return self.method.compute_gradients(self.fabric, self.student, canvases)
 
     def step(

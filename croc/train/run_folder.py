@@ -1,4 +1,4 @@
-"""A run's folder: whether it may be used, and the checkpoints that are written into it.
+"""The run folder: whether it may be used, and saving and loading checkpoints.
 
 A checkpoint is one file with everything needed to resume, written to a temporary file and renamed.
 """
@@ -39,13 +39,13 @@ FREE = {
     ("data", "max_failed_share"),
     *(("run", each.name) for each in dataclasses.fields(RunConfig) if each.name != "seed"),
 }
-"""Options that may differ when a run is resumed: how it is executed, and where the data is."""
+"""Options that may change when a run is resumed: how it is executed, and where the data is."""
 KEPT = 2
-"""Most recent checkpoints that are kept."""
+"""Number of most recent checkpoints that are kept."""
 
 
 def open_run_folder(folder: Path, config: PretrainConfig) -> None:
-    """Reject a folder that is neither new nor this run's own."""
+    """Reject a folder that is neither new nor contains this run."""
     occupied = folder.exists() and (
         not folder.is_dir() or any(path.name not in (PARTIAL, LOCK) for path in folder.iterdir())
     )
@@ -84,8 +84,8 @@ def open_run_folder(folder: Path, config: PretrainConfig) -> None:
 def claim_folder(
     folder: Path, config: PretrainConfig, recipe: str, existing: list[Path]
 ) -> Iterator[None]:
-    """Lock a run's folder, so that no other process trains in it, and write config.json; the first
-    process of several does it for all. `existing` are the checkpoints that this one has seen."""
+    """Lock the run folder, so that no other run uses it, and write config.json. Of several
+    processes, the first one does this. `existing` are the checkpoints found before."""
     if not is_first_process():
         yield
         return
@@ -109,20 +109,20 @@ def claim_folder(
 
 @dataclass
 class TrainState:
-    """What changes during a run. The data's position and all randomness follow from `step`."""
+    """The state of a run. The position in the data and all randomness follow from `step`."""
 
     modules: dict[str, nn.Module]
     optimizer: torch.optim.Optimizer
     images: int
-    """Number of images in the data: with another the order of the samples would differ."""
+    """Number of images in the data; with a different number, the sample order would change."""
     step: int = 0
-    """Steps done."""
+    """Number of finished steps."""
     skipped: int = 0
-    """Of them, those with a non-finite gradient, which changed nothing."""
+    """Number of steps that were skipped because of a non-finite gradient."""
     failed: FailedFiles = field(default_factory=FailedFiles)
 
     def state_dict(self) -> dict[str, Any]:
-        """With full tensors: if they are sharded, all processes must call it together."""
+        """Contains full tensors. If they are sharded, all processes must call this together."""
         state = {
             "format": FORMAT,
             "step": self.step,
@@ -151,7 +151,7 @@ class TrainState:
         self.skipped = int(state.get("skipped", 0))  # not in older checkpoints
 
     def _load_optimizer(self, saved: dict[str, Any]) -> None:
-        """With this run's implementation and shards: a run may be resumed on other devices."""
+        """Keep this run's shards and implementation: a run may be resumed on other devices."""
         groups = self.optimizer.param_groups
         if len(groups) == len(saved["param_groups"]):  # else load_state_dict raises
             names = ("fused", "foreach", "capturable")
@@ -168,7 +168,7 @@ class TrainState:
 
 
 def save_checkpoint(folder: Path, state: dict[str, Any], keep_every: int | None) -> Path:
-    """Write, rename, then delete all but the last two and every n-th."""
+    """Write and rename a checkpoint, then delete all but the last two and every n-th."""
     path = checkpoint_path(folder, state["step"])
     path.parent.mkdir(parents=True, exist_ok=True)
     for stale in path.parent.glob("*.partial"):  # of a run that was killed while writing
@@ -184,15 +184,15 @@ def save_checkpoint(folder: Path, state: dict[str, Any], keep_every: int | None)
 
 
 def try_save(fabric: Fabric, folder: Path, state: TrainState, keep_every: int | None) -> str:
-    """Save a checkpoint; returns why it cannot be written, if so. The first process writes, and all
-    of them learn the outcome; earlier checkpoints stay as they are."""
+    """Save a checkpoint, and return the problem if it cannot be written. The first process writes,
+    and all processes get the result; earlier checkpoints are unchanged."""
     content, problem = state.state_dict(), ""
     if fabric.is_global_zero:
         try:
             if not (folder / CONFIG_FILE).exists():
                 raise OSError(f"{folder} has vanished")  # not to be recreated elsewhere
             save_checkpoint(folder, content, keep_every)
-        except Exception as error:  # whatever it is, the other processes wait for it
+        except Exception as error:  # of any kind, since the other processes are waiting
             problem = str(error).strip().partition("\n")[0] or type(error).__name__
             saved = checkpoints(folder)
             left = f"the last one is {saved[-1].name}" if saved else "there is none yet"

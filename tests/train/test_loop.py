@@ -32,7 +32,7 @@ def test_metrics_of_every_step_are_logged(whole: Path):
     assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
     assert [line["epoch"] for line in lines] == [0, 0, 0, 1, 1, 1, 2, 2, 2]
     names = {"loss", "loss_image", "loss_cluster", "entropy_image", "entropy_cluster"}
-    names |= {"kl_image", "kl_cluster", "k_mean", "valid_share", "gradient_norm", "rate"}
+    names |= {"kl_image", "kl_cluster", "k_mean", "valid_share", "gradient_norm", "lr"}
     names |= {"effective_clusters", "largest_share"}
     for line in lines:
         assert names <= line.keys()

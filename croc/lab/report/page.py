@@ -23,7 +23,7 @@ from PIL import Image
 
 from croc.config import CONFIG_FILE, parse
 from croc.errors import UserError
-from croc.io import read_lines, replacing
+from croc.io import read_gauges, read_lines, read_metrics, replacing
 from croc.train.health import LARGE_DRIFT, too_soft
 
 FILE = "report.html"
@@ -205,21 +205,21 @@ def read_run(folder: Path) -> Run:
     for section, values in config.items():
         options |= {f"{section}.{name}": value for name, value in values.items()}
     run = Run(folder, folder.resolve().name, recipe, method, options)
-    for path in (folder / "metrics.jsonl", folder / "gauges.jsonl"):
+    for name, read in (("metrics.jsonl", read_metrics), ("gauges.jsonl", read_gauges)):
         skipped = 0
         # The last line of a live run may be cut off.
-        for line in read_lines(path) if path.exists() else []:
+        for line in read(folder) if (folder / name).exists() else []:
             step, epoch = line.pop("step"), line.pop("epoch", None)
             run.step = max(run.step, step)
             if epoch is not None and step > 0:
                 run.epochs.append((step - 1, epoch))
-            for name, value in line.items():
+            for metric, value in line.items():
                 if is_number(value):
-                    run.metrics[name].append((step, float(value)))
+                    run.metrics[metric].append((step, float(value)))
                 else:
                     skipped += 1
         if skipped:
-            run.notes.append(f"{skipped} non-finite values in {path.name} are not shown")
+            run.notes.append(f"{skipped} non-finite values in {name} are not shown")
     if not run.step:
         run.notes.append("metrics.jsonl has no lines yet, so there are no training curves")
     return run

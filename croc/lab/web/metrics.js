@@ -29,7 +29,7 @@ const METRICS = [
   ]],
   ["Optimizer", [
     ["gradient_norm", "Gradient norm", "before clipping"],
-    ["rate", "Learning rate", "by its schedule"],
+    ["lr", "Learning rate", "by its schedule"],
     ["weight_decay", "Weight decay", "by its schedule"],
   ]],
   ["Speed", [

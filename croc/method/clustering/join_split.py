@@ -1,7 +1,7 @@
-"""Join the tokens of the views, locate the clusters in them, split the result into the views
-(section 3.2 of the paper), and pool each view's tokens by cluster.
+"""Join the tokens of the views, cluster them, split the clusters into the views (section 3.2 of the
+paper), and pool the tokens of each view by cluster.
 
-`paper.py` and `released.py` locate.
+`paper.py` and `released.py` contain the clustering itself.
 """
 
 from collections.abc import Iterator
@@ -34,7 +34,7 @@ def cluster(
 
     T is view-major. `saliency` is the CLS attention divided by the number of views in `paper`
     (so it sums to 1) and the cosine with the CLS token of the token's own view in `released`.
-    The starting tokens are `seeds`, or are drawn from the samples' `keys`.
+    The initial centroids are the tokens `seeds`, or are drawn with the samples' `keys`.
     """
     parts = split_views(tokens, positions, saliency, views)
     return cluster_views(*parts, config, seeds=seeds, keys=keys)
@@ -50,7 +50,7 @@ def cluster_views(
     seeds: Int[Tensor, "B H K"] | None = None,
     keys: Int64[Tensor, "B"] | None = None,
 ) -> Clusters:
-    """`cluster` for tokens with an axis of views: the kernel joins them without a copy."""
+    """`cluster` for tokens with an axis of views, which the kernel joins without a copy."""
     views = len(tokens)
     check_k_start(config.k_start, views * tokens.shape[3])
     with torch.autocast(tokens.device.type, enabled=False):
@@ -94,7 +94,7 @@ def at_least_float32(values: Tensor) -> Tensor:
 def draw_for(
     saliency: Float[Tensor, "M B H N"], keys: Int64[Tensor, "B"] | None, config: ClusterConfig
 ) -> Int64[Tensor, "B H K"]:
-    """The starting tokens, drawn by the variant's function of the saliency."""
+    """Sample the tokens of the initial centroids by saliency, as the variant does."""
     if keys is None:
         raise UserError("cluster() needs seeds, or the keys to draw them from")
     saliency = rearrange(saliency, "m b h n -> b h (m n)")
@@ -108,7 +108,7 @@ def join(
     positions: Float[Tensor, "M B N 2"],
     saliency: Float[Tensor, "M B H N"],
 ) -> tuple[Float[Tensor, "B H T d"], Float[Tensor, "B T 2"], Float[Tensor, "B H T"]]:
-    """The views' tokens as one set, of unit length, with their positions and saliency."""
+    """The tokens of all views as one set, of unit length, with their positions and saliency."""
     return (
         F.normalize(rearrange(tokens, "m b h n d -> b h (m n) d"), dim=-1),
         rearrange(positions, "m b n c -> b (m n) c"),
@@ -124,7 +124,7 @@ def merge_steps(
     config: ClusterConfig,
     views: int,
 ) -> Iterator[Step]:
-    """The clusterings with K_start, K_start − 1, … 2 centroids, by the variant."""
+    """The variant's clusterings with K_start, K_start − 1, … 2 centroids."""
     if config.variant == "released":
         return released_steps(tokens, positions, saliency, seeds.long(), config, views)
     return paper_steps(tokens, positions, saliency, seeds.long(), config)
@@ -133,7 +133,7 @@ def merge_steps(
 def choose(
     steps: Iterator[Step], config: ClusterConfig
 ) -> tuple[Float[Tensor, "B H T K"], Float[Tensor, "B H"], Int[Tensor, "B H"]]:
-    """For each image and head the step of the lowest cost: its assignments (padded), cost and K."""
+    """For each image and head, the clustering of the lowest cost: assignments (padded), cost, K."""
     largest = config.k_max or config.k_start
     smallest = largest if config.k_select == "fixed" else 2
     assignments = cost = count = None
@@ -163,7 +163,7 @@ def split(
     config: ClusterConfig,
     views: int,
 ) -> Clusters:
-    """Back into views; a cluster to which one of the views gives no token is pruned."""
+    """Split into views; prune clusters that have no token in one of the views."""
     strongest = assignments.amax(dim=-1, keepdim=True)
     if config.variant == "released":  # ties all count, and only the strongest entries stay
         hard = (assignments == strongest) & (assignments > 0)
@@ -201,7 +201,7 @@ def pool(
 def softness(
     assignments: Float[Tensor, "M B H N K"],
 ) -> tuple[Float[Tensor, "B H"], Float[Tensor, "B H"]]:
-    """How soft the assignments are: effective clusters and largest share, means over the tokens.
+    """How soft the assignments are: effective clusters and largest share, averaged over tokens.
 
     With p a token's row divided by its sum, they are exp(entropy of p) and max(p): 1 and 1 for
     hard assignments, K and 1/K for uniform ones. Padding columns are zero and add nothing.

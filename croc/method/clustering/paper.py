@@ -1,8 +1,8 @@
-"""Locate the clusters by optimal transport: section 3.3 of the paper, computed in the log domain.
+"""Clustering by optimal transport: section 3.3 of the paper, computed in the log domain.
 
-`released.py` is the same in the authors' code. Every step of the merging runs all images and heads
-at once: each loses exactly one centroid per step, so the tensors get one column narrower. Nothing
-depends on which images share a batch.
+`released.py` does the same as in the authors' code. Every merging step runs on all images and heads
+at once: each loses exactly one centroid, so the tensors lose one column. Results do not depend on
+which images share a batch.
 """
 
 import math
@@ -18,7 +18,7 @@ from croc.config import ClusterConfig
 from croc.method.randomness import uniform
 
 LEAST_SALIENCY = 1e-20
-"""Instead of 0, so that tokens without saliency are assigned too, and images without any."""
+"""Replaces a saliency of 0, so that all tokens are assigned, even if an image has no saliency."""
 
 Pair = tuple[Int64[Tensor, "B H 1"], Int64[Tensor, "B H 1"]]
 
@@ -31,7 +31,7 @@ class Step:
     cost: Float[Tensor, "B H"]
     """The transport cost d_c."""
     merged: Pair | None
-    """The columns of the step before that became one; None at the start."""
+    """The columns of the previous step that were merged; None at the start."""
 
 
 def draw_seeds(
@@ -50,9 +50,9 @@ def paper_steps(
     seeds: Int64[Tensor, "B H K"],
     config: ClusterConfig,
 ) -> Iterator[Step]:
-    """Cluster with K_start centroids, merge two, cluster again, down to two; unit tokens."""
+    """Cluster unit tokens with K_start centroids, merge two, cluster again, until two are left."""
     rows = saliency.clamp_min(LEAST_SALIENCY)
-    # Relative to their own corner, so that rounding is not amplified where they all coincide.
+    # Relative to their corner, so that rounding is not amplified if all positions coincide.
     positions = positions - positions.amin(dim=1, keepdim=True)
     S = diagonal(positions)
     centroids = take(tokens, seeds)
@@ -78,7 +78,7 @@ def paper_steps(
 
 
 def diagonal(positions: Float[Tensor, "B T 2"]) -> Float[Tensor, "B 1 1 1"]:
-    """S: diagonal of the box around the joined tokens, from its corner at 0; none is farther."""
+    """S: diagonal of the bounding box of the joined tokens, whose corner is at 0."""
     return positions.amax(dim=1).norm(dim=-1).clamp_min(1e-12)[:, None, None, None]
 
 
@@ -102,7 +102,7 @@ def transport_cost(
 def distances(
     positions: Float[Tensor, "B T 2"], centroid_positions: Float[Tensor, "B H K 2"]
 ) -> Float[Tensor, "B H T K"]:
-    """Euclidean distance of every token to every centroid in the image's frame."""
+    """Euclidean distance of every token to every centroid, in image coordinates."""
     return (positions[:, None, :, None] - centroid_positions[:, :, None]).norm(dim=-1)
 
 
@@ -119,8 +119,8 @@ def sinkhorn(
     repeat: for n: plan[n, :] *= rows[n] / sum(plan[n, :])
             for k: plan[:, k] *= columns[k] / sum(plan[:, k])
 
-    The columns then hold exactly, the rows better with every iteration. Computed in the log
-    domain, plan = exp(f + g − λ cost), where no cost underflows.
+    The column marginals are then exact, and the row marginals improve with every iteration.
+    Computed in the log domain, plan = exp(f + g − λ cost), where no cost underflows.
     """
     logits, log_rows, log_columns = -sharpness * cost, rows.log(), columns.log()
     f = g = torch.zeros_like(cost[..., :1, :1])
@@ -131,7 +131,7 @@ def sinkhorn(
 
 
 def closest_pair(similarity: Float[Tensor, "B H K K"]) -> Pair:
-    """The pair i < j of the highest similarity."""
+    """The pair i < j with the highest similarity."""
     k = similarity.shape[-1]
     above = torch.ones(k, k, dtype=torch.bool, device=similarity.device).triu(diagonal=1)
     best = similarity.masked_fill(~above, -torch.inf).flatten(2).argmax(dim=-1, keepdim=True)

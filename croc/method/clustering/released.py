@@ -1,7 +1,7 @@
-"""Locate, as the authors' released code does it, point for point (docs/method.md).
+"""Clustering exactly as in the authors' released code (docs/method.md).
 
-That code produced the paper's results; this is for comparing with them. Its costs are scaled over
-the whole batch, so an image's clusters depend on the rest of the batch.
+That code produced the paper's results; use this to compare with them. Its costs are scaled over the
+whole batch, so the clusters of an image depend on the rest of the batch.
 """
 
 import math
@@ -17,7 +17,7 @@ from croc.config import ClusterConfig
 from croc.method.clustering.paper import Step, closest_pair, distances, take
 
 SALIENCY_TEMPERATURE = 2.0
-"""Of the softmax that makes probabilities of the cosines."""
+"""Temperature of the softmax that turns cosines into probabilities."""
 
 
 def released_steps(
@@ -28,7 +28,7 @@ def released_steps(
     config: ClusterConfig,
     views: int,
 ) -> Iterator[Step]:
-    """Cluster with K_start centroids, merge two, cluster again, down to two; unit tokens."""
+    """Cluster unit tokens with K_start centroids, merge two, cluster again, until two are left."""
     rows = (cosine / SALIENCY_TEMPERATURE).softmax(dim=-1)
     columns = (take(cosine, seeds) / SALIENCY_TEMPERATURE).softmax(dim=-1)
     centroids = take(tokens, seeds)
@@ -56,8 +56,8 @@ def batch_cost(
     distance: Float[Tensor, "B H T K"],
     config: ClusterConfig,
 ) -> Float[Tensor, "B H T K"]:
-    """−cosine + λ_pos · distance over the largest one, to [0, 1] by the extremes of the batch;
-    for λ_pos = ∞, the distance alone."""
+    """−cosine + λ_pos · distance / largest distance, min–max scaled to [0, 1] over the batch; for
+    λ_pos = ∞, the distance alone."""
     cost = distance / distance.amax(dim=(-2, -1), keepdim=True).clamp_min(1e-12)
     if not math.isinf(config.position_weight):
         semantic = -tokens @ F.normalize(centroids, dim=-1).mT
@@ -71,7 +71,7 @@ def released_sinkhorn(
     columns: Float[Tensor, "B H K"],
     config: ClusterConfig,
 ) -> Float[Tensor, "B H T K"]:
-    """Plain scalings of exp(−λ cost); what became NaN counts as 1e-8."""
+    """Sinkhorn on exp(−λ cost), without logarithms; NaNs are replaced by 1e-8."""
     plan = torch.exp(-config.sharpness * cost)
     plan = plan / plan.sum(dim=(-2, -1), keepdim=True)
     for _ in range(config.sinkhorn_iterations):
@@ -94,7 +94,7 @@ def share_of_view(plan: Float[Tensor, "B H T K"], views: int) -> Float[Tensor, "
 def add_columns(
     plan: Float[Tensor, "B H T K"], i: Int64[Tensor, "B H 1"], j: Int64[Tensor, "B H 1"]
 ) -> Float[Tensor, "B H T k"]:
-    """Columns i < j are removed, their sum is appended."""
+    """Remove the columns i < j and append their sum."""
     columns = plan.mT
     slots = torch.arange(columns.shape[2] - 2, device=plan.device)
     others = slots + (slots >= i)

@@ -1,4 +1,4 @@
-"""Every step of the merging, for pictures of it; `cluster_views` keeps only one of them.
+"""All merging steps, for plots; `cluster_views` returns only the chosen one.
 
 Computed by the PyTorch reference; the kernel does not write its steps.
 """
@@ -31,9 +31,9 @@ class TraceStep:
     valid: Bool[Tensor, "B H k"]
     cost: Float[Tensor, "B H"]
     merged: Int64[Tensor, "B H 2"] | None
-    """The two columns of the step before that became one; None at K_start."""
+    """The two columns of the previous step that were merged; None at K_start."""
     into: Int64[Tensor, "B H before"] | None
-    """For every column of the step before, its column here; None at K_start."""
+    """For every column of the previous step, its column here; None at K_start."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def _split(step: Step, config: ClusterConfig, views: int) -> TraceStep:
 def _follow(
     i: Int64[Tensor, "B H 1"], j: Int64[Tensor, "B H 1"], before: int, config: ClusterConfig
 ) -> Int64[Tensor, "B H before"]:
-    """Where each column went: the variant's own merge, applied to the columns' one-hot codes."""
+    """Where each column went: the variant's merge, applied to one-hot codes of the columns."""
     names = torch.eye(before, device=i.device).expand(*i.shape[:2], -1, -1)
     moved = add_columns(names, i, j) if config.variant == "released" else merge(names, i, j).mT
     return moved.argmax(dim=-1)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+import croc
 from croc.cli import main
 from croc.data.sources import open_source
 from croc.io import read_metrics
@@ -108,6 +109,19 @@ def test_live_run_gives_a_page(metrics: str, note: str | None, step: int, tmp_pa
     assert run.step == step
     assert len(run.notes) == (note is not None)
     assert note is None or note in report([folder])
+
+
+def test_learning_rates_of_earlier_versions_are_read(tmp_path: Path):
+    """They wrote `rate` to metrics.jsonl; a run resumed since then has both names."""
+    folder = make_run(tmp_path / "run", 2)
+    old = json.dumps({"step": 1, "epoch": 0, "rate": 1e-3})
+    new = json.dumps({"step": 3, "epoch": 0, "lr": 1e-3})
+    (folder / "metrics.jsonl").write_text(f"{old}\n{new}\n")
+    rates = [(1, 1e-3), (3, 1e-3)]
+    assert [(x["step"], x["lr"]) for x in croc.Run(folder).metrics()] == rates
+    run = read_run(folder)
+    assert run.metrics["lr"] == rates
+    assert "rate" not in run.metrics
 
 
 def test_cut_off_scores_are_left_out(tmp_path: Path):
