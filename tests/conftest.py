@@ -1,4 +1,4 @@
-"""Tests share two cores among processes; OpenMP's threads would wait for each other's turns."""
+"""Shared fixtures; one thread per process, because tests run in parallel on two cores."""
 
 import gc
 import os
@@ -25,8 +25,8 @@ OURS = ("croc", "tests", "benchmarks")
 def pytest_make_collect_report(
     collector: pytest.Collector,
 ) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
-    """`pytest -m cuda` skips a file that needs a package that is not installed: a GPU machine may
-    have only what training needs."""
+    """`pytest -m cuda` skips files that need a missing package: a GPU machine may have only the
+    training dependencies."""
     report = yield
     if collector.config.option.markexpr != "cuda":
         return report
@@ -38,12 +38,12 @@ def pytest_make_collect_report(
 
 
 TOGETHER = re.compile(r"tests/(weights/test_export_folders|(lab|segmentation)/test_bad_input)")
-"""Files whose tests share what is costly to make: one worker runs all of each."""
+"""Files whose tests share an expensive fixture: all tests of a file run on one worker."""
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """The marks of `--dist loadgroup` are lost between xdist 3.8 and pytest 9.2."""
+    """Groups those files, because pytest 9.2 loses xdist 3.8's marks of `--dist loadgroup`."""
     from xdist.scheduler import LoadScopeScheduling
 
     class Scheduling(LoadScopeScheduling):
@@ -55,14 +55,14 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def pytest_collection_finish() -> None:
-    """Each loader first collects garbage: do not let it look through all modules every time."""
+    """Data loaders collect garbage when they start; exclude all imported modules from it."""
     gc.collect()
     gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    places = {item.nodeid.split("/")[1] for item in items if item.get_closest_marker("compiled")}
-    assert places <= {"kernels", "method", "train"}, "where make test looks for compiled tests"
+    folders = {item.nodeid.split("/")[1] for item in items if item.get_closest_marker("compiled")}
+    assert folders <= {"kernels", "method", "train"}, "make test runs compiled tests only there"
     if not torch.cuda.is_available():
         for item in items:
             if item.get_closest_marker("cuda"):
@@ -71,7 +71,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three steps, with checkpoints of the steps 2 and 3."""
+    """A run of three steps, with checkpoints at steps 2 and 3."""
     return train(tiny_config(tmp_path_factory.mktemp("runs") / "tiny", stop_after_steps=3))
 
 
@@ -94,7 +94,7 @@ def train(config: PretrainConfig) -> Path:
 
 @pytest.fixture
 def own_environment() -> Iterator[None]:
-    """Lightning leaves there where a run's processes met."""
+    """Restores the environment, where Lightning leaves the address of a run's processes."""
     before = dict(os.environ)
     yield
     os.environ.clear()
@@ -103,15 +103,15 @@ def own_environment() -> Iterator[None]:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
-    """Mounts a disk of so many kilobytes."""
-    place = tmp_path / "disk"
-    place.mkdir()
+    """Mounts a tmpfs of the requested size in kilobytes."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
 
     def mount(kilobytes: int) -> Path:
-        command = ["mount", "-t", "tmpfs", "-o", f"size={kilobytes}k", "tmpfs", str(place)]
+        command = ["mount", "-t", "tmpfs", "-o", f"size={kilobytes}k", "tmpfs", str(disk)]
         if subprocess.run(command, capture_output=True).returncode:
-            pytest.skip("no disk may be mounted here")
-        return place
+            pytest.skip("no permission to mount a disk")
+        return disk
 
     yield mount
-    subprocess.run(["umount", str(place)], capture_output=True)
+    subprocess.run(["umount", str(disk)], capture_output=True)

@@ -1,4 +1,4 @@
-"""What every refused command has in common."""
+"""Check that a command is refused cleanly."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +16,7 @@ def check_refusal(
     capsys.readouterr()
     assert main(arguments) == 2
     printed = capsys.readouterr()
-    *progress, line = printed.err.splitlines()  # a line for each finished stage may come before it
+    *progress, line = printed.err.splitlines()  # finished stages may print a line before it
     assert line.startswith("croc: ")
     assert not any(each.startswith("croc: ") for each in progress)
     assert all(fragment in line for fragment in fragments), line

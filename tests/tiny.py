@@ -1,4 +1,4 @@
-"""A configuration small enough for a test, with every part of the real one."""
+"""Small configurations for tests, with every part of the real ones."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +21,7 @@ from croc.recipes import without_clusters
 
 
 def tiny_config(folder: Path | None = None, **run: object) -> CrocConfig:
-    """Two blocks, 16 patches a view, 24 scenes, 3 steps an epoch, 9 steps in all."""
+    """Two blocks, 16 patches per view, 24 scenes, 3 steps per epoch, 9 steps in all."""
     config = CrocConfig(
         data=DataConfig(root=("scenes",), canvas_px=40, scenes=24, workers=0),
         views=ViewsConfig(size_px=32),
@@ -65,4 +65,4 @@ _FLAGS = """
 --run.accelerator cpu
 """
 FLAGS = _FLAGS.split()
-"""The same for `croc pretrain demo`."""
+"""`tiny_config` as options of `croc pretrain demo`."""

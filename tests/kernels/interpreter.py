@@ -1,4 +1,4 @@
-"""Triton's interpreter: on only where test_interpreted.py starts it, and taught bfloat16."""
+"""Triton's interpreter, enabled by test_interpreted.py only, with correct bfloat16."""
 
 import os
 import warnings
@@ -10,12 +10,12 @@ import pytest
 import torch
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-interpreted = pytest.mark.skipif(not INTERPRETED, reason="runs in a process of its own")
+interpreted = pytest.mark.skipif(not INTERPRETED, reason="runs in a separate process")
 
 
 @contextmanager
-def waiting_is_an_error() -> Generator[None, None, None]:
-    """On a GPU, within a `with`: the host may not wait for the device."""
+def forbid_synchronization() -> Generator[None, None, None]:
+    """Context in which synchronizing with the GPU is an error."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Synchronization debug mode")
         torch.cuda.set_sync_debug_mode("error")
@@ -26,8 +26,8 @@ def waiting_is_an_error() -> Generator[None, None, None]:
 
 
 @contextmanager
-def knowing_bfloat16() -> Generator[None, None, None]:
-    """Left alone, the interpreter cuts instead of rounding, and multiplies the bits."""
+def bfloat16_in_interpreter() -> Generator[None, None, None]:
+    """Without this, the interpreter truncates to bfloat16, and multiplies its bit patterns."""
     import triton.language as tl
     from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 

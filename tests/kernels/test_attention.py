@@ -1,11 +1,11 @@
-"""The attention kernels against float64: small in Triton's interpreter, at full size on a GPU."""
+"""The attention kernels against float64: small in Triton's interpreter, full size on a GPU."""
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tests.kernels.interpreter import interpreted, knowing_bfloat16
+from tests.kernels.interpreter import bfloat16_in_interpreter, interpreted
 
 
 def draw(images: int, tokens: int, heads: int, d: int, dtype: torch.dtype, device: str):
@@ -39,7 +39,7 @@ def values_and_gradient(attend, qkv: Tensor, grad: Tensor, heads: int) -> tuple[
 
 
 def errors(result: tuple[Tensor, Tensor], exact: tuple[Tensor, Tensor], heads: int) -> list[float]:
-    """Relative, of the output and of the gradients of queries, keys and values apart."""
+    """Relative errors of the output and of the gradients of queries, keys and values."""
     pairs = [(result[0], exact[0])]
     pairs += zip(unpack(result[1], heads), unpack(exact[1], heads), strict=True)
     assert all(torch.isfinite(one).all() for one, _ in pairs)
@@ -51,11 +51,11 @@ def attention():
     """The kernel's module."""
     from croc.kernels import attention
 
-    with knowing_bfloat16():
+    with bfloat16_in_interpreter():
         yield attention
 
 
-SMALL = [  # tokens, heads, d, type
+SMALL = [  # tokens, heads, d, dtype
     (5, 1, 32, torch.bfloat16),
     (37, 3, 32, torch.float16),
     (69, 2, 16, torch.bfloat16),
@@ -74,7 +74,7 @@ def test_agrees_with_float64(attention, tokens: int, heads: int, d: int, dtype) 
 
 
 @interpreted
-def test_one_token_sees_itself(attention) -> None:
+def test_one_token_attends_to_itself(attention) -> None:
     qkv, grad = draw(2, 1, 2, 16, torch.float16, "cpu")
     out, gradient = values_and_gradient(attention.packed_attention, qkv, grad, 2)
     assert torch.equal(out, qkv[..., 64:])
@@ -86,7 +86,7 @@ def test_one_token_sees_itself(attention) -> None:
 @pytest.mark.filterwarnings("ignore:overflow:RuntimeWarning", "ignore:invalid:RuntimeWarning")
 @pytest.mark.parametrize("offset", [-80.0, 80.0])
 def test_large_scores_stay_finite(attention, offset: float) -> None:
-    """Where padding, whose scores are 0, would be far above or far below all that is real."""
+    """Scores far below or above those of padding, which are 0."""
     qkv, grad = draw(1, 21, 1, 16, torch.float16, "cpu")
     qkv[..., 0], qkv[..., 16] = 80.0, offset
     exact = values_and_gradient(by_hand, qkv.double(), grad.double(), 1)
@@ -95,29 +95,29 @@ def test_large_scores_stay_finite(attention, offset: float) -> None:
 
 
 @interpreted
-def test_takes_any_strides(attention) -> None:
+def test_accepts_any_strides(attention) -> None:
     qkv, grad = draw(2, 20, 2, 16, torch.float16, "cpu")
     plain = values_and_gradient(attention.packed_attention, qkv, grad, 2)
-    apart = torch.empty(20, 2, 96, dtype=qkv.dtype).transpose(0, 1).copy_(qkv)
+    strided = torch.empty(20, 2, 96, dtype=qkv.dtype).transpose(0, 1).copy_(qkv)
     far = torch.empty(2, 20, 64, dtype=qkv.dtype)[..., ::2].copy_(grad[..., :32])
     other = values_and_gradient(
-        attention.packed_attention, apart, torch.cat([far, grad[..., 32:]], dim=-1), 2
+        attention.packed_attention, strided, torch.cat([far, grad[..., 32:]], dim=-1), 2
     )
     assert all(torch.equal(one, two) for one, two in zip(plain, other, strict=True))
 
 
 @interpreted
-def test_operators_keep_their_word(attention) -> None:
-    """Schema, autograd and shapes without values, as PyTorch checks them."""
+def test_operators_pass_opcheck(attention) -> None:
+    """PyTorch's checks of schema, autograd and fake tensors."""
     checks = "test_schema", "test_autograd_registration", "test_faketensor"
     qkv, _ = draw(1, 5, 2, 16, torch.float16, "cpu")
-    given = qkv.requires_grad_(), 2
-    torch.library.opcheck(torch.ops.croc.attention.default, given, test_utils=checks)
+    arguments = qkv.requires_grad_(), 2
+    torch.library.opcheck(torch.ops.croc.attention.default, arguments, test_utils=checks)
 
 
 # --- on a GPU -------------------------------------------------------------------------------
 
-FULL = [  # images, tokens, heads, type
+FULL = [  # images, tokens, heads, dtype
     (64, 197, 6, torch.bfloat16),
     (64, 197, 6, torch.float16),
     (8, 257, 12, torch.bfloat16),
@@ -130,7 +130,7 @@ FULL = [  # images, tokens, heads, type
 
 @pytest.mark.cuda
 @pytest.mark.parametrize(("images", "tokens", "heads", "dtype"), FULL)
-def test_as_exact_as_torch(images: int, tokens: int, heads: int, dtype: torch.dtype) -> None:
+def test_as_accurate_as_torch(images: int, tokens: int, heads: int, dtype: torch.dtype) -> None:
     from croc.kernels.attention import fits, packed_attention
 
     qkv, grad = draw(images, tokens, heads, 64, dtype, "cuda")
@@ -143,8 +143,8 @@ def test_as_exact_as_torch(images: int, tokens: int, heads: int, dtype: torch.dt
 
 
 @pytest.mark.cuda
-def test_the_same_twice_and_one_token_on_a_gpu() -> None:
-    """No sum depends on which program comes first."""
+def test_deterministic_and_one_token_on_gpu() -> None:
+    """No sum depends on the order of programs."""
     from croc.kernels.attention import packed_attention
 
     qkv, grad = draw(64, 197, 6, 64, torch.bfloat16, "cuda")
@@ -169,11 +169,11 @@ def test_compiled_is_one_graph() -> None:
         return after(packed_attention(before(x), 6))
 
     x = torch.randn(16, 197, 384, device="cuda")
-    found = []
+    results = []
     for run in (block, torch.compile(block, fullgraph=True)):
         with torch.autocast("cuda", torch.bfloat16):
             out = run(x)
         gradients = torch.autograd.grad(out.float().square().sum(), [*before.parameters()])
-        found.append([out.detach(), *gradients])
-    for one, two in zip(*found, strict=True):
+        results.append([out.detach(), *gradients])
+    for one, two in zip(*results, strict=True):
         assert ((one - two).norm() / one.norm()) < 0.01

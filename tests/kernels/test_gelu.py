@@ -1,4 +1,4 @@
-"""GELU's kernels against float64: in Triton's interpreter, and within the layer on a GPU."""
+"""The GELU kernels against float64: in Triton's interpreter, and in the layer on a GPU."""
 
 import copy
 import math
@@ -11,29 +11,29 @@ from torch import Tensor, nn
 from croc import kernels
 from croc.kernels import layers
 from croc.kernels.layers import LinearGelu, take_over
-from tests.kernels.interpreter import interpreted, knowing_bfloat16
+from tests.kernels.interpreter import bfloat16_in_interpreter, interpreted
 
-gelu = pytest.importorskip("croc.kernels.gelu", reason="Triton is not everywhere")
+gelu = pytest.importorskip("croc.kernels.gelu", reason="needs Triton")
 
 
 def exact(hidden: Tensor) -> tuple[Tensor, Tensor]:
-    """GELU and its derivative in float64, without the cancellation in 1 + erf."""
+    """GELU and its derivative in float64, without cancellation in 1 + erf."""
     x = hidden.double()
     below = torch.erfc(-x / math.sqrt(2)) / 2
     return x * below, below + x * torch.exp(-x * x / 2) / math.sqrt(2 * math.pi)
 
 
 def assert_exact(device: str) -> None:
-    """In float32; bfloat16 then rounds by 4e-3 of the value."""
+    """In float32; rounding to bfloat16 adds a relative error of 4e-3."""
     x = torch.linspace(-30, 30, 3 * 2**14, device=device).view(-1, 128)
     value, derivative = exact(x)
     result = gelu.launch_forward(x)
-    found, _ = gelu.launch_backward(x, torch.ones_like(x))
+    gradient, _ = gelu.launch_backward(x, torch.ones_like(x))
     error = ((result - value).abs() / x.abs()).max()
-    most = 5e-7 if x.is_cuda else 3e-7  # whose reciprocal roots are 2 units less exact
+    most = 5e-7 if x.is_cuda else 3e-7  # its reciprocal square roots are off by 2 ulp
     assert error < most
-    assert (found - derivative).abs().max() < most
-    for tail, numbers, references in ((x < -1, result, value), (x < -2, found, derivative)):
+    assert (gradient - derivative).abs().max() < most
+    for tail, numbers, references in ((x < -1, result, value), (x < -2, gradient, derivative)):
         tail = tail & (x > -12)
         torch.testing.assert_close(numbers[tail].double(), references[tail], rtol=3e-4, atol=0)
 
@@ -43,10 +43,10 @@ def assert_bounded(device: str) -> None:
     ends = [0.0, -0.0, 30.0, -30.0, 1e19, -1e19, largest, -largest]
     x = torch.tensor([ends], device=device)
     assert torch.equal(gelu.launch_forward(x), x.relu())
-    found, sums = gelu.launch_backward(x, torch.ones_like(x))
+    gradient, sums = gelu.launch_backward(x, torch.ones_like(x))
     expected = torch.tensor([[0.5, 0.5] + [1.0, 0.0] * 3], device=device)
-    torch.testing.assert_close(found, expected)
-    assert torch.equal(sums, found)
+    torch.testing.assert_close(gradient, expected)
+    assert torch.equal(sums, gradient)
 
 
 @interpreted
@@ -59,16 +59,16 @@ def test_values_and_derivatives() -> None:
 @interpreted
 @pytest.mark.parametrize("shape", [(5, 27, 48), (130, 17)])
 def test_sums_over_blocks_of_rows(shape: tuple[int, ...]) -> None:
-    """Rows and columns that fill no block, of tensors that are not contiguous."""
+    """With incomplete blocks of rows and columns, and non-contiguous tensors."""
     hidden, grad = (torch.randn(*shape[:-1], shape[-1] * 2)[..., ::2] for _ in range(2))
     value, derivative = exact(hidden)
     expected = grad * derivative
-    found, sums = gelu.launch_backward(hidden, grad, ROWS=32, STEP=8, COLUMNS=64)
-    rows = found.flatten(0, -2)
+    gradient, sums = gelu.launch_backward(hidden, grad, ROWS=32, STEP=8, COLUMNS=64)
+    rows = gradient.flatten(0, -2)
     assert sums.shape == (-(-len(rows) // 32), shape[-1])
     result = gelu.launch_forward(hidden, BLOCK=256)
     torch.testing.assert_close(result.double(), value, rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(gradient.double(), expected, rtol=1e-5, atol=1e-6)
     for block, total in zip(rows.split(32), sums):
         torch.testing.assert_close(total, block.sum(dim=0), rtol=1e-5, atol=1e-5)
 
@@ -78,10 +78,10 @@ def test_bfloat16_is_rounded_once() -> None:
     hidden, grad = torch.randn(2, 96, 32).bfloat16()
     value, derivative = exact(hidden)
     expected = grad * derivative
-    with knowing_bfloat16():
+    with bfloat16_in_interpreter():
         activations = gelu.launch_forward(hidden)
-        found, sums = gelu.launch_backward(hidden, grad)
-    for result, reference in ((activations, value), (found, expected)):
+        gradient, sums = gelu.launch_backward(hidden, grad)
+    for result, reference in ((activations, value), (gradient, expected)):
         assert result.dtype == torch.bfloat16
         torch.testing.assert_close(result.double(), reference, rtol=1.01 * 2**-8, atol=0)
         assert (result == reference.bfloat16()).float().mean() > 0.995
@@ -105,13 +105,15 @@ def gradients(layer: nn.Module, x: Tensor, grad: Tensor, autocast: bool = False)
     x = x.clone().requires_grad_()
     with torch.autocast(x.device.type, torch.bfloat16, enabled=autocast):
         activations = layer(x)
-    wanted = torch.autograd.grad(activations, [x, *layer.parameters()], grad.to(activations.dtype))
-    return [activations.detach(), *wanted]
+    grads = torch.autograd.grad(activations, [x, *layer.parameters()], grad.to(activations.dtype))
+    return [activations.detach(), *grads]
 
 
 @interpreted
 @pytest.mark.parametrize("compiled", [False, True])
-def test_layer_by_the_kernels(monkeypatch: pytest.MonkeyPatch, compiled: bool) -> None:
+def test_layer_with_kernels_equals_linear_and_gelu(
+    monkeypatch: pytest.MonkeyPatch, compiled: bool
+) -> None:
     monkeypatch.setattr(kernels, "serve", lambda x: True)
     monkeypatch.setattr(layers, "autocast_dtype", lambda *_: torch.bfloat16)
     pair, fused = make_pair(8, 24)
@@ -125,17 +127,17 @@ def test_layer_by_the_kernels(monkeypatch: pytest.MonkeyPatch, compiled: bool) -
 
 
 @interpreted
-def test_operators_keep_their_word() -> None:
-    """Schema, autograd and shapes without values, as PyTorch checks them."""
+def test_operators_pass_opcheck() -> None:
+    """PyTorch's checks of schema, autograd and fake tensors."""
     checks = "test_schema", "test_autograd_registration", "test_faketensor"
     hidden, bias = torch.randn(3, 70, 8, requires_grad=True), torch.randn(8, requires_grad=True)
     torch.library.opcheck(torch.ops.croc.gelu.default, (hidden, bias), test_utils=checks)
-    given = hidden.detach(), torch.randn(3, 70, 8)
-    torch.library.opcheck(torch.ops.croc.gelu_backward.default, given, test_utils=checks)
+    inputs = hidden.detach(), torch.randn(3, 70, 8)
+    torch.library.opcheck(torch.ops.croc.gelu_backward.default, inputs, test_utils=checks)
 
 
 @pytest.mark.parametrize("bias", [True, False])
-def test_elsewhere_the_layer_is_the_pair(bias: bool) -> None:
+def test_layer_without_kernels_equals_linear_and_gelu(bias: bool) -> None:
     pair, fused = make_pair(6, 16, bias=bias)
     x, grad = torch.randn(2, 3, 4, 6), torch.randn(2, 3, 4, 16)
     for one, two in zip(gradients(fused, x, grad), gradients(pair, x, grad)):
@@ -146,14 +148,14 @@ def test_elsewhere_the_layer_is_the_pair(bias: bool) -> None:
 
 
 @pytest.mark.cuda
-def test_values_and_derivatives_on_a_gpu() -> None:
+def test_values_and_derivatives_on_gpu() -> None:
     assert_exact("cuda")
     assert_bounded("cuda")
 
 
 @pytest.mark.cuda
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_other_types_are_left_to_the_pair(dtype: torch.dtype) -> None:
+def test_other_dtypes_use_linear_and_gelu(dtype: torch.dtype) -> None:
     pair, fused = (layer.to(dtype) for layer in make_pair(32, 64, device="cuda"))
     x, grad = (torch.randn(40, width, device="cuda", dtype=dtype) for width in (32, 64))
     for one, two in zip(gradients(fused, x, grad), gradients(pair, x, grad)):
@@ -164,7 +166,7 @@ def test_other_types_are_left_to_the_pair(dtype: torch.dtype) -> None:
 @pytest.mark.compiled
 @pytest.mark.parametrize("autocast", [True, False])
 @pytest.mark.parametrize("compiled", [False, True])
-def test_no_worse_than_the_pair(autocast: bool, compiled: bool) -> None:
+def test_as_accurate_as_linear_and_gelu(autocast: bool, compiled: bool) -> None:
     pair, fused = make_pair(384, 1536, device="cuda")
     x, grad = (torch.randn(16, 197, width, device="cuda").bfloat16() for width in (384, 1536))
     if not autocast:

@@ -1,5 +1,5 @@
-"""The kernels' tests in Triton's interpreter, which must be on before Triton is imported: in
-a process of its own."""
+"""The kernels' tests in Triton's interpreter, in a separate process because it must be enabled
+before Triton is imported."""
 
 import os
 import subprocess
@@ -17,9 +17,9 @@ FILES = [
 ]
 
 
-@pytest.mark.skipif(INTERPRETED, reason="this is that process")
-@pytest.mark.skipif(sys.platform != "linux", reason="Triton comes with torch on Linux")
-def test_in_the_interpreter() -> None:
+@pytest.mark.skipif(INTERPRETED, reason="this is the separate process")
+@pytest.mark.skipif(sys.platform != "linux", reason="torch includes Triton only on Linux")
+def test_kernels_in_the_interpreter() -> None:
     options = ["-p", "no:cacheprovider", "-p", "no:xdist"]
     command = [sys.executable, "-m", "pytest", *map(str, FILES), *options]
     environment = os.environ | {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}

@@ -1,4 +1,4 @@
-"""Our layers in the place of timm's: the same numbers, and only where they are the same."""
+"""Our layers in place of timm's: identical outputs, and only for supported configurations."""
 
 from typing import Any
 
@@ -28,7 +28,7 @@ def create(name: str = PLAIN, **options: Any) -> Any:
         ({"qkv_bias": False}, True, True),
     ],
 )
-def test_the_same_to_the_last_bit(options: dict[str, Any], gelu: bool, packed: bool):
+def test_replaced_layers_give_identical_features(options: dict[str, Any], gelu: bool, packed: bool):
     plain, ours = create(**options), create(**options)
     replace_layers(ours)
     block = ours.blocks[0]
@@ -41,7 +41,7 @@ def test_the_same_to_the_last_bit(options: dict[str, Any], gelu: bool, packed: b
     assert torch.equal(ours.forward_features(images), plain.forward_features(images))
 
 
-def test_the_product_of_patches_is_the_convolution():
+def test_patch_embedding_as_matrix_product_equals_convolution():
     torch.manual_seed(0)
     layer = nn.Conv2d(3, 10, kernel_size=(4, 2), stride=(4, 2))
     images = torch.randn(2, 3, 12, 6)

@@ -1,5 +1,5 @@
-"""The views' kernels against the definition: small in Triton's interpreter, at full size on a GPU.
-Errors are in 255ths, the steps of an image file.
+"""The views' kernels against the reference: small in Triton's interpreter, full size on a GPU.
+Errors are in units of 1/255, the resolution of an image file.
 """
 
 from dataclasses import replace
@@ -23,11 +23,11 @@ from croc.method.photometric import (
 )
 from croc.method.types import Canvases
 from croc.method.views import Crops, crop, draw_crops, make_views
-from tests.kernels.interpreter import interpreted, waiting_is_an_error
+from tests.kernels.interpreter import forbid_synchronization, interpreted
 from tests.method.test_photometric import identity, uniform_between
 from tests.method.test_views import random_canvases
 
-# What float16 costs: the weights, the rows and the result of the crop are rounded to 2048ths.
+# Rounding of the crop's weights, rows and result to float16.
 CROP_BOUND = 0.4
 CHAIN_BOUND, CHAIN_MEAN_BOUND = 1.0, 0.05
 PLAIN = {"jitter": 0.0, "grayscale": 0.0, "blur": (0.0, 0.0), "solarize": (0.0, 0.0)}
@@ -36,23 +36,23 @@ PLAIN = {"jitter": 0.0, "grayscale": 0.0, "blur": (0.0, 0.0), "solarize": (0.0, 
 def augment(
     pixels: Tensor, crops: Crops, colors: Photometric, view_px: int, radius_px: int = 8
 ) -> Tensor:
-    """By the kernels, brought back to 0 … 1."""
+    """The output of the kernels, rescaled to 0 … 1."""
     from croc.kernels import views as kernel
 
     drawn = crops.boxes, crops.flips, colors
-    found = kernel.augment(pixels, *drawn, view_px, radius_px, dtype=torch.float32)
-    assert found.dtype == torch.float32
-    assert found.is_contiguous()
+    result = kernel.augment(pixels, *drawn, view_px, radius_px, dtype=torch.float32)
+    assert result.dtype == torch.float32
+    assert result.is_contiguous()
     std, mean = (
         torch.tensor(x, device=pixels.device)[:, None, None] for x in (IMAGENET_STD, IMAGENET_MEAN)
     )
-    return found.float() * std + mean
+    return result.float() * std + mean
 
 
 def errors(
     pixels: Tensor, crops: Crops, colors: Photometric, view_px: int, radius_px: int = 8
 ) -> Tensor:
-    """Without the pixels that a rounding may bring to the other side of solarization's step."""
+    """Errors except for pixels at the threshold of solarization."""
     images = crop(pixels, crops, view_px).transpose(0, 1)
     never = torch.zeros_like(colors.solarize)
     exact = apply_photometric(images.flatten(0, 1), replace(colors, solarize=never), radius_px)
@@ -62,13 +62,13 @@ def errors(
         x.unflatten(0, images.shape[:2]).transpose(0, 1)
         for x in (solarize(exact, colors.solarize), near)
     )
-    found = augment(pixels, crops, colors, view_px, radius_px)
-    assert found.shape == exact.shape
-    return 255 * (found - exact).abs().masked_fill(near, 0)
+    result = augment(pixels, crops, colors, view_px, radius_px)
+    assert result.shape == exact.shape
+    return 255 * (result - exact).abs().masked_fill(near, 0)
 
 
 def whole_images(batch: int, side: int) -> Crops:
-    """Both views are all of the canvas."""
+    """Both views are the whole canvas."""
     boxes = torch.tensor([0.0, 0.0, side, side]).expand(2, batch, 4)
     return Crops(boxes, torch.zeros(2, batch, dtype=torch.bool))
 
@@ -83,7 +83,7 @@ def yes(images: int) -> Tensor:
 @interpreted
 @pytest.mark.parametrize(("side", "view_px"), [(64, 16), (63, 40), (5, 33), (1, 3)])
 def test_crop(side: int, view_px: int) -> None:
-    """At all borders, of one pixel, with flips; enlarged and reduced, in several tiles and one."""
+    """At all borders, of one pixel, with flips; enlarged and reduced, in one or several tiles."""
     last = side - 1
     boxes = [
         [[0, 0, side, side], [0, last, side, 1], [last // 2, 0, side - last // 2, side]],
@@ -97,7 +97,7 @@ def test_crop(side: int, view_px: int) -> None:
 
 
 @interpreted
-def test_canvas_in_other_strides() -> None:
+def test_accepts_any_strides() -> None:
     pixels, crops = random_canvases(2, 24).pixels, whole_images(2, 24)
     flipped = Crops(crops.boxes, torch.tensor([[True, False], [False, True]]).mT)
     permuted = pixels.permute(2, 3, 0, 1).contiguous().permute(2, 3, 0, 1)
@@ -134,13 +134,13 @@ def test_blur(view_px: int, radius_px: int) -> None:
 
 @interpreted
 @pytest.mark.parametrize("name", ["jitter", "grayscale", "blur", "solarize"])
-def test_other_images_pass_unchanged(name: str) -> None:
+def test_images_without_the_operation_are_unchanged(name: str) -> None:
     pixels, crops = random_canvases(2, 24).pixels, whole_images(2, 24)
     some = torch.tensor([True, False, False, True])
     never = replace(identity(4), sigma=torch.ones(4))
     plain = augment(pixels, crops, never, 20).transpose(0, 1).flatten(0, 1)
-    found = augment(pixels, crops, replace(never, **{name: some}), 20)
-    same = (found.transpose(0, 1).flatten(0, 1) == plain).flatten(1).all(dim=1)
+    result = augment(pixels, crops, replace(never, **{name: some}), 20)
+    same = (result.transpose(0, 1).flatten(0, 1) == plain).flatten(1).all(dim=1)
     assert torch.equal(same, ~some)
 
 
@@ -161,14 +161,14 @@ def chain_errors(canvases: Canvases, config: ViewsConfig) -> Tensor:
 
 # --- on a GPU -------------------------------------------------------------------------------
 
-FULL = {  # images, side of a canvas, and the configuration
+FULL = {  # images, canvas side, options of ViewsConfig
     "usual": (64, 384, {}),
     "crops alone": (64, 384, PLAIN),
     "enlarged": (16, 100, {}),
-    "much reduced": (8, 1000, {"size_px": 96}),
+    "reduced": (8, 1000, {"size_px": 96}),
     "odd": (16, 333, {"size_px": 225}),
     "large": (4, 640, {"size_px": 518}),
-    "a pixel": (3, 1, {"size_px": 1}),
+    "one pixel": (3, 1, {"size_px": 1}),
     "one image": (1, 40, {"size_px": 16}),
     "wide blur": (16, 256, {"blur": (1.0, 1.0), "blur_sigma": (2.0, 7.0)}),
     "no blur": (16, 256, {"blur": (0.0, 0.0)}),
@@ -177,7 +177,7 @@ FULL = {  # images, side of a canvas, and the configuration
 
 
 def on_gpu(batch: int, side: int) -> Canvases:
-    """Smooth noise, as photographs are."""
+    """Smooth noise, similar to photographs."""
     made = random_canvases(batch, side)
     coarse = torch.rand(batch, 3, side // 8 + 1, side // 8 + 1, device="cuda")
     smooth = torch.nn.functional.interpolate(coarse, size=(side, side), mode="bilinear")
@@ -197,14 +197,14 @@ def test_full_size(name: str) -> None:
 
 
 @pytest.mark.cuda
-def test_a_gpu_gets_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_are_used_on_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     canvases, config = on_gpu(4, 64), ViewsConfig(size_px=32)
-    found = make_views(canvases, config, 8)
+    result = make_views(canvases, config, 8)
     monkeypatch.setattr("croc.kernels._enabled", False)
     plain = make_views(canvases, config, 8)
-    assert not torch.equal(found.pixels, plain.pixels)
-    assert torch.equal(found.positions, plain.positions)
-    torch.testing.assert_close(found.pixels, plain.pixels, rtol=0, atol=0.03)
+    assert not torch.equal(result.pixels, plain.pixels)
+    assert torch.equal(result.positions, plain.positions)
+    torch.testing.assert_close(result.pixels, plain.pixels, rtol=0, atol=0.03)
 
 
 @pytest.mark.cuda
@@ -217,13 +217,13 @@ def test_bfloat16_is_rounded_once() -> None:
 
 @pytest.mark.cuda
 @pytest.mark.compiled
-def test_compiled_is_one_graph_without_a_wait() -> None:
+def test_compiled_is_one_graph_without_synchronization() -> None:
     config = ViewsConfig(solarize=(0.0, 0.0))
     compiled = torch.compile(make_views, fullgraph=True)
     canvases = on_gpu(16, 256)
     compiled(canvases, config, 16)
-    with waiting_is_an_error():
-        found = compiled(canvases, config, 16)
+    with forbid_synchronization():
+        result = compiled(canvases, config, 16)
         plain = make_views(canvases, config, 16)
-    torch.testing.assert_close(found.positions, plain.positions)
-    torch.testing.assert_close(found.pixels, plain.pixels, rtol=0, atol=0.02)
+    torch.testing.assert_close(result.positions, plain.positions)
+    torch.testing.assert_close(result.pixels, plain.pixels, rtol=0, atol=0.02)

@@ -1,4 +1,4 @@
-"""The steps of CrOC and DINO, with hidden patches, against loops over images and clusters."""
+"""The steps of CrOC and DINO, also with masked patches, against loops over images and clusters."""
 
 from contextlib import nullcontext
 from dataclasses import replace
@@ -10,6 +10,7 @@ import torch
 from lightning_fabric import Fabric
 from torch import Tensor
 
+import croc.method.croc as step_module
 from croc.config import CrocConfig, DinoConfig, PretrainConfig, RunConfig
 from croc.data.loader import make_loader
 from croc.data.sources import open_source
@@ -21,7 +22,7 @@ from croc.method.views import make_views
 from croc.recipes import without_clusters
 from croc.train.distributed import make_fabric
 from croc.train.loop import Trainer, pretrain, schedule_at
-from tests.kernels.interpreter import waiting_is_an_error
+from tests.kernels.interpreter import forbid_synchronization
 from tests.tiny import tiny_config
 from tests.train import metrics_of
 
@@ -46,7 +47,7 @@ def prepared(config: DinoConfig) -> tuple[Fabric, Croc, Any, Any]:
     torch.manual_seed(0)
     fabric = Fabric(accelerator="cpu", devices=1)
     method = Croc(config, torch.device("cpu"))
-    with torch.no_grad():  # a student unlike its teacher, centers unlike zero
+    with torch.no_grad():  # student and teacher differ, centers are not zero
         for parameter in method.student.parameters():
             parameter.add_(0.02 * torch.randn_like(parameter))
         method.centers["image"].value.normal_(std=0.1)
@@ -63,7 +64,7 @@ def naive_losses(config: CrocConfig, method: Croc, canvases: Canvases) -> tuple[
     """Both losses, both new centers and the teacher's entropy, cluster by cluster."""
     views = make_views(canvases, config.views, 8)
     temperature = torch.tensor(0.07)  # the tiny run's warm-up is over in epoch 1
-    found = method.compute_targets(views, canvases.sample_keys).clusters
+    clusters = method.compute_targets(views, canvases.sample_keys).clusters
     networks = {"teacher": method.teacher, "student": method.student}
     tokens = {name: network.backbone(views.pixels) for name, network in networks.items()}
 
@@ -71,7 +72,7 @@ def naive_losses(config: CrocConfig, method: Croc, canvases: Canvases) -> tuple[
         cls, patches = tokens[name]
         centroid = torch.zeros(patches.shape[-1])
         for n in range(patches.shape[2]):
-            weight = found.assignments[view, image, head, n, k]
+            weight = clusters.assignments[view, image, head, n, k]
             centroid = centroid + weight * patches[view, image, n]
         norms = cls.norm(dim=-1)
         length = norms.mean() if config.cluster.variant == "released" else norms[:, image].mean()
@@ -81,8 +82,8 @@ def naive_losses(config: CrocConfig, method: Croc, canvases: Canvases) -> tuple[
     def cross_entropy(t: Tensor, s: Tensor, center: Tensor) -> Tensor:
         return -(((t - center) / temperature).softmax(-1) * (s / 0.1).log_softmax(-1)).sum()
 
-    image_losses, per_image, everything, image_outputs, cluster_outputs = [], [], [], [], []
-    entropies = []
+    image_losses, per_image, per_cluster, entropies = [], [], [], []
+    image_outputs, cluster_outputs = [], []
     for image in range(len(canvases.sample_keys)):
         t, s = ([networks[n].head.images(tokens[n][0][v, image]) for v in (0, 1)] for n in networks)
         image_outputs += t
@@ -92,20 +93,20 @@ def naive_losses(config: CrocConfig, method: Croc, canvases: Canvases) -> tuple[
         for output in t:
             p = ((output - center) / temperature).softmax(-1)
             entropies.append(-(p * p.log()).sum())
-        mine = []
-        for head in range(found.valid.shape[1]):
-            for k in range(found.valid.shape[2]):
-                if not found.valid[image, head, k]:
+        losses = []
+        for head in range(clusters.valid.shape[1]):
+            for k in range(clusters.valid.shape[2]):
+                if not clusters.valid[image, head, k]:
                     continue
                 t, s = ([outputs(n, v, image, head, k) for v in (0, 1)] for n in networks)
                 cluster_outputs += t
                 center = method.centers["cluster"].value
                 pair = cross_entropy(t[0], s[1], center) + cross_entropy(t[1], s[0], center)
-                mine.append(pair / 2)
-        if mine:
-            per_image.append(torch.stack(mine).mean())
-            everything += mine
-    dense = everything if config.cluster.variant == "released" else per_image
+                losses.append(pair / 2)
+        if losses:
+            per_image.append(torch.stack(losses).mean())
+            per_cluster += losses
+    dense = per_cluster if config.cluster.variant == "released" else per_image
     return (
         torch.stack(image_losses).mean(),
         torch.stack(dense).mean(),
@@ -116,7 +117,7 @@ def naive_losses(config: CrocConfig, method: Croc, canvases: Canvases) -> tuple[
 
 
 @pytest.mark.parametrize("name", ["paper", "released"])
-def test_a_step_equals_the_loops(name: str):
+def test_step_equals_the_loops(name: str):
     config = variant(name)
     canvases = make_canvases(config)
     fabric, method, student, _ = prepared(config)
@@ -140,19 +141,17 @@ def test_a_step_equals_the_loops(name: str):
 
 @pytest.mark.parametrize("name", ["paper", "released"])
 @pytest.mark.parametrize("kept", [0, 1])
-def test_one_valid_cluster_or_none_gives_no_nan(name: str, kept: int, monkeypatch):
+def test_one_valid_cluster_or_none_gives_finite_losses(name: str, kept: int, monkeypatch):
     """All other clusters of the batch are pruned."""
-    import croc.method.croc as module
+    real = step_module.cluster_views
 
-    real = module.cluster_views
-
-    def pruned(*arguments, **named):
-        clusters = real(*arguments, **named)
+    def pruned(*arguments, **options):
+        clusters = real(*arguments, **options)
         valid = torch.zeros_like(clusters.valid)
         valid.view(-1)[clusters.valid.view(-1).nonzero()[:kept, 0]] = True
         return replace(clusters, valid=valid)
 
-    monkeypatch.setattr(module, "cluster_views", pruned)
+    monkeypatch.setattr(step_module, "cluster_views", pruned)
     config = variant(name)
     trainer = Trainer(Fabric(accelerator="cpu", devices=1), config)
     method: Any = trainer.method
@@ -164,20 +163,20 @@ def test_one_valid_cluster_or_none_gives_no_nan(name: str, kept: int, monkeypatc
     assert torch.equal(before, method.centers["cluster"].value) == (kept == 0)
 
 
-def steps_on_the_gpu(name: str, compiles: bool, steps: int, checked_from: int) -> dict[str, Tensor]:
-    """Train some steps; from `checked_from` on, waiting for the device is an error."""
+def train_on_gpu(name: str, compiles: bool, steps: int, checked_from: int) -> dict[str, Tensor]:
+    """Metrics of the last step; from step `checked_from`, synchronization is an error."""
     config = replace(tiny_config(), cluster=variant(name).cluster)
     run = RunConfig(accelerator="cuda", devices=1, compile=compiles, cuda_graph=False)
     fabric = make_fabric(run)
     trainer = Trainer(fabric, replace(config, run=run))
     source = open_source(config.data, 0)
-    steps_of = {"seed": 0, "first_step": 0, "last_step": steps}
-    loader = make_loader(source, canvas_px=40, batch=8, device=fabric.device, **steps_of)
+    options = {"seed": 0, "first_step": 0, "last_step": steps}
+    loader = make_loader(source, canvas_px=40, batch=8, device=fabric.device, **options)
     metrics: dict[str, Tensor] = {}
     for step, canvases in enumerate(list(loader)):
         schedule = schedule_at(step, config.optim, 3)
         torch.cuda.synchronize()
-        with waiting_is_an_error() if step >= checked_from else nullcontext():
+        with forbid_synchronization() if step >= checked_from else nullcontext():
             metrics = trainer.step(canvases, schedule)
     return {name: value.cpu() for name, value in metrics.items()}
 
@@ -185,8 +184,8 @@ def steps_on_the_gpu(name: str, compiles: bool, steps: int, checked_from: int) -
 @pytest.mark.cuda
 @pytest.mark.parametrize("name", ["paper", "released"])
 @pytest.mark.parametrize("compiles", [False, pytest.param(True, marks=pytest.mark.compiled)])
-def test_a_step_never_waits_for_the_gpu(name: str, compiles: bool):
-    metrics = steps_on_the_gpu(name, compiles, steps=6, checked_from=4)
+def test_step_never_synchronizes_with_the_gpu(name: str, compiles: bool):
+    metrics = train_on_gpu(name, compiles, steps=6, checked_from=4)
     assert all(value.isfinite() for value in metrics.values())
 
 
@@ -194,12 +193,12 @@ def test_a_step_never_waits_for_the_gpu(name: str, compiles: bool):
 @pytest.mark.compiled
 @pytest.mark.parametrize("name", ["paper", "released"])
 def test_compiled_steps_equal_eager_ones(name: str):
-    compiled, eager = (steps_on_the_gpu(name, flag, 2, checked_from=9) for flag in (True, False))
+    compiled, eager = (train_on_gpu(name, flag, 2, checked_from=9) for flag in (True, False))
     for metric, value in eager.items():
         torch.testing.assert_close(compiled[metric], value, rtol=2e-2, atol=2e-2)
 
 
-def test_croc_with_alpha_zero_is_dino_to_the_last_digit(tmp_path: Path):
+def test_croc_with_alpha_zero_equals_dino(tmp_path: Path):
     config = tiny_config(tmp_path / "croc", report=False, stop_after_steps=5)
     config = replace(config, loss=replace(config.loss, alpha=0.0))
     dino = without_clusters(replace(config, run=replace(config.run, folder=str(tmp_path / "dino"))))
@@ -212,7 +211,7 @@ def test_croc_with_alpha_zero_is_dino_to_the_last_digit(tmp_path: Path):
 
 
 @pytest.mark.parametrize("clusters", [True, False])
-def test_the_loss_and_its_center_equal_a_loop_over_hidden_patches(clusters: bool):
+def test_masked_patch_loss_and_center_equal_the_loop(clusters: bool):
     config = variant("paper")
     config = replace(config, loss=replace(config.loss, mask=0.3))
     config = config if clusters else without_clusters(config)
@@ -222,22 +221,22 @@ def test_the_loss_and_its_center_equal_a_loop_over_hidden_patches(clusters: bool
     views = make_views(canvases, config.views, 8)
     images, patches = len(canvases.sample_keys), views.positions.shape[2]
     hidden = draw_mask(canvases.sample_keys, patches, 0.3).hidden
-    seen = {
-        "teacher": method.teacher.backbone(views.pixels),
-        "student": method.student.backbone(views.pixels, None, (hidden, method.student.mask_token)),
-    }
+    mask = hidden, method.student.mask_token
+    networks = (
+        (method.teacher, *method.teacher.backbone(views.pixels)),
+        (method.student, *method.student.backbone(views.pixels, None, mask)),
+    )
     losses, outputs = [], []
     for view, image, n in hidden.nonzero().tolist():
-        found = []
-        for network in (method.teacher, method.student):
-            cls, tokens = seen["teacher" if network is method.teacher else "student"]
+        pair = []
+        for network, cls, tokens in networks:
             length = (cls[0, image].norm() + cls[1, image].norm()) / 2
             patch = tokens[view, image, n] / tokens[view, image, n].norm() * length
-            found.append((network.head.clusters if clusters else network.head.images)(patch))
-        outputs.append(found[0])
-        teacher = ((found[0] - center) / 0.07).softmax(-1)
-        losses.append(-(teacher * (found[1] / 0.1).log_softmax(-1)).sum())
-    assert 0 < len(losses) < images * patches  # of two views, half of the images at most
+            pair.append((network.head.clusters if clusters else network.head.images)(patch))
+        outputs.append(pair[0])
+        teacher = ((pair[0] - center) / 0.07).softmax(-1)
+        losses.append(-(teacher * (pair[1] / 0.1).log_softmax(-1)).sum())
+    assert 0 < len(losses) < images * patches  # at most half of the images of two views
     loss = torch.stack(losses).mean()
     (gradient,) = torch.autograd.grad(loss, method.student.mask_token, retain_graph=True)
 
@@ -251,7 +250,7 @@ def test_the_loss_and_its_center_equal_a_loop_over_hidden_patches(clusters: bool
     assert method.student.mask_token.grad.any()
 
 
-def test_what_is_hidden_cannot_be_seen():
+def test_masked_pixels_do_not_affect_the_tokens():
     config = variant("paper")
     config = replace(config, loss=replace(config.loss, mask=0.5))
     canvases = make_canvases(config)

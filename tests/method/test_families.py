@@ -1,4 +1,4 @@
-"""Backbones of timm's families: tokens, heads and attention are timm's; rotary positions."""
+"""Backbones of timm's families: tokens, heads, attention and rotary positions against timm."""
 
 import math
 from dataclasses import replace
@@ -27,7 +27,7 @@ FAMILIES = {
     "vit_small_plus_patch16_dinov3": 32,  # SwiGLU
     "eva02_tiny_patch14_224": 28,  # learned and rotary positions; separate projections
     "vit_small_patch16_rope_224": 32,
-    "vit_small_patch16_rope_mixed_ape_224": 48,  # rotations of its own for each block and head
+    "vit_small_patch16_rope_mixed_ape_224": 48,  # separate rotations for each block and head
 }
 ROTARY = [name for name in FAMILIES if "dinov3" in name or "rope" in name or "eva02" in name]
 
@@ -40,14 +40,12 @@ def make(name: str, view_px: int, depth: int = 2) -> Backbone:
 @pytest.mark.parametrize("larger", [False, True])
 @pytest.mark.parametrize(("name", "view_px"), FAMILIES.items())
 @torch.no_grad()
-def test_tokens_heads_and_attention_are_timms(name: str, view_px: int, larger: bool, monkeypatch):
+def test_tokens_heads_and_attention_equal_timm(name: str, view_px: int, larger: bool, monkeypatch):
     backbone = make(name, view_px)
     vit: Any = backbone.vit
     height, width = (2 * view_px, view_px) if larger else (view_px, view_px)
     pixels = torch.randn(2, 2, 3, height, width)
-    described = {
-        kind: backbone.forward_tokens(pixels, kind) for kind in ("queries", "keys", "values")
-    }
+    tokens = {kind: backbone.forward_tokens(pixels, kind) for kind in ("queries", "keys", "values")}
     calls, attend = [], F.scaled_dot_product_attention
 
     def record(*tensors: Any, **options: Any) -> Any:
@@ -58,51 +56,51 @@ def test_tokens_heads_and_attention_are_timms(name: str, view_px: int, larger: b
         patch.setattr(F, "scaled_dot_product_attention", record)
         expected = vit.forward_features(pixels.flatten(0, 1)).unflatten(0, (2, 2))
     prefix = vit.num_prefix_tokens
-    for cls, patches in (backbone(pixels), (described["keys"].cls, described["keys"].patches)):
+    for cls, patches in (backbone(pixels), (tokens["keys"].cls, tokens["keys"].patches)):
         torch.testing.assert_close(cls, expected[:, :, 0], atol=1e-5, rtol=1e-5)
         torch.testing.assert_close(patches, expected[:, :, prefix:], atol=1e-5, rtol=1e-5)
     queries, keys, values = (x[..., prefix:, :].unflatten(0, (2, 2)) for x in calls[-1][:3])
     rope = getattr(vit, "rope", None)
-    if rope is not None:  # ours are those before the rotation
+    if rope is not None:  # ours are from before the rotation
         rotations = rope.get_embed([height // backbone.patch_px, width // backbone.patch_px])
         rotations = rotations[-1] if vit.rope_mixed else rotations
         half = vit.blocks[-1].attn.rotate_half
-        for kind, theirs in (("queries", queries), ("keys", keys)):
-            ours = apply_rot_embed_cat(described[kind].heads, rotations, half=half)
-            torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
+        for kind, expected_heads in (("queries", queries), ("keys", keys)):
+            ours = apply_rot_embed_cat(tokens[kind].heads, rotations, half=half)
+            torch.testing.assert_close(ours, expected_heads, atol=1e-5, rtol=1e-5)
     else:
-        torch.testing.assert_close(described["queries"].heads, queries, atol=1e-5, rtol=1e-5)
-        torch.testing.assert_close(described["keys"].heads, keys, atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(described["values"].heads, values, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(tokens["queries"].heads, queries, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(tokens["keys"].heads, keys, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(tokens["values"].heads, values, atol=1e-5, rtol=1e-5)
     of_cls = calls[-1][0].unflatten(0, (2, 2))[..., 0, :]
-    torch.testing.assert_close(described["queries"].cls_heads, of_cls, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(tokens["queries"].cls_heads, of_cls, atol=1e-5, rtol=1e-5)
     logits = torch.einsum("mbhd,mbhnd->mbhn", of_cls, keys) / keys.shape[-1] ** 0.5
-    attention = described["values"].attention
+    attention = tokens["values"].attention
     torch.testing.assert_close(attention, logits.softmax(dim=-1), atol=1e-5, rtol=1e-5)
 
 
 @torch.no_grad()
-def test_a_network_built_at_224_px_sees_448_px_as_timm_does():
+def test_network_built_at_224_px_equals_timm_at_448_px():
     backbone = make("vit_tiny_patch16_dinov3_qkvb", 224, depth=1)
-    theirs: Any = timm.create_model("vit_tiny_patch16_dinov3_qkvb", depth=1, num_classes=0)
-    theirs.load_state_dict(backbone.vit.state_dict(), strict=False)
+    vit: Any = timm.create_model("vit_tiny_patch16_dinov3_qkvb", depth=1, num_classes=0)
+    vit.load_state_dict(backbone.vit.state_dict(), strict=False)
     pixels = torch.randn(1, 3, 448, 448)
     _, patches = backbone(pixels[None])
-    torch.testing.assert_close(patches[0], theirs.eval().forward_features(pixels)[:, 5:])
+    torch.testing.assert_close(patches[0], vit.eval().forward_features(pixels)[:, 5:])
 
 
 @pytest.mark.parametrize("name", ROTARY)
-def test_the_window_of_all_has_the_rotations_of_timm(name: str):
+def test_full_window_has_the_rotations_of_timm(name: str):
     rope: Any = make(name, FAMILIES[name]).vit.rope
     whole = torch.tensor([[[0.0, 1.0], [0.0, 1.0]]]).expand(3, 2, 2)
-    ours, theirs = rotary_positions(rope, whole, 3, 5), rope.get_embed([3, 5])
-    theirs = theirs[:, None] if theirs.ndim == 4 else theirs
-    torch.testing.assert_close(ours, theirs.expand_as(ours), atol=1e-6, rtol=1e-6)
+    rotations, expected = rotary_positions(rope, whole, 3, 5), rope.get_embed([3, 5])
+    expected = expected[:, None] if expected.ndim == 4 else expected
+    torch.testing.assert_close(rotations, expected.expand_as(rotations), atol=1e-6, rtol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["vit_small_patch16_rope_224", "vit_small_patch16_rope_mixed_224"])
-def test_a_window_of_half_the_grid_is_that_half_where_positions_are_indices(name: str):
-    """Six rows spread over the lower half of six are the last three, each cut in two."""
+def test_half_window_interpolates_between_rotations_of_timm(name: str):
+    """Six rows spread over the lower half of a grid of six, where positions are indices."""
     rope: Any = make(name, 32).vit.rope
     lower = torch.tensor([[[0.5, 0.5], [0.0, 1.0]]])
     ours = rotary_positions(rope, lower, 6, 1)
@@ -122,7 +120,7 @@ def wrap(angle: torch.Tensor) -> torch.Tensor:
     return torch.atan2(angle.sin(), angle.cos())
 
 
-def test_dinov3s_augmentation_of_coordinates_is_keyed_and_within_its_bounds():
+def test_dinov3_coordinate_augmentation_is_keyed_and_within_bounds():
     rope = RotaryEmbeddingDinoV3(16, shift_coords=0.5, jitter_coords=1.2, rescale_coords=2.0)
     keys = torch.arange(4000)
     windows = draw_rotary_windows(rope, keys, 2)
@@ -138,7 +136,7 @@ def test_dinov3s_augmentation_of_coordinates_is_keyed_and_within_its_bounds():
     assert draw_rotary_windows(RotaryEmbeddingDinoV3(16), keys, 2) is None
 
 
-def test_shifted_and_scaled_coordinates_are_those_of_the_formula():
+def test_rotations_of_a_window_equal_the_formula():
     rope = RotaryEmbeddingDinoV3(16)
     windows = draw_windows(torch.arange(3), "any", 1, (0.3, 1.7))
     ours = rotary_positions(rope, windows, 2, 3)[:, 0]
@@ -154,7 +152,7 @@ def test_shifted_and_scaled_coordinates_are_those_of_the_formula():
                 torch.testing.assert_close(rotations[3 * row + column], expected)
 
 
-def test_mae_hides_patches_of_rotary_networks(tmp_path: Path):
+def test_mae_masks_patches_of_rotary_networks(tmp_path: Path):
     config = tiny_mae(tmp_path / "run", report=False, stop_after_steps=1)
     for name in ("vit_tiny_patch16_dinov3_qkvb", "vit_small_patch16_rope_mixed_224"):
         backbone = make(name, 64)

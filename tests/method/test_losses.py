@@ -12,7 +12,7 @@ from croc.method.losses import Center, cross_view_entropy, sinkhorn_center, teac
 CONFIG = HeadConfig(hidden=32, bottleneck=8, image_prototypes=20, cluster_prototypes=12)
 
 
-def test_head_is_torchs_weight_norm_of_unit_features():
+def test_head_equals_torch_weight_norm_of_unit_features():
     layer = torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(8, 20, bias=False))
     head = ProjectionHead(16, CONFIG)
     prototypes = head.image
@@ -43,22 +43,24 @@ def test_cross_view_entropy_equals_the_loops():
     for views in (2, 3):
         teacher = torch.randn(views, 4, 9, generator=generator).softmax(dim=-1)
         student = torch.randn(views, 4, 9, generator=generator)
-        got = cross_view_entropy(teacher, student, 0.5)
-        torch.testing.assert_close(got, naive_cross_entropy(teacher, student, 0.5))
+        losses = cross_view_entropy(teacher, student, 0.5)
+        torch.testing.assert_close(losses, naive_cross_entropy(teacher, student, 0.5))
 
 
-def test_center_is_a_moving_mean_and_stays_when_nothing_finite_is_counted():
+def test_center_is_a_moving_average_and_ignores_empty_or_non_finite_updates():
     center = Center(3, momentum=0.9)
     center.update(torch.tensor([2.0, 4.0, -6.0]), torch.tensor(2.0))
     torch.testing.assert_close(center.value, torch.tensor([0.1, 0.2, -0.3]))
     before = center.value.clone()
     center.update(torch.zeros(3), torch.tensor(0.0))
-    center.update(torch.tensor([math.nan, math.inf, -0.6]), torch.tensor(2.0))  # a broken teacher
+    center.update(
+        torch.tensor([math.nan, math.inf, -0.6]), torch.tensor(2.0)
+    )  # a teacher with non-finite outputs
     torch.testing.assert_close(center.value, before)
 
 
 def naive_sinkhorn(logits, weights, temperature, iterations):
-    """Scale items to their weight, then prototypes to equal shares; items come last."""
+    """Scale items to their weight, then prototypes to equal shares; normalize items last."""
     plan = (logits.double() / temperature).exp()
     weights = weights.double() / weights.sum()
     for _ in range(iterations):
@@ -69,21 +71,21 @@ def naive_sinkhorn(logits, weights, temperature, iterations):
     return plan / plan.sum(dim=1, keepdim=True)
 
 
-def test_sinkhorn_centering_equals_the_scalings():
+def test_sinkhorn_centering_equals_the_loops():
     logits, weights = torch.randn(2, 10, 5), torch.rand(2, 10)
     temperature = torch.tensor(0.1)
     parts = list(logits.split([3, 7], dim=1)), list(weights.split([3, 7], dim=1))
     center = sinkhorn_center(*parts, temperature, iterations=3)
-    got = teacher_probabilities(logits, center, temperature).flatten(0, 1)
+    probabilities = teacher_probabilities(logits, center, temperature).flatten(0, 1)
     expected = naive_sinkhorn(logits.flatten(0, 1), weights.flatten(), 0.1, 3)
-    torch.testing.assert_close(got, expected.float(), rtol=1e-3, atol=1e-5)
+    torch.testing.assert_close(probabilities, expected.float(), rtol=1e-3, atol=1e-5)
 
 
-def test_sinkhorn_centering_uses_all_prototypes_alike():
+def test_sinkhorn_centering_uses_all_prototypes_equally():
     logits, weights = torch.randn(40, 5) + 3 * torch.arange(5), (torch.arange(40) < 30).float()
     temperature = torch.tensor(0.5)
     center = sinkhorn_center([logits], [weights], temperature, iterations=100)
     counted = teacher_probabilities(logits, center, temperature)[:30]
     torch.testing.assert_close(counted.mean(dim=0), torch.full((5,), 0.2), rtol=1e-3, atol=1e-3)
-    nothing = sinkhorn_center([logits], [torch.zeros(40)], torch.tensor(0.02))
-    assert nothing.isfinite().all()
+    without_weights = sinkhorn_center([logits], [torch.zeros(40)], torch.tensor(0.02))
+    assert without_weights.isfinite().all()

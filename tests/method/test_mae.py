@@ -18,46 +18,46 @@ def keys_of(count: int) -> torch.Tensor:
     return torch.tensor([sample_key(0, 0, index) for index in range(count)])
 
 
-def test_masks_hide_their_share_everywhere_alike():
+def test_masks_are_uniform_with_the_requested_share():
     visible, hidden = draw_mask(keys_of(4000), 16, 0.75)
     assert visible.shape == (4000, 4)
     assert (hidden.sum(dim=1) == 12).all()
     assert not hidden.gather(1, visible).any()
     assert (hidden.float().mean(dim=0) - 0.75).abs().max() < 0.03
     assert draw_mask(keys_of(2), 196, 0.75)[0].shape == (2, 49)
-    both = draw_mask(keys_of(7), 16, 0.75)[1]
-    assert torch.equal(both[3:4], draw_mask(keys_of(7)[3:4], 16, 0.75)[1])  # of the sample alone
+    batch = draw_mask(keys_of(7), 16, 0.75)[1]
+    assert torch.equal(batch[3:4], draw_mask(keys_of(7)[3:4], 16, 0.75)[1])  # keyed by sample
 
 
 def test_error_equals_the_loops():
     torch.manual_seed(0)
-    painted, wanted = torch.randn(2, 3, 5, 12).unbind()
+    predicted, target = torch.randn(2, 3, 5, 12).unbind()
     hidden = torch.tensor([[1, 0, 1, 1, 0], [0, 0, 0, 1, 0], [1, 1, 1, 1, 1]]).bool()
     for normalize in (True, False):
-        for image, error in enumerate(compare(painted, wanted, hidden, normalize)):
+        for image, error in enumerate(compare(predicted, target, hidden, normalize)):
             errors = []
             for patch in range(5):
                 if hidden[image, patch]:
-                    target = wanted[image, patch].double().numpy()
+                    x, y = (pixels[image, patch].double().numpy() for pixels in (predicted, target))
                     if normalize:
-                        target = (target - target.mean()) / np.sqrt(target.var(ddof=1) + 1e-6)
-                    errors.append(((painted[image, patch].double().numpy() - target) ** 2).mean())
+                        y = (y - y.mean()) / np.sqrt(y.var(ddof=1) + 1e-6)
+                    errors.append(((x - y) ** 2).mean())
             assert math.isclose(error, np.mean(errors), rel_tol=1e-5)
 
 
-def test_places_follow_the_formula():
-    places = sines_and_cosines(3, 16)
+def test_positions_equal_the_formula():
+    positions = sines_and_cosines(3, 16)
     for y in range(3):
         for x in range(3):
             for i in range(4):
                 rate = 10_000 ** (-i / 4)
                 waves = [wave(c * rate) for c in (x, y) for wave in (math.sin, math.cos)]
-                got = [float(places[3 * y + x, i + 4 * part]) for part in range(4)]
-                np.testing.assert_allclose(got, waves, atol=1e-6)
+                values = [float(positions[3 * y + x, i + 4 * part]) for part in range(4)]
+                np.testing.assert_allclose(values, waves, atol=1e-6)
 
 
-def test_the_network_equals_mae_as_its_paper_shuffles():
-    """Visible patches first, mask tokens appended, then everything put back into its place."""
+def test_network_equals_mae_with_shuffling():
+    """As in the paper: visible patches first, mask tokens appended, then the order restored."""
     torch.manual_seed(0)
     config = tiny_mae()
     network = MaeNetwork(config).eval()
@@ -74,17 +74,17 @@ def test_the_network_equals_mae_as_its_paper_shuffles():
     first = (vit.cls_token + vit.pos_embed[:, :1]).expand(4, -1, -1)
     x = decoder.embed(vit.norm(vit.blocks(torch.cat([first, x[every, visible]], dim=1))))
     masked = torch.cat([x[:, 1:], decoder.mask_token.expand(4, 12, -1)], dim=1)[every, back]
-    places = torch.cat([torch.zeros(1, 32), sines_and_cosines(4, 32)])
-    x = torch.cat([x[:, :1], masked], dim=1) + places
-    painted = decoder.paint(decoder.norm(decoder.blocks(x)))[:, 1:]
-    wanted = torch.einsum("bchpwq->bhwpqc", pixels.reshape(4, 3, 4, 8, 4, 8)).reshape(4, 16, 192)
-    wanted = (wanted - wanted.mean(-1, keepdim=True)) / (wanted.var(-1, keepdim=True) + 1e-6) ** 0.5
+    positions = torch.cat([torch.zeros(1, 32), sines_and_cosines(4, 32)])
+    x = torch.cat([x[:, :1], masked], dim=1) + positions
+    predicted = decoder.paint(decoder.norm(decoder.blocks(x)))[:, 1:]
+    target = torch.einsum("bchpwq->bhwpqc", pixels.reshape(4, 3, 4, 8, 4, 8)).reshape(4, 16, 192)
+    target = (target - target.mean(-1, keepdim=True)) / (target.var(-1, keepdim=True) + 1e-6) ** 0.5
     hidden = torch.cat([torch.zeros(4, 4), torch.ones(4, 12)], dim=1)[every, back]
-    expected = ((painted - wanted).square().mean(dim=-1) * hidden).sum(dim=1) / 12
+    expected = ((predicted - target).square().mean(dim=-1) * hidden).sum(dim=1) / 12
     torch.testing.assert_close(network(pixels, keys), expected)
 
 
-def test_a_step_is_the_mean_of_the_images_errors():
+def test_step_is_the_mean_error_of_the_images():
     config = tiny_mae()
     torch.manual_seed(0)
     method = Mae(config, torch.device("cpu"))

@@ -1,4 +1,4 @@
-"""Schedules, weight decay, the moving average; Muon against PyTorch's own and an SVD."""
+"""Schedules, weight decay and clipping; Muon against PyTorch's and an SVD."""
 
 import copy
 from contextlib import nullcontext
@@ -13,7 +13,7 @@ from croc.method.croc import Network, teacher_momentum, teacher_temp
 from croc.method.optim import QUINTIC, Muon, clip_gradient, make_optimizer, orthogonalize, set_lr
 from croc.method.types import ScheduleState
 from croc.train.loop import schedule_at
-from tests.kernels.interpreter import waiting_is_an_error
+from tests.kernels.interpreter import forbid_synchronization
 from tests.tiny import tiny_config
 
 
@@ -24,7 +24,7 @@ def table(base: float, final: float, epochs: int, per_epoch: int, warmup_epochs:
     return np.concatenate([warmup, cosine])
 
 
-def test_rate_decay_and_momentum_follow_the_tables():
+def test_lr_weight_decay_and_momentum_equal_the_tables():
     optim = OptimConfig(batch=1024, epochs=30, warmup_epochs=3)
     loss = LossConfig()
     schedule = [schedule_at(step, optim, 7) for step in range(30 * 7)]
@@ -39,29 +39,28 @@ def test_rate_decay_and_momentum_follow_the_tables():
 
 
 @pytest.mark.parametrize("warmup", [0, 1, 30])
-def test_temperature_rises_by_whole_epochs(warmup: int):
+def test_teacher_temp_rises_once_per_epoch(warmup: int):
     loss = LossConfig(temp_warmup_epochs=warmup)
     expected = np.concatenate([np.linspace(0.04, 0.07, warmup), np.full(40 - warmup, 0.07)])
     if warmup == 1:
-        expected[0] = 0.07  # one epoch of warm-up leaves nothing to warm
-    got = [teacher_temp(loss, epoch) for epoch in range(40)]
-    np.testing.assert_allclose(got, expected)
+        expected[0] = 0.07  # an epoch of warm-up starts at the final value
+    np.testing.assert_allclose([teacher_temp(loss, epoch) for epoch in range(40)], expected)
 
 
-def test_biases_and_vectors_are_not_decayed_but_lengths_positions_and_cls_are():
+def test_weight_decay_excludes_biases_and_norms_only():
     network = Network(tiny_config(), drop_path=0.0)
     optimizer = make_optimizer(network, torch.device("cpu"))
     names = {parameter: name for name, parameter in network.named_parameters()}
-    decayed, kept = ({names[p] for p in group["params"]} for group in optimizer.param_groups)
+    decayed, exempt = ({names[p] for p in group["params"]} for group in optimizer.param_groups)
     assert {"head.image.lengths", "backbone.vit.pos_embed", "backbone.vit.cls_token"} <= decayed
-    assert {"backbone.vit.norm.weight", "backbone.vit.blocks.0.attn.qkv.bias"} <= kept
+    assert {"backbone.vit.norm.weight", "backbone.vit.blocks.0.attn.qkv.bias"} <= exempt
     assert not any(name.endswith("bias") for name in decayed)
-    assert len(decayed) + len(kept) == len(names)
+    assert len(decayed) + len(exempt) == len(names)
     set_lr(optimizer, ScheduleState(0, 1, 0, lr=0.5, weight_decay=0.25))
     assert [(g["lr"], g["weight_decay"]) for g in optimizer.param_groups] == [(0.5, 0.25), (0.5, 0)]
 
 
-def test_clipping_shortens_long_gradients_only():
+def test_clipping_scales_only_gradients_above_the_limit():
     layer = nn.Linear(3, 3)
     for factor, limit, clipped in ((10.0, 1.0, True), (1e-3, 1.0, False), (10.0, 0.0, False)):
         layer.weight.grad, layer.bias.grad = torch.randn(3, 3) * factor, torch.randn(3) * factor
@@ -76,7 +75,7 @@ MUON = OptimConfig(matrices="muon", muon_lr_factor=2.0)
 SETTINGS = ScheduleState(0, 1, 0, lr=0.01, weight_decay=0.1)
 
 
-def gradients_for(network: nn.Module, seed: int) -> None:
+def set_gradients(network: nn.Module, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     for parameter in network.parameters():
         parameter.grad = torch.randn(parameter.shape, generator=generator)
@@ -84,7 +83,7 @@ def gradients_for(network: nn.Module, seed: int) -> None:
 
 def take_step(network: nn.Module, optimizer: torch.optim.Optimizer, seed: int) -> None:
     set_lr(optimizer, SETTINGS)
-    gradients_for(network, seed)
+    set_gradients(network, seed)
     optimizer.step()
 
 
@@ -93,37 +92,39 @@ def values(network: nn.Module) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("shape", [(5, 9), (9, 5), (6, 6)])
-def test_singular_vectors_stay_and_singular_values_follow_the_polynomial(shape):
+def test_orthogonalization_applies_the_polynomial_to_singular_values(shape):
     generator = torch.Generator().manual_seed(0)
     matrices = torch.randn(3, *shape, dtype=torch.float64, generator=generator)
     a, b, c = QUINTIC
-    for given, made in zip(matrices, orthogonalize(matrices)):
-        left, s, right = torch.linalg.svd(given / given.norm(), full_matrices=False)
+    for matrix, result in zip(matrices, orthogonalize(matrices)):
+        left, s, right = torch.linalg.svd(matrix / matrix.norm(), full_matrices=False)
         for _ in range(5):
             s = a * s + b * s**3 + c * s**5
-        torch.testing.assert_close(made.double(), left @ s.diag() @ right, atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(result.double(), left @ s.diag() @ right, atol=1e-5, rtol=1e-4)
         assert s.max() < 1.3
         assert s.median() > 0.6
 
 
-def test_it_is_pytorchs_muon_where_a_parameter_is_one_matrix(monkeypatch: pytest.MonkeyPatch):
-    """But for the precision: PyTorch's computes in bfloat16 on the CPU too."""
+def test_muon_equals_pytorchs(monkeypatch: pytest.MonkeyPatch):
+    """PyTorch's also computes in bfloat16 on the CPU, so that type is replaced by float32."""
     monkeypatch.setattr(torch.Tensor, "bfloat16", torch.Tensor.float)
-    mine, theirs = (nn.Sequential(nn.Linear(6, 9, False), nn.Linear(9, 4, False)) for _ in range(2))
-    theirs.load_state_dict(mine.state_dict())
-    lone = torch.optim.AdamW([{"params": [nn.Parameter(torch.zeros(1))]}])
-    ours = Muon(dict(mine.named_parameters()), lone, lr=0.02, weight_decay=0.1)
-    how = {"adjust_lr_fn": "match_rms_adamw", "momentum": 0.95}
-    other = torch.optim.Muon(theirs.parameters(), lr=0.02, weight_decay=0.1, **how)
+    network, twin = (
+        nn.Sequential(nn.Linear(6, 9, False), nn.Linear(9, 4, False)) for _ in range(2)
+    )
+    twin.load_state_dict(network.state_dict())
+    adamw = torch.optim.AdamW([{"params": [nn.Parameter(torch.zeros(1))]}])
+    ours = Muon(dict(network.named_parameters()), adamw, lr=0.02, weight_decay=0.1)
+    options = {"adjust_lr_fn": "match_rms_adamw", "momentum": 0.95}
+    pytorchs = torch.optim.Muon(twin.parameters(), lr=0.02, weight_decay=0.1, **options)
     for seed in range(4):
-        for network, optimizer in ((mine, ours), (theirs, other)):
-            gradients_for(network, seed)
+        for module, optimizer in ((network, ours), (twin, pytorchs)):
+            set_gradients(module, seed)
             optimizer.step()
-    for one, another in zip(mine.parameters(), theirs.parameters()):
-        torch.testing.assert_close(one, another, atol=1e-5, rtol=1e-4)
+    for one, other in zip(network.parameters(), twin.parameters()):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)
 
 
-def test_muon_moves_queries_keys_and_values_apart_and_adamw_all_but_matrices():
+def test_muon_updates_queries_keys_and_values_separately_and_adamw_the_rest():
     network = Network(tiny_config(), drop_path=0.0)
     twin = copy.deepcopy(network)
     optimizer = make_optimizer(network, torch.device("cpu"), MUON)
@@ -144,13 +145,13 @@ def test_muon_moves_queries_keys_and_values_apart_and_adamw_all_but_matrices():
     assert qkv.grad is not None
     rate, width = SETTINGS.lr * MUON.muon_lr_factor, qkv.shape[1]
     for old, gradient, new in zip(before.chunk(3), qkv.grad.chunk(3), qkv.detach().chunk(3)):
-        move = orthogonalize(gradient[None])[0] * 0.2 * width**0.5
-        expected = old * (1 - rate * SETTINGS.weight_decay) - rate * move
+        update = orthogonalize(gradient[None])[0] * 0.2 * width**0.5
+        expected = old * (1 - rate * SETTINGS.weight_decay) - rate * update
         torch.testing.assert_close(new, expected, atol=1e-6, rtol=1e-4)
 
 
-def test_a_step_that_is_to_be_left_out_changes_nothing(monkeypatch: pytest.MonkeyPatch):
-    """As on a GPU, where the fused optimizer is told by a number on the device."""
+def test_muon_skips_steps_with_non_finite_gradients(monkeypatch: pytest.MonkeyPatch):
+    """As on a GPU, where a tensor on the device makes the fused optimizer skip a step."""
     real = torch.optim.AdamW
     monkeypatch.setattr(torch.optim, "AdamW", lambda *a, **k: real(*a, **k | {"fused": True}))
     network = Network(tiny_config(), drop_path=0.0)
@@ -158,38 +159,38 @@ def test_a_step_that_is_to_be_left_out_changes_nothing(monkeypatch: pytest.Monke
     assert isinstance(optimizer, Muon)
     optimizer.found_inf = torch.tensor(0.0)
     take_step(network, optimizer, seed=0)
-    before, memories = values(network), copy.deepcopy(optimizer.state_dict()["state"])
+    before, state = values(network), copy.deepcopy(optimizer.state_dict()["state"])
     optimizer.found_inf = torch.tensor(1.0)
     set_lr(optimizer, SETTINGS)
-    gradients_for(network, 1)
+    set_gradients(network, 1)
     qkv = network.backbone.vit.blocks[0].attn.qkv.weight
     assert qkv.grad is not None
     qkv.grad[0, 0] = torch.inf
     optimizer.step()
     assert all(torch.equal(value, before[name]) for name, value in values(network).items())
-    for number, memory in optimizer.state_dict()["state"].items():
-        assert all(torch.equal(memory[name], memories[number][name]) for name in memory)
+    for number, after in optimizer.state_dict()["state"].items():
+        assert all(torch.equal(after[name], state[number][name]) for name in after)
     optimizer.found_inf = torch.tensor(0.0)
     take_step(network, optimizer, seed=2)
     assert not torch.equal(qkv, before["backbone.vit.blocks.0.attn.qkv.weight"])
 
 
 @pytest.mark.cuda
-def test_on_a_gpu_it_is_near_the_cpus_and_waits_for_nothing():
+def test_muon_on_gpu_is_close_to_the_cpu_and_never_synchronizes():
     network = Network(tiny_config(), drop_path=0.0)
     twin = copy.deepcopy(network).cuda()
-    mine = make_optimizer(network, torch.device("cpu"), MUON)
-    theirs = make_optimizer(twin, torch.device("cuda"), MUON)
-    theirs.found_inf = torch.zeros((), device="cuda")  # pyright: ignore[reportAttributeAccessIssue]
+    on_cpu = make_optimizer(network, torch.device("cpu"), MUON)
+    on_gpu = make_optimizer(twin, torch.device("cuda"), MUON)
+    on_gpu.found_inf = torch.zeros((), device="cuda")  # pyright: ignore[reportAttributeAccessIssue]
     before = values(network)
     for seed in range(3):
-        take_step(network, mine, seed)
-        set_lr(theirs, SETTINGS)
-        for parameter, told in zip(twin.parameters(), network.parameters()):
-            assert told.grad is not None
-            parameter.grad = told.grad.cuda()
-        with waiting_is_an_error() if seed else nullcontext():
-            theirs.step()
+        take_step(network, on_cpu, seed)
+        set_lr(on_gpu, SETTINGS)
+        for parameter, source in zip(twin.parameters(), network.parameters()):
+            assert source.grad is not None
+            parameter.grad = source.grad.cuda()
+        with forbid_synchronization() if seed else nullcontext():
+            on_gpu.step()
     for name, value in values(network).items():
-        moved, other = value - before[name], twin.state_dict()[name].cpu() - before[name]
-        assert (moved - other).norm() <= 0.02 * moved.norm() + 1e-6, name
+        update, other = value - before[name], twin.state_dict()[name].cpu() - before[name]
+        assert (update - other).norm() <= 0.02 * update.norm() + 1e-6, name

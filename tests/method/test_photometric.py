@@ -30,7 +30,7 @@ REFERENCE = {
 
 
 def random_images(batch: int, height: int = 20, width: int = 24, seed: int = 0) -> torch.Tensor:
-    """Noise, with gray, black, white and primary pixels, where hue and ties are delicate."""
+    """Noise with gray, black, white and primary pixels, the edge cases of hue."""
     generator = torch.Generator().manual_seed(seed)
     images = torch.rand(batch, 3, height, width, generator=generator)
     images[:, :, 0] = images[:, :1, 0]
@@ -45,7 +45,7 @@ def uniform_between(low: float, high: float, *shape: int, seed: int = 1) -> torc
 
 
 def identity(batch: int) -> Photometric:
-    """Parameters of a chain in which nothing applies, though every strength is drawn."""
+    """Parameters with random strengths, of which no operation is applied."""
     no = torch.zeros(batch, dtype=torch.bool)
     return Photometric(
         jitter=no,
@@ -68,7 +68,7 @@ def reference_jitter(image: torch.Tensor, parameters: Photometric, i: int) -> to
 
 @pytest.mark.parametrize("size", [1, 5, 64])
 def test_blur_equals_torchvision(size):
-    """A small view shrinks its radius; a wide blur has a wider kernel."""
+    """The kernel grows with sigma and is cropped for small views."""
     assert blur_radius_px(ViewsConfig()) == 8
     assert blur_radius_px(ViewsConfig(blur_sigma=(0.1, 3.0))) == 12
     for radius, sigma in ((8, 0.1), (8, 2.0), (12, 3.0)):
@@ -98,7 +98,7 @@ def test_jitter_equals_torchvision_in_every_order():
 def test_chain_equals_torchvision_in_sequence():
     config = ViewsConfig(blur=(0.5, 0.5), solarize=(0.5, 0.5), grayscale=0.5, jitter=0.5)
     parameters = draw_photometric(torch.arange(48), 1, config)
-    # Smooth images: solarization must not turn a rounding at its threshold into a step.
+    # Smooth images, so that few pixels are at the threshold of solarization.
     images = tv.gaussian_blur(random_images(48, 32, 32), kernel_size=[9, 9], sigma=[2.0, 2.0])
     ours = apply_photometric(images, parameters)
     seen = set()
@@ -118,7 +118,7 @@ def test_chain_equals_torchvision_in_sequence():
     assert len(seen) == 4
 
 
-def test_chain_ignores_memory_layout_and_autocast_and_what_does_not_apply():
+def test_chain_is_independent_of_memory_layout_and_autocast():
     images, parameters = random_images(6), draw_photometric(torch.arange(6), 1, ViewsConfig())
     permuted = images.transpose(1, 2).contiguous().transpose(1, 2)
     expected = apply_photometric(images, parameters)
@@ -130,7 +130,7 @@ def test_chain_ignores_memory_layout_and_autocast_and_what_does_not_apply():
 
 
 @pytest.mark.parametrize("view", [0, 1])
-def test_draws_are_keyed_and_follow_their_distributions(view):
+def test_draws_are_keyed_and_have_the_right_distributions(view):
     config, keys, count = ViewsConfig(), torch.arange(24_000), 24_000
     drawn = draw_photometric(keys, view, config)
     part, other = (draw_photometric(keys[8:16], v, config) for v in (view, 1 - view))

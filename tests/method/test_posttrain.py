@@ -1,4 +1,4 @@
-"""Continuing from weights: the anchor, frozen blocks, learning rates by layer, recomputation."""
+"""Post-training: the anchor, frozen blocks, layer-wise learning rates, gradient checkpointing."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +21,7 @@ from tests.train.kills import same_weights
 
 
 def test_gram_distance_equals_the_loops():
-    ours, theirs = torch.randn(2, 2, 3, 4, 5, dtype=torch.float64)
+    student, anchor = torch.randn(2, 2, 3, 4, 5, dtype=torch.float64)
     for image in range(3):
         total = 0.0
         for view in range(2):
@@ -29,15 +29,15 @@ def test_gram_distance_equals_the_loops():
                 for j in range(4):
                     a, b = (
                         torch.cosine_similarity(x[view, image, i], x[view, image, j], dim=0)
-                        for x in (ours, theirs)
+                        for x in (student, anchor)
                     )
                     total += float(a - b) ** 2 / (2 * 4 * 4)
-        assert float(gram_distance(ours, theirs)[image]) == pytest.approx(total, rel=1e-5)
-    turned, _ = torch.linalg.qr(torch.randn(5, 5, dtype=torch.float64))
-    assert gram_distance(ours, 3 * ours @ turned).max() < 1e-12  # only similarities count
+        assert float(gram_distance(student, anchor)[image]) == pytest.approx(total, rel=1e-5)
+    rotation, _ = torch.linalg.qr(torch.randn(5, 5, dtype=torch.float64))
+    assert gram_distance(student, 3 * student @ rotation).max() < 1e-12  # same similarities
 
 
-def test_learning_rates_fall_from_the_heads_to_the_embeddings():
+def test_layer_decay_lowers_learning_rates_towards_the_embeddings():
     network = Network(tiny_config(), drop_path=0.0)  # two blocks
     optimizer = make_optimizer(network, torch.device("cpu"), OptimConfig(layer_decay=0.5))
     names = {parameter: name for name, parameter in network.named_parameters()}
@@ -55,12 +55,12 @@ def continued(whole: Path, folder: Path, weight: float = 0.0, **model: Any) -> C
     return replace(config, anchor=AnchorConfig(weight=weight))
 
 
-def test_the_anchor_keeps_similarities_and_survives_a_resume(whole: Path, tmp_path: Path):
+def test_anchor_preserves_similarities_and_is_exact_after_resume(whole: Path, tmp_path: Path):
     drift = {}
     for weight in (1e-9, 100.0):
         folder = pretrain(continued(whole, tmp_path / str(weight), weight), "tiny")
         lines = metrics_of(folder)
-        assert lines[0]["loss_anchor"] == pytest.approx(0, abs=1e-9)  # nothing has moved yet
+        assert lines[0]["loss_anchor"] == pytest.approx(0, abs=1e-9)  # before the first update
         drift[weight] = lines[-1]["loss_anchor"]
     assert drift[100.0] < 0.5 * drift[1e-9]
 
@@ -70,11 +70,11 @@ def test_the_anchor_keeps_similarities_and_survives_a_resume(whole: Path, tmp_pa
     states = [
         load_checkpoint(checkpoints(run)[-1])["modules"] for run in (whole, tmp_path / "parts")
     ]
-    for name, value in states[1]["anchor"].items():  # the anchor itself stays what it was
+    for name, value in states[1]["anchor"].items():  # the anchor is constant
         assert torch.equal(value, states[0]["teacher"][f"backbone.{name}"]), name
 
 
-def test_the_anchors_weight_follows_its_schedule(whole: Path, tmp_path: Path):
+def test_anchor_weight_follows_its_schedule(whole: Path, tmp_path: Path):
     config = continued(whole, tmp_path / "run", 4.0)
     lines = metrics_of(pretrain(replace(config, anchor=AnchorConfig(4.0, 0.0)), "tiny"))
     rest = [x["loss"] - x["loss_image"] - x["loss_cluster"] for x in lines]
@@ -82,17 +82,17 @@ def test_the_anchors_weight_follows_its_schedule(whole: Path, tmp_path: Path):
     assert rest[8] / lines[8]["loss_anchor"] == pytest.approx(0.12, abs=0.05)
 
 
-def test_frozen_blocks_stay(whole: Path, tmp_path: Path):
-    usual = pretrain(continued(whole, tmp_path / "usual", train_blocks=1), "tiny")
-    before, after = (load_checkpoint(checkpoints(run)[-1])["modules"] for run in (whole, usual))
+def test_frozen_blocks_do_not_change(whole: Path, tmp_path: Path):
+    folder = pretrain(continued(whole, tmp_path / "run", train_blocks=1), "tiny")
+    before, after = (load_checkpoint(checkpoints(run)[-1])["modules"] for run in (whole, folder))
     for name, value in after["student"].items():
         trained = name.startswith(("head.", "backbone.vit.blocks.1.", "backbone.vit.norm."))
-        if not name.startswith("head."):  # heads are fresh
+        if not name.startswith("head."):  # heads are initialized randomly
             assert torch.equal(value, before["teacher"][name]) != trained, name
 
 
 @pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "eva02_tiny_patch14_224"])
-def test_recomputed_activations_give_the_same_losses_and_gradients(name: str):
+def test_grad_checkpointing_gives_the_same_outputs_and_gradients(name: str):
     """With stochastic depth and, for Eva, the keyed jitter of rotary positions."""
     config = ModelConfig(name, patch_px=8, depth=3, drop_path=0.4)
     pixels, keys = torch.randn(2, 4, 3, 32, 32), torch.arange(4)
@@ -110,18 +110,18 @@ def test_recomputed_activations_give_the_same_losses_and_gradients(name: str):
         assert torch.equal(value, seen[1][key]), key
 
 
-def test_the_anchor_is_exact_under_autocast():
-    """In bfloat16, rounding would be as large as a small drift."""
-    theirs = torch.randn(2, 3, 16, 24)
-    ours = (theirs + 0.02 * torch.randn_like(theirs)).requires_grad_()
-    exact = gram_distance(ours, theirs)
+def test_gram_distance_is_exact_under_autocast():
+    """In bfloat16, rounding errors would be as large as a small drift."""
+    anchor = torch.randn(2, 3, 16, 24)
+    student = (anchor + 0.02 * torch.randn_like(anchor)).requires_grad_()
+    exact = gram_distance(student, anchor)
     with torch.autocast("cpu", torch.bfloat16):
-        torch.testing.assert_close(gram_distance(ours, theirs), exact)
-    (gradient,) = torch.autograd.grad(gram_distance(theirs.requires_grad_(), theirs).sum(), theirs)
-    assert gradient.abs().max() == 0  # and not NaN
+        torch.testing.assert_close(gram_distance(student, anchor), exact)
+    (gradient,) = torch.autograd.grad(gram_distance(anchor.requires_grad_(), anchor).sum(), anchor)
+    assert gradient.abs().max() == 0  # not NaN
 
 
-def test_what_cannot_be_is_refused():
+def test_contradictory_options_are_refused():
     config = tiny_config()
     with pytest.raises(UserError, match=r"--anchor\.weight needs --init"):
         pretrain(replace(config, anchor=AnchorConfig(weight=1.0)), "tiny")

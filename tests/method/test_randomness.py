@@ -35,7 +35,7 @@ def test_sample_keys_differ_in_each_part():
     assert all(-(2**63) <= key < 2**63 for key in made)
 
 
-def test_a_draw_follows_its_key_and_purpose_alone():
+def test_draws_depend_only_on_key_and_purpose():
     together = uniform(keys(), "crop", 100)
     assert torch.equal(together[13:14], uniform(keys()[13:14], "crop", 100))
     assert not torch.isin(together, uniform(keys(), "color", 100)).float().mean() > 0.01

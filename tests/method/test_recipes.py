@@ -1,4 +1,4 @@
-"""Every recipe, at a size that a test can afford."""
+"""Every recipe trains at reduced size, and has the paper's hyperparameters."""
 
 from dataclasses import replace
 from operator import attrgetter
@@ -16,7 +16,7 @@ from tests.tiny import tiny_config, tiny_dino, tiny_mae
 
 
 def reduced(config: PretrainConfig) -> PretrainConfig:
-    """Its own choices stay."""
+    """The recipe with a small network, batch and dataset."""
     tiny = tiny_mae() if isinstance(config, MaeConfig) else tiny_config()
     small = "decoder" if isinstance(config, MaeConfig) else "head"
     head = tiny_dino().head if type(config) is DinoConfig else getattr(tiny, small)
@@ -31,7 +31,7 @@ def reduced(config: PretrainConfig) -> PretrainConfig:
 
 
 @pytest.mark.parametrize("name", list(RECIPES))
-def test_every_recipe_does_a_step(name: str):
+def test_every_recipe_trains_a_step(name: str):
     config = reduced(RECIPES[name]())
     trainer = Trainer(Fabric(accelerator="cpu", devices=1), config)
     projection = trainer.method.student.get_parameter("backbone.vit.patch_embed.proj.weight")
@@ -41,7 +41,7 @@ def test_every_recipe_does_a_step(name: str):
     assert not torch.equal(before, projection)
 
 
-def test_recipes_have_the_papers_numbers():
+def test_recipes_have_the_papers_hyperparameters():
     recipes: dict[str, Any] = {name: make() for name, make in RECIPES.items()}
     coco, imagenet = recipes["coco-vits16"], recipes["imagenet-vits16"]
     model, views, head, cluster = coco.model, coco.views, coco.head, coco.cluster
@@ -71,7 +71,7 @@ def test_recipes_have_the_papers_numbers():
     assert views.blur == views.solarize == (0.0, 0.0)
 
 
-def test_what_is_compared_sees_as_many_images():
+def test_recipes_for_comparison_differ_only_in_the_method():
     croc, dino, mae = (RECIPES[f"{name}coco-20min"]() for name in ("", "dino-", "mae-"))
     for part in ("optim.epochs", "optim.batch", "data", "views.size_px"):
         assert attrgetter(part)(croc) == attrgetter(part)(dino) == attrgetter(part)(mae)

@@ -13,7 +13,7 @@ from croc.method.photometric import IMAGENET_MEAN, IMAGENET_STD
 from croc.method.randomness import sample_key
 from croc.method.types import Canvases
 from croc.method.views import Crops, crop, draw_crops, make_views, patch_centers
-from tests.kernels.interpreter import waiting_is_an_error
+from tests.kernels.interpreter import forbid_synchronization
 
 BICUBIC = InterpolationMode.BICUBIC
 BILINEAR = InterpolationMode.BILINEAR
@@ -72,7 +72,7 @@ def test_crop_of_any_box_equals_torchvision():
 
 
 @pytest.mark.parametrize("size", [(300, 400), (21, 160), (7, 5)])
-def test_boxes_are_whole_and_inside_and_flips_happen_at_their_rate(size):
+def test_boxes_are_integers_inside_the_image_and_half_of_the_views_are_flipped(size):
     crops = draw_crops(torch.tensor([size]).expand(20_000, 2), torch.arange(20_000), ViewsConfig())
     boxes, flips = crops.boxes, crops.flips
     assert flips.float().mean(dim=1).tolist() == pytest.approx([0.5, 0.5], abs=0.015)
@@ -84,12 +84,13 @@ def test_boxes_are_whole_and_inside_and_flips_happen_at_their_rate(size):
     assert ((corner + extent) <= torch.tensor(size).flip(0)).all()
 
 
-def test_boxes_follow_torchvisions_law():
+def test_boxes_have_torchvisions_distribution():
     count, height, width, config = 4000, 100, 190, ViewsConfig(scale=(0.3, 0.9), ratio=(0.8, 1.5))
     torch.manual_seed(0)
-    asked = torch.empty(3, height, width, device="meta"), list(config.scale), list(config.ratio)
-    theirs = torch.tensor([RandomResizedCrop.get_params(*asked) for _ in range(count)]).float()
-    top, left, h, w = theirs.unbind(dim=1)
+    image = torch.empty(3, height, width, device="meta")
+    arguments = image, list(config.scale), list(config.ratio)
+    drawn = [RandomResizedCrop.get_params(*arguments) for _ in range(count)]
+    top, left, h, w = torch.tensor(drawn).float().unbind(dim=1)
     sizes = torch.tensor([[height, width]]).expand(count, 2)
     crops = draw_crops(sizes, torch.arange(count), config)
     for boxes in crops.boxes:
@@ -100,8 +101,8 @@ def test_boxes_follow_torchvisions_law():
 
 
 @pytest.mark.parametrize("size", [(1, 400), (1, 1), (30, 100), (100, 31), (50, 50)])
-def test_fallback_equals_torchvisions(size):
-    # At twice its own area no box fits, so both fall back.
+def test_fallback_equals_torchvision(size):
+    # No box of twice the image's area fits, so both fall back.
     config = ViewsConfig()
     object.__setattr__(config, "scale", (2.0, 2.0))
     crops = draw_crops(torch.tensor([size]).expand(4, 2), torch.arange(4), config)
@@ -112,7 +113,7 @@ def test_fallback_equals_torchvisions(size):
 
 
 @pytest.mark.parametrize("flip", [False, True])
-def test_patch_centers_equal_a_cropped_coordinate_image(flip):
+def test_patch_centers_equal_those_of_a_cropped_coordinate_image(flip):
     height, width, view_px, patch_px = 90, 120, 64, 16
     y, x = torch.meshgrid(torch.arange(height) + 0.5, torch.arange(width) + 0.5, indexing="ij")
     coordinates = torch.stack([x, y]) / width
@@ -132,7 +133,7 @@ def test_patch_centers_equal_a_cropped_coordinate_image(flip):
         torch.testing.assert_close(grid, expected, rtol=0, atol=0.025 / width)
 
 
-def test_make_views_crops_where_its_boxes_say():
+def test_make_views_crops_its_boxes():
     canvases = random_canvases(4)
     views = make_views(canvases, PLAIN, patch_px=8)
     crops = draw_crops(canvases.sizes, canvases.sample_keys, PLAIN)
@@ -146,7 +147,7 @@ def test_make_views_crops_where_its_boxes_say():
             torch.testing.assert_close(views.pixels[view, i], expected, rtol=0, atol=2e-4)
 
 
-def test_views_follow_the_sample_not_the_batch():
+def test_views_are_keyed_by_sample():
     config, canvases = ViewsConfig(size_px=32), random_canvases(8)
     whole = make_views(canvases, config, patch_px=8)
     chosen = torch.tensor([5, 2])
@@ -159,14 +160,14 @@ def test_views_follow_the_sample_not_the_batch():
     assert (whole.positions != make_views(later, config, 8).positions).flatten(2).any(dim=2).all()
 
 
-def test_size_follows_the_epochs_and_blur_follows_the_size():
+def test_early_views_are_smaller_with_less_blur():
     views = ViewsConfig(size_px=224, early_px=112, early_epochs=3, blur_sigma=(0.2, 2.0))
     assert [views.at_epoch(epoch).size_px for epoch in range(5)] == [112, 112, 112, 224, 224]
     assert views.at_epoch(0).blur_sigma == pytest.approx((0.1, 1.0))
     assert views.at_epoch(3) is views
 
 
-def test_type_is_as_given_whatever_autocast():
+def test_dtype_is_independent_of_autocast():
     config, canvases = ViewsConfig(size_px=32), random_canvases(4)
     plain = make_views(canvases, config, patch_px=8)
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -180,7 +181,7 @@ def test_type_is_as_given_whatever_autocast():
 
 @pytest.mark.compiled
 def test_compiled_views_equal_eager_ones():
-    # Without the step of solarization, in which a rounding could show.
+    # Without solarization, whose threshold amplifies rounding.
     config, canvases = ViewsConfig(size_px=32, solarize=(0.0, 0.0)), random_canvases(6)
     compiled = torch.compile(make_views, fullgraph=True)(canvases, config, 8)
     eager = make_views(canvases, config, 8)
@@ -189,13 +190,13 @@ def test_compiled_views_equal_eager_ones():
 
 
 @pytest.mark.cuda
-def test_views_never_wait_for_the_gpu():
+def test_views_never_synchronize_with_the_gpu():
     config, host = ViewsConfig(size_px=32), random_canvases(6)
     canvases = Canvases(host.pixels.cuda(), host.sizes.cuda(), host.sample_keys.cuda())
     make_views(canvases, config, 8)
-    with waiting_is_an_error():
+    with forbid_synchronization():
         views = make_views(canvases, config, 8)
     expected = make_views(host, config, 8)
     torch.testing.assert_close(views.positions.cpu(), expected.positions)
     differs = (views.pixels.cpu() - expected.pixels).abs() > 0.01
-    assert differs.float().mean() < 1e-3, "more than a rounding at the threshold of solarization"
+    assert differs.float().mean() < 1e-3, "more than rounding at the threshold of solarization"

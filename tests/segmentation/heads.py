@@ -1,4 +1,4 @@
-"""Heads of random numbers, on any backbone."""
+"""Segmentation heads with random weights, on any backbone."""
 
 import torch
 from torch import nn

@@ -42,33 +42,35 @@ BAD = [
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Heads, photographs with their masks, and labeled data of every bad kind."""
-    place = tmp_path_factory.mktemp("place")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Heads, photographs with masks, and valid and invalid labeled data."""
+    folder = tmp_path_factory.mktemp("folder")
     for name in ("good", "bad", "blank"):
-        make_data(place / name, 3)
-    Image.fromarray(np.full((40, 50), 7, np.uint8)).save(place / "bad/labels/train/1.png")
-    for path in (place / "blank/labels/train").iterdir():
+        make_data(folder / name, 3)
+    Image.fromarray(np.full((40, 50), 7, np.uint8)).save(folder / "bad/labels/train/1.png")
+    for path in (folder / "blank/labels/train").iterdir():
         Image.fromarray(np.full((40, 50), 255, np.uint8)).save(path)
-    for folder in ("none/images/train", "none/labels/train", "taken", "odd", "photos/sub"):
-        (place / folder).mkdir(parents=True)
+    for name in ("none/images/train", "none/labels/train", "taken", "odd", "photos/sub"):
+        (folder / name).mkdir(parents=True)
     for name, kind, classes in (("head", "linear", 3), ("other", "linear", 4)):
-        save_segmenter(make_head(WEIGHTS, kind, classes), place / name, {})
-    save_segmenter(make_head("random:resnet18", "incontext"), place / "memory", {})
+        save_segmenter(make_head(WEIGHTS, kind, classes), folder / name, {})
+    save_segmenter(make_head("random:resnet18", "incontext"), folder / "memory", {})
     for name in ("a.png", "sub/b.png"):
-        Image.new("RGB", (40, 30)).save(place / "photos" / name)
-    (place / "taken.onnx").touch()
-    (place / "text.txt").write_text("text")
-    (place / "broken.jpg").write_bytes(b"\xff\xd8\xff")
-    (place / "odd" / "settings.json").write_text("{")
-    words = ("predict", "head", "photos", "--to", "masks", "--workers", "0")
+        Image.new("RGB", (40, 30)).save(folder / "photos" / name)
+    (folder / "taken.onnx").touch()
+    (folder / "text.txt").write_text("text")
+    (folder / "broken.jpg").write_bytes(b"\xff\xd8\xff")
+    (folder / "odd" / "settings.json").write_text("{")
+    command = "segment predict head photos --to masks --workers 0"
     with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(place)
-        assert main(["segment", *words]) == 0
-    return place
+        patch.chdir(folder)
+        assert main(command.split()) == 0
+    return folder
 
 
 @pytest.mark.parametrize(("command", "fragment"), BAD)
-def test_bad_input_is_one_line(command: str, fragment: str, place: Path, monkeypatch, capsys):
-    monkeypatch.chdir(place)
+def test_bad_input_is_a_one_line_error(
+    command: str, fragment: str, folder: Path, monkeypatch, capsys
+):
+    monkeypatch.chdir(folder)
     check_refusal(capsys, ["segment", *command.split()], fragment)

@@ -1,4 +1,4 @@
-"""Clusters of photographs without labels, as a head, masks and sheets of examples."""
+"""Clusters of unlabeled photographs: the head, masks and sheets of examples."""
 
 import json
 from pathlib import Path
@@ -20,7 +20,7 @@ WEIGHTS = "random:vit_tiny_patch16_224"
 
 @pytest.fixture
 def photos(tmp_path: Path) -> Path:
-    """The left half is dark noise, the right half bright; one file is broken."""
+    """Dark noise on the left half and bright noise on the right; one file is corrupt."""
     folder = tmp_path / "photos"
     folder.mkdir()
     for number in range(14):
@@ -32,11 +32,13 @@ def photos(tmp_path: Path) -> Path:
 
 
 def discover(photos: Path, to: Path, *more: str) -> int:
-    words = (str(photos), "--weights", WEIGHTS, "--to", str(to), "--workers", "0")
-    return main(["segment", "discover", *words, "--image-px", "96", *more])
+    options = f"--weights {WEIGHTS} --to {to} --workers 0 --image-px 96"
+    return main(["segment", "discover", str(photos), *options.split(), *more])
 
 
-def test_halves_are_told_apart(photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_two_clusters_separate_dark_from_bright(
+    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
     head = tmp_path / "head"
     assert discover(photos, head, "--classes", "2", "--overlays") == 0
     assert "skipped, cannot be decoded" in capsys.readouterr().out
@@ -54,7 +56,7 @@ def test_halves_are_told_apart(photos: Path, tmp_path: Path, capsys: pytest.Capt
     assert facts["fitted on"] == 14
     assert sum(facts["share of patches"].values()) == pytest.approx(1)
     brightness = {}
-    for number in range(2):  # sheets show the cluster's own half, from 12 photographs
+    for number in range(2):  # each sheet shows 12 examples of its half
         with Image.open(head / "clusters" / f"cluster {number}.png") as sheet:
             assert sheet.size == (4 * 204, 3 * 204)
             brightness[number] = np.median(np.array(sheet.convert("L")))
@@ -63,8 +65,8 @@ def test_halves_are_told_apart(photos: Path, tmp_path: Path, capsys: pytest.Capt
     assert brightness[bright] > 2 * brightness[1 - bright]
 
 
-def test_the_layer_is_the_nearest_centroid():
-    """On the features themselves, standardization and PCA included."""
+def test_layer_predicts_the_nearest_centroid():
+    """The layer includes standardization and PCA."""
     features = torch.randn(6, 60, 5, 5) * torch.rand(60, 1, 1) + torch.randn(60, 1, 1)
     features = features + 3 * torch.randn(6, 1, 5, 5)
     sample = [ImageFile(Path(f"{number}.png"), str(number)) for number in range(6)]
@@ -85,14 +87,14 @@ def test_the_layer_is_the_nearest_centroid():
     assert all(len({file.name for file, *_ in each}) == len(each) for each in examples)
 
 
-def test_the_same_command_completes_the_masks(photos: Path, tmp_path: Path, capsys):
+def test_same_command_adds_missing_masks(photos: Path, tmp_path: Path, capsys):
     head = tmp_path / "head"
     assert discover(photos, head, "--classes", "3") == 0
     first = (head / "masks" / "0.png").stat().st_mtime_ns
     (head / "masks" / "1.png").unlink()
-    page = json.loads((head / "head.json").read_text())
-    page["classes"] = ["road", "sky", "wall"]  # named by a person
-    (head / "head.json").write_text(json.dumps(page))
+    record = json.loads((head / "head.json").read_text())
+    record["classes"] = ["road", "sky", "wall"]  # renamed by a user
+    (head / "head.json").write_text(json.dumps(record))
     assert discover(photos, head, "--classes", "3") == 0
     assert (head / "masks" / "1.png").exists()
     assert (head / "masks" / "0.png").stat().st_mtime_ns == first

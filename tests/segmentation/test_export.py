@@ -1,4 +1,4 @@
-"""One network from image to classes: the same classes as here, without this package."""
+"""Exported networks predict the same classes, without this package."""
 
 import json
 import subprocess
@@ -16,7 +16,7 @@ from tests.segmentation.heads import make_head
 
 SIZES = ((4, 4), (3, 7), (9, 2))
 
-ALONE = """
+WITHOUT_CROC = """
 import json, sys, torch
 files = {"facts.json": ""}
 module = torch.export.load("head.pt2", extra_files=files).module()
@@ -28,37 +28,29 @@ assert "croc" not in sys.modules and "timm" not in sys.modules
 
 
 @pytest.mark.parametrize(("weights", "blocks"), [("RUN", 2), ("random:resnet18", 1)])
-def test_exports_give_the_same_classes(run: Path, weights: str, blocks: int, tmp_path: Path):
+def test_exports_predict_the_same_classes(run: Path, weights: str, blocks: int, tmp_path: Path):
     ort = pytest.importorskip("onnxruntime")
-    save_segmenter(
-        make_head(weights.replace("RUN", str(run)), blocks=blocks), tmp_path / "head", {}
-    )
+    head = tmp_path / "head"
+    save_segmenter(make_head(weights.replace("RUN", str(run)), blocks=blocks), head, {})
     for name in ("head.onnx", "head.pt2"):
-        assert (
-            main(["segment", "export", str(tmp_path / "head"), "--to", str(tmp_path / name)]) == 0
-        )
-    segmenter = load_segmenter(tmp_path / "head")
+        assert main(["segment", "export", str(head), "--to", str(tmp_path / name)]) == 0
+    segmenter = load_segmenter(head)
     unit = segmenter.backbone.stride_px
     inputs = [torch.rand(2, 3, unit * rows, unit * columns) for rows, columns in SIZES]
-    expected = [
-        np.stack(
-            [
-                argmax_upsampled(scores, each.shape[2:])
-                for scores in segmenter.scores(normalize(each))
-            ]
-        )
-        for each in inputs
-    ]
+    expected = []
+    for images in inputs:
+        scores = segmenter.scores(normalize(images))
+        expected.append(np.stack([argmax_upsampled(each, images.shape[2:]) for each in scores]))
     session = ort.InferenceSession(str(tmp_path / "head.onnx"))
     facts = session.get_modelmeta().custom_metadata_map
     assert json.loads(facts["classes"]) == list(segmenter.classes)
     torch.save(inputs, tmp_path / "inputs.pt")
-    alone = [sys.executable, "-c", ALONE]
-    done = subprocess.run(alone, cwd=tmp_path, capture_output=True, text=True)
+    command = [sys.executable, "-c", WITHOUT_CROC]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    for each, truth, loaded in zip(inputs, expected, torch.load(tmp_path / "outputs.pt")):
-        (classes,) = session.run(None, {"images": each.numpy()})
-        assert (classes.dtype, classes.shape) == (np.uint8, truth.shape)
-        assert (classes == truth).mean() >= 0.999
-        assert (loaded.numpy() == truth).mean() >= 0.999
-        assert len(np.unique(truth)) > 1
+    for images, classes, loaded in zip(inputs, expected, torch.load(tmp_path / "outputs.pt")):
+        (onnx,) = session.run(None, {"images": images.numpy()})
+        assert (onnx.dtype, onnx.shape) == (np.uint8, classes.shape)
+        assert (onnx == classes).mean() >= 0.999
+        assert (loaded.numpy() == classes).mean() >= 0.999
+        assert len(np.unique(classes)) > 1

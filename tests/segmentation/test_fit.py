@@ -1,4 +1,4 @@
-"""A head is what the evaluation trains, on everything; its score is of images it has not seen."""
+"""`segment fit` trains the evaluation's heads on all images, and scores them on held-out images."""
 
 import json
 from dataclasses import replace
@@ -28,7 +28,7 @@ CONFIG = {"image_px": 64, "train_px": 16, "score_px": 16}
 
 
 def make_data(root: Path, count: int, classes: tuple[str, ...] = ("dark", "bright")) -> str:
-    """Gray stripes whose brightness is their class; a corner is not labeled."""
+    """Gray squares whose brightness is their class; one corner is unlabeled."""
     generator = np.random.default_rng(0)
     for split, images in (("train", count), ("val", 4)):
         for kind in ("images", "labels"):
@@ -46,19 +46,8 @@ def make_data(root: Path, count: int, classes: tuple[str, ...] = ("dark", "brigh
 
 def fit(data: str, to: Path, *more: str, kind: str = "linear") -> int:
     small = SMALL if kind == "linear" else ("--incontext.image-px", "64", "--kind", "incontext")
-    words = (
-        "--weights",
-        WEIGHTS,
-        "--data",
-        data,
-        "--to",
-        str(to),
-        "--workers",
-        "0",
-        "--precision",
-        "float32",
-    )
-    return main(["segment", "fit", *words, *small, *more])
+    options = f"--weights {WEIGHTS} --data {data} --to {to} --workers 0 --precision float32"
+    return main(["segment", "fit", *options.split(), *small, *more])
 
 
 def facts(folder: Path) -> dict:
@@ -66,12 +55,11 @@ def facts(folder: Path) -> dict:
 
 
 def config_of(folder: Path):
-    saved = facts(folder)["config"]
-    length = {"steps": saved["steps"], "weight_decay": saved["weight_decay"]}
-    return replace(linear_protocol("folder"), **CONFIG, **length)
+    chosen = {name: facts(folder)["config"][name] for name in ("steps", "weight_decay")}
+    return replace(linear_protocol("folder"), **CONFIG, **chosen)
 
 
-def test_the_layer_is_that_of_the_evaluation(tmp_path: Path):
+def test_linear_head_equals_that_of_the_evaluation(tmp_path: Path):
     data = make_data(tmp_path / "data", 6)
     assert fit(data, tmp_path / "head", *STEPS) == 0
     segmenter, config = load_segmenter(tmp_path / "head"), config_of(tmp_path / "head")
@@ -83,13 +71,12 @@ def test_the_layer_is_that_of_the_evaluation(tmp_path: Path):
     torch.testing.assert_close(segmenter.scores(images), expected, atol=1e-3, rtol=1e-4)
     patches = PatchFeatures(segmenter.backbone, val, 64, 16, 1, CPU)
     head: Any = segmenter.head
-    ours = score(patches, [head])[0].scores
-    theirs = evaluate_linear(backbone, train, val, config, CPU).scores
-    assert ours == pytest.approx(theirs, abs=0.05)
+    expected = evaluate_linear(backbone, train, val, config, CPU).scores
+    assert score(patches, [head])[0].scores == pytest.approx(expected, abs=0.05)
     assert segmenter.classes == ("dark", "bright")
 
 
-def test_the_memory_is_that_of_the_evaluation(tmp_path: Path):
+def test_incontext_head_equals_that_of_the_evaluation(tmp_path: Path):
     data = make_data(tmp_path / "data", 5)
     assert fit(data, tmp_path / "head", kind="incontext") == 0
     segmenter = load_segmenter(tmp_path / "head")
@@ -101,7 +88,7 @@ def test_the_memory_is_that_of_the_evaluation(tmp_path: Path):
     assert 0 <= facts(tmp_path / "head")["score"]["mIoU"] <= 100
 
 
-def test_a_hold_out_is_scored_by_a_head_without_it(tmp_path: Path):
+def test_held_out_images_are_scored_by_a_head_trained_without_them(tmp_path: Path):
     data = make_data(tmp_path / "data", 10)
     assert fit(data, tmp_path / "head", *STEPS, "--hold-out", "0.3") == 0
     score = facts(tmp_path / "head")["score"]
@@ -113,7 +100,7 @@ def test_a_hold_out_is_scored_by_a_head_without_it(tmp_path: Path):
     assert facts(tmp_path / "head")["images"] == 10
 
 
-def test_few_images_are_scored_in_halves(tmp_path: Path):
+def test_few_images_are_scored_by_two_fold_cross_validation(tmp_path: Path):
     data = make_data(tmp_path / "data", 4)
     assert fit(data, tmp_path / "head", *STEPS) == 0
     score = facts(tmp_path / "head")["score"]
@@ -121,7 +108,7 @@ def test_few_images_are_scored_in_halves(tmp_path: Path):
     assert set(score["classes"]) == {"dark", "bright"}
 
 
-def test_one_image_is_enough(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_one_image_is_fitted_but_not_scored(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     data = make_data(tmp_path / "data", 1, ("dark", "bright", "absent"))
     assert fit(data, tmp_path / "head") == 0
     printed = capsys.readouterr()
@@ -138,7 +125,7 @@ def test_one_image_is_enough(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert (predicted[labeled] == labels[labeled]).mean() > 0.6
 
 
-def test_few_labels_take_fewer_steps():
+def test_few_labels_are_trained_for_fewer_steps():
     steps = [few_label_steps(count, 1500) for count in (1, 5, 20, 50, 100, 1000)]
     assert steps == sorted(steps)
     assert steps[0] < 1500

@@ -1,4 +1,4 @@
-"""Masks of folders: where they go, what they hold, and that no work is done twice or lost."""
+"""Masks of folders: names, contents, and resuming without repeated or lost work."""
 
 import json
 import os
@@ -41,18 +41,8 @@ def photos(tmp_path: Path) -> dict[str, np.ndarray]:
 
 
 def predict(head: Path | str, *words: Path | str) -> int:
-    return main(
-        [
-            "segment",
-            "predict",
-            str(head),
-            *map(str, words),
-            "--workers",
-            "0",
-            "--precision",
-            "float32",
-        ]
-    )
+    options = ("--workers", "0", "--precision", "float32")
+    return main(["segment", "predict", str(head), *map(str, words), *options])
 
 
 def read(path: Path) -> np.ndarray:
@@ -62,7 +52,7 @@ def read(path: Path) -> np.ndarray:
 
 
 def files(folder: Path) -> dict[str, tuple[int, bytes]]:
-    """When each file was written, and its content."""
+    """Modification time and content of each file."""
     return {
         path.relative_to(folder).as_posix(): (path.stat().st_mtime_ns, path.read_bytes())
         for path in sorted(folder.rglob("*"))
@@ -75,7 +65,7 @@ def test_masks_mirror_the_folder(head: Path, photos: dict[str, np.ndarray], tmp_
     assert predict(head, tmp_path / "photos", "--to", masks, "--batch", "3") == 0
     segmenter = load_segmenter(head)
     names = {"a.png": "a", "sub/a.png": "sub/a", "c.webp": "c"}
-    names |= {"sub/b.bmp": "sub/b.bmp", "sub/b.png": "sub/b.png"}  # of one stem
+    names |= {"sub/b.bmp": "sub/b.bmp", "sub/b.png": "sub/b.png"}  # the same stem
     assert set(files(masks)) == {"settings.json", *(f"{name}.png" for name in names.values())}
     for photo, name in names.items():
         path = masks / f"{name}.png"
@@ -86,7 +76,7 @@ def test_masks_mirror_the_folder(head: Path, photos: dict[str, np.ndarray], tmp_
         assert palette[:9] == [value for color in segmenter.colors for value in color]
 
 
-def test_other_files_on_request(head: Path, photos: dict[str, np.ndarray], tmp_path: Path):
+def test_optional_outputs(head: Path, photos: dict[str, np.ndarray], tmp_path: Path):
     masks = tmp_path / "masks"
     more = ("--overlays", "--probabilities", "--rle")
     assert predict(head, tmp_path / "photos", "--to", masks, *more) == 0
@@ -96,12 +86,12 @@ def test_other_files_on_request(head: Path, photos: dict[str, np.ndarray], tmp_p
         shares = content["probabilities"]
     assert (shares.shape, shares.dtype) == ((3, 4, 4), np.float16)
     np.testing.assert_allclose(shares.astype(float).sum(axis=0), 1, atol=2e-3)
-    page = json.loads((masks / "masks.json").read_text())
-    assert {each["file_name"] for each in page["images"]} == set(photos)
-    assert sum(each["area"] for each in page["annotations"]) == len(photos) * 40 * 30
+    coco = json.loads((masks / "masks.json").read_text())
+    assert {each["file_name"] for each in coco["images"]} == set(photos)
+    assert sum(each["area"] for each in coco["annotations"]) == len(photos) * 40 * 30
 
 
-def test_what_is_there_is_kept_until_settings_change(
+def test_masks_are_kept_until_settings_change(
     head: Path, photos: dict[str, np.ndarray], tmp_path: Path
 ):
     source, masks = tmp_path / "photos", tmp_path / "masks"
@@ -118,16 +108,16 @@ def test_what_is_there_is_kept_until_settings_change(
     assert predict(head, source, "--to", masks, "--overlays", "--rle") == 0
     overlaid = files(masks)
     assert {"masks.json", "overlays/legend.png", "overlays/sub/a.jpg"} <= set(overlaid)
-    assert predict(head, source, "--to", masks) == 0  # fewer files of the same masks
+    assert predict(head, source, "--to", masks) == 0  # the same masks, fewer outputs
     assert files(masks) | {"settings.json": None} == overlaid | {"settings.json": None}
     assert predict(head, source, "--to", masks, "--tile-px", "32") == 0
     tiled = files(masks)
     assert all(tiled[name][0] > after[name][0] for name in after)
-    # The files that went with the replaced masks are gone.
+    # Outputs that belong to the replaced masks are deleted.
     assert set(tiled) == {*after, "overlays/legend.png"}
 
 
-def test_masks_inside_the_folder_are_no_photographs(
+def test_masks_inside_the_folder_are_not_photographs(
     head: Path, photos: dict[str, np.ndarray], tmp_path: Path
 ):
     source = tmp_path / "photos"
@@ -136,21 +126,21 @@ def test_masks_inside_the_folder_are_no_photographs(
     assert sum(path.suffix == ".png" for path in (source / "masks").rglob("*")) == len(photos)
 
 
-def test_broken_files_are_skipped_and_listed(
+def test_corrupt_files_are_skipped_and_listed(
     head: Path, photos: dict[str, np.ndarray], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    broken = tmp_path / "photos" / "broken.jpg"
-    broken.write_bytes(b"\xff\xd8\xff")
+    corrupt = tmp_path / "photos" / "corrupt.jpg"
+    corrupt.write_bytes(b"\xff\xd8\xff")
     assert predict(head, tmp_path / "photos", "--to", tmp_path / "masks", "--rle") == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == f"5 masks in {tmp_path / 'masks'}"
-    assert lines[-1].startswith(f"skipped, cannot be decoded: {broken} (")
-    assert predict(head, broken, "--to", tmp_path / "none") == 2
+    assert lines[-1].startswith(f"skipped, cannot be decoded: {corrupt} (")
+    assert predict(head, corrupt, "--to", tmp_path / "none") == 2
     assert "no image can be decoded" in capsys.readouterr().err
     assert not (tmp_path / "none").exists()
 
 
-def test_a_full_disk_is_one_line_and_leaves_whole_masks(
+def test_full_disk_is_a_one_line_error_and_leaves_complete_masks(
     head: Path, tmp_path: Path, small_disk, capsys: pytest.CaptureFixture[str]
 ):
     for number in range(60):
@@ -167,7 +157,7 @@ def test_a_full_disk_is_one_line_and_leaves_whole_masks(
 
 
 def is_running(group: int) -> bool:
-    """Whether any process of the group is left, except those that ended and were not waited for."""
+    """Whether a process of the group is running; zombies do not count."""
     for path in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):
             state, _, own = path.read_text().rpartition(")")[2].split()[:3]
@@ -176,7 +166,7 @@ def is_running(group: int) -> bool:
     return False
 
 
-def test_a_killed_command_resumes(head: Path, tmp_path: Path):
+def test_killed_command_resumes(head: Path, tmp_path: Path):
     source, masks, count = tmp_path / "photos", tmp_path / "masks", 80
     for number in range(count):
         draw_photo(source / str(number % 3) / f"{number}.png", number)
@@ -187,7 +177,7 @@ def test_a_killed_command_resumes(head: Path, tmp_path: Path):
     while len(list(masks.rglob("*.png"))) < 10:
         assert process.poll() is None
         time.sleep(0.01)
-    os.kill(process.pid, signal.SIGKILL)  # its workers end with it
+    os.kill(process.pid, signal.SIGKILL)  # its workers must exit, too
     process.wait()
     deadline = time.monotonic() + 20
     while is_running(process.pid):

@@ -1,4 +1,4 @@
-"""Tiles cover an image and blend; the guided filter moves borders to the photograph's edges."""
+"""Tiles cover an image and are blended; the guided filter aligns masks with edges."""
 
 from itertools import pairwise
 
@@ -22,7 +22,7 @@ def test_tiles_overlap_and_cover(count: int, side: int):
     assert all(0 < b - a <= side - overlap for a, b in pairwise(starts))
 
 
-def test_one_tile_is_the_whole_image_and_many_are_blended():
+def test_one_tile_equals_the_whole_image_and_overlapping_tiles_are_blended():
     segmenter = make_head("random:vit_tiny_patch16_224")
     image = np.random.default_rng(0).integers(0, 256, (64, 112, 3), np.uint8)
     pixels = torch.from_numpy(image).permute(2, 0, 1)[None] / 255
@@ -32,22 +32,16 @@ def test_one_tile_is_the_whole_image_and_many_are_blended():
     assert tiled.shape == whole.shape
     corner = segmenter.scores(normalize(pixels[..., :48, :48]))[0]
     torch.testing.assert_close(tiled[:, 0, 0], corner[:, 0, 0])  # in one tile only
-    near = segmenter.scores(normalize(pixels[..., 16:64, :48]))[0]
-    both = (2 * corner[:, 1, 0] + 1 * near[:, 0, 0]) / 3  # weights 2 and 1 by the distance
-    torch.testing.assert_close(tiled[:, 1, 0], both)
-
-
-def test_any_size_is_tiled():
-    segmenter = make_head("random:vit_tiny_patch16_224")
-    image = np.random.default_rng(0).integers(0, 256, (5, 203, 3), np.uint8)
-    assert score_tiles(image, segmenter, 32, 3).shape == (3, 1, 13)
+    below = segmenter.scores(normalize(pixels[..., 16:64, :48]))[0]
+    blend = (2 * corner[:, 1, 0] + 1 * below[:, 0, 0]) / 3  # weighted by distance to the border
+    torch.testing.assert_close(tiled[:, 1, 0], blend)
+    assert score_tiles(np.resize(image, (5, 203, 3)), segmenter, 32, 3).shape == (3, 1, 13)
 
 
 @pytest.mark.parametrize("size", [(96, 128), (600, 900)])
-def test_borders_move_to_the_edges(size: tuple[int, int]):
-    width = size[1]
+def test_masks_follow_edges(size: tuple[int, int]):
     truth = np.zeros(size, np.uint8)
-    truth[:, int(0.45 * width) :] = 1  # between the centers of two patches
+    truth[:, int(0.45 * size[1]) :] = 1  # between the centers of two patches
     noise = np.random.default_rng(0).integers(-8, 8, (*size, 3))
     image = np.clip(60 + 130 * truth[..., None].astype(int) + noise, 0, 255).astype(np.uint8)
     scores = torch.tensor([4.0] * 12 + [1.0] + [0.0] * 15).expand(21, 28)

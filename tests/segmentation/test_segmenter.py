@@ -1,4 +1,4 @@
-"""A head's folder gives back the same segmenter, on its own, or one line says why not."""
+"""A saved head reopens as the same segmenter, or fails with a one-line error."""
 
 import json
 from pathlib import Path
@@ -23,6 +23,7 @@ from croc.segmentation.segmenter import (
 from croc.weights.open import open_backbone
 from tests.segmentation.heads import make_head
 
+VIT = "random:vit_tiny_patch16_224"
 IMAGE = np.random.default_rng(0).integers(0, 256, (41, 57, 3), np.uint8)
 
 
@@ -32,12 +33,12 @@ IMAGE = np.random.default_rng(0).integers(0, 256, (41, 57, 3), np.uint8)
         ("RUN", "incontext"),
         ("random:RUN", "linear"),
         ("coco-20min", "linear"),
-        ("random:vit_base_patch16_clip_224", "linear"),  # norms pooled tokens
+        ("random:vit_base_patch16_clip_224", "linear"),  # normalizes pooled tokens
         ("random:eva02_tiny_patch14_224", "incontext"),
         ("random:resnet18", "linear"),
     ],
 )
-def test_a_saved_head_reopens_alone_with_the_same_scores(
+def test_saved_head_reopens_with_the_same_scores(
     run: Path, weights: str, kind: str, tmp_path: Path
 ):
     segmenter = make_head(weights.replace("RUN", str(run)), kind)
@@ -54,7 +55,7 @@ def test_a_saved_head_reopens_alone_with_the_same_scores(
     assert torch.equal(reopened.features(images), segmenter.backbone.features(images))
 
 
-def test_a_file_of_a_known_layout_can_be_stored(tmp_path: Path):
+def test_head_of_a_published_file_is_self_contained(tmp_path: Path):
     vit: Any = open_backbone("random:vit_small_patch16_224", 96).vit
     torch.save({"teacher": vit.state_dict()}, tmp_path / "published.pth")
     segmenter = make_head(str(tmp_path / "published.pth"), "linear")
@@ -64,20 +65,19 @@ def test_a_file_of_a_known_layout_can_be_stored(tmp_path: Path):
     assert torch.equal(load_segmenter(tmp_path / "head").scores(images), segmenter.scores(images))
 
 
-def test_folding_keeps_the_logits():
+def test_folded_standardization_gives_the_same_logits():
     features, moments = 100 + 3 * torch.randn(2, 12, 5, 7), Moments()
     moments.add(features)
     layer = Layer(12, 4, moments).requires_grad_(False)
     expected = layer.linear((features - layer.mean) / layer.deviation)
     torch.testing.assert_close(layer(features), expected, atol=1e-4, rtol=1e-5)
-    torch.testing.assert_close(
-        fold_standardization(layer)(features), expected, atol=1e-4, rtol=1e-5
-    )
+    folded = fold_standardization(layer)(features)
+    torch.testing.assert_close(folded, expected, atol=1e-4, rtol=1e-5)
 
 
 def test_argmax_in_chunks_equals_argmax(monkeypatch: pytest.MonkeyPatch):
     scores = torch.randn(9, 4, 5)
-    scores[7] = scores[2]  # of equal ones the first
+    scores[7] = scores[2]  # the first of equal scores wins
     whole = argmax_upsampled(scores, (30, 20))
     monkeypatch.setattr("croc.segmentation.segmenter.MAX_LOGITS", 2 * 30 * 20)
     assert MAX_LOGITS > 9 * 30 * 20
@@ -85,33 +85,32 @@ def test_argmax_in_chunks_equals_argmax(monkeypatch: pytest.MonkeyPatch):
     assert 7 not in whole
 
 
-def test_maps_by_name_have_the_photographs_sizes(tmp_path: Path):
-    segmenter = make_head("random:vit_tiny_patch16_224", "linear")
-    save_segmenter(segmenter, tmp_path / "head", {})
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    save_segmenter(make_head(VIT), tmp_path / "head", {})
+    return tmp_path / "head"
+
+
+def test_segment_gives_maps_of_the_photographs_sizes(saved: Path):
     tensor = torch.from_numpy(IMAGE).permute(2, 0, 1)
-    by_folder = croc.segment([tensor, tensor[:, :20] / 255], tmp_path / "head", device="cpu")
-    assert [(each.shape, each.dtype) for each in by_folder] == [
-        ((41, 57), np.uint8),
-        ((20, 57), np.uint8),
-    ]
-    assert np.array_equal(by_folder[0], segmenter.class_map(IMAGE))
-    assert np.array_equal(croc.segment(tensor, croc.load_segmenter(tmp_path / "head"))[0],
-                          by_folder[0])  # fmt: skip
+    maps = croc.segment([tensor, tensor[:, :20] / 255], saved, device="cpu")
+    assert [each.shape for each in maps] == [(41, 57), (20, 57)]
+    assert all(each.dtype == np.uint8 for each in maps)
+    segmenter = croc.load_segmenter(saved)
+    assert np.array_equal(maps[0], segmenter.class_map(IMAGE))
+    assert np.array_equal(maps[0], croc.segment(tensor, segmenter)[0])
 
 
-def edited(folder: Path, **changes: object) -> None:
-    page = folder / "head.json"
-    page.write_text(json.dumps(json.loads(page.read_text()) | changes))
+def edit(folder: Path, **changes: object) -> None:
+    file = folder / "head.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
 
 
-def test_classes_are_renamed_in_the_page(tmp_path: Path):
-    segmenter = make_head("random:vit_tiny_patch16_224", "linear")
-    save_segmenter(segmenter, tmp_path / "head", {})
-    names = ["road", "wall", "sky"]
-    edited(tmp_path / "head", classes=names, colors=["#000000", "#ff0000", "0000ff"])
-    again = load_segmenter(tmp_path / "head")
-    assert again.classes == tuple(names)
-    assert again.colors == ((0, 0, 0), (255, 0, 0), (0, 0, 255))
+def test_classes_and_colors_can_be_edited_in_head_json(saved: Path):
+    edit(saved, classes=["road", "wall", "sky"], colors=["#000000", "#ff0000", "0000ff"])
+    segmenter = load_segmenter(saved)
+    assert segmenter.classes == ("road", "wall", "sky")
+    assert segmenter.colors == ((0, 0, 0), (255, 0, 0), (0, 0, 255))
 
 
 @pytest.mark.parametrize(
@@ -126,18 +125,17 @@ def test_classes_are_renamed_in_the_page(tmp_path: Path):
         ({"backbone": {"name": "other", "hash": "0"}}, "is not the backbone"),
     ],
 )
-def test_a_page_that_does_not_fit_is_one_line(
-    changes: dict[str, object], message: str, tmp_path: Path
+def test_invalid_head_json_is_a_one_line_error(
+    changes: dict[str, object], message: str, saved: Path
 ):
-    save_segmenter(make_head("random:vit_tiny_patch16_224", "linear"), tmp_path / "head", {})
-    edited(tmp_path / "head", **changes)
+    edit(saved, **changes)
     with pytest.raises(UserError, match=message) as error:
-        load_segmenter(tmp_path / "head")
+        load_segmenter(saved)
     assert "\n" not in str(error.value)
 
 
-def test_nothing_is_overwritten_or_half_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    segmenter = make_head("random:vit_tiny_patch16_224", "linear")
+def test_failed_save_leaves_no_files(tmp_path: Path):
+    segmenter = make_head(VIT)
     (tmp_path / "taken/notes").mkdir(parents=True)
     with pytest.raises(UserError, match="already exists and will not be overwritten"):
         save_segmenter(segmenter, tmp_path / "taken", {})
@@ -147,13 +145,8 @@ def test_nothing_is_overwritten_or_half_written(tmp_path: Path, monkeypatch: pyt
     assert [path.name for path in tmp_path.iterdir()] == ["taken"]
 
 
-def test_a_folder_without_a_head_is_one_line(tmp_path: Path):
-    with pytest.raises(UserError, match="has no head: pass a folder of croc segment fit"):
-        load_segmenter(tmp_path)
-
-
-def test_options_of_a_foreign_file_name_no_other_files(tmp_path: Path):
-    segmenter = make_head("random:vit_tiny_patch16_224", "linear")
+def test_foreign_head_cannot_name_other_files(tmp_path: Path):
+    segmenter = make_head(VIT)
     made = segmenter.backbone.made
     assert made is not None
     made.options["checkpoint_path"] = "/etc/passwd"  # pyright: ignore

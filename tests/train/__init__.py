@@ -1,4 +1,4 @@
-"""What the tests of training share."""
+"""Helpers for the training tests."""
 
 import os
 from collections.abc import Iterator
@@ -12,18 +12,18 @@ from croc.io import read_metrics
 from croc.train.log import TIMINGS, RunLog
 from tests.train.kills import command
 
-in_soak = pytest.mark.skipif("CROC_SOAK" not in os.environ, reason="long: run by make soak")
+in_soak = pytest.mark.skipif("CROC_SOAK" not in os.environ, reason="slow: part of make soak")
 
 
 def metrics_of(folder: Path) -> list[dict[str, float]]:
-    """The metrics of a run, without the timings."""
+    """The metrics of a run without its timings."""
     lines = read_metrics(folder)
     return [{name: line[name] for name in line if name not in TIMINGS} for line in lines]
 
 
 @contextmanager
 def killed_at(step: int) -> Iterator[None]:
-    """The run in here ends like that, before it logs the step."""
+    """The run inside ends without warning before it logs this step."""
 
     class Killed(BaseException):
         pass
@@ -39,5 +39,5 @@ def killed_at(step: int) -> Iterator[None]:
 
 
 def train(folder: Path, *more: str) -> None:
-    """The command of `tests.train.kills`, in this process, to its end."""
+    """Run the command of `tests.train.kills` in this process until it finishes."""
     assert main(command(folder, *more)[3:]) == 0

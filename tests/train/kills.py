@@ -1,4 +1,4 @@
-"""A real training process, killed again and again, many times in the midst of a checkpoint."""
+"""A training process that is killed repeatedly, often while it writes a checkpoint."""
 
 import os
 import random
@@ -20,19 +20,19 @@ from croc.weights.checkpoint import checkpoints, load_checkpoint
 from tests.tiny import FLAGS
 
 START_S = 8.0
-"""What a process takes to its first step, and some steps more."""
+"""Time that a process needs for its first step and a few more."""
 INTERVAL = 2
 """Steps between two checkpoints, in FLAGS."""
 
 
 @dataclass
 class Kills:
-    """How often and when, and what was found after each."""
+    """How often the process was killed, and what it left behind."""
 
     kills: int = 0
-    while_writing: int = 0  # a checkpoint was half-written
-    at_any_moment: int = 0  # most of these are before the first step
-    most_lost: int = 0  # steps that were logged and had to be done again
+    while_writing: int = 0  # left a half-written checkpoint
+    at_any_moment: int = 0  # most of these precede the first step
+    most_lost: int = 0  # logged steps that have to be repeated
     unreadable: list[str] = field(default_factory=list)
 
 
@@ -51,52 +51,54 @@ def start(folder: Path, *more: str) -> subprocess.Popen[bytes]:
 
 
 def train(folder: Path, more: Sequence[str] = ()) -> None:
-    """To the end, undisturbed."""
+    """Train to the end without a kill."""
     done = subprocess.run(command(folder, *more), env=environment(), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 
 def kill(folder: Path, kills: int, seed: int, more: Sequence[str] = ()) -> Kills:
-    """Start and kill it so often: in the midst of a checkpoint, after some step, and at any moment
-    since its start, in turn."""
-    draw, seen = random.Random(seed), Kills()
-    while seen.kills < kills:
+    """Start and kill a run `kills` times: in turn while it writes a checkpoint, after a step and at
+    a random moment."""
+    rng, record = random.Random(seed), Kills()
+    while record.kills < kills:
         process = start(folder, *more)
-        moment, launched = seen.kills % 3, time.time()
+        moment, launched = record.kills % 3, time.time()
         if moment == 2:
-            time.sleep(draw.uniform(0, START_S))
+            time.sleep(rng.uniform(0, START_S))
         else:
-            _wait(folder, process, draw, launched if moment == 0 else None)
+            _wait(folder, process, rng, launched if moment == 0 else None)
         if process.poll() is not None:
-            raise AssertionError(f"it ended by itself with {process.returncode}: give more steps")
+            raise AssertionError(
+                f"exited with code {process.returncode} before the kill: use more steps"
+            )
         process.send_signal(signal.SIGKILL)
         process.wait()
-        seen.kills += 1
-        seen.while_writing += _half_written(folder, launched)
-        seen.at_any_moment += moment == 2
-        _examine(folder, seen)
-    return seen
+        record.kills += 1
+        record.while_writing += _half_written(folder, launched)
+        record.at_any_moment += moment == 2
+        _check(folder, record)
+    return record
 
 
 def _wait(
-    folder: Path, process: subprocess.Popen[Any], draw: random.Random, writes_since: float | None
+    folder: Path, process: subprocess.Popen[Any], rng: random.Random, writes_since: float | None
 ) -> None:
-    """For a checkpoint that is being written, or until the run has moved on and some moments."""
+    """Wait until a checkpoint is being written, or until shortly after the next step."""
     before, deadline = _last_step(folder), time.monotonic() + 120
     while process.poll() is None and time.monotonic() < deadline:
         if writes_since and _half_written(folder, writes_since):
             return
         if not writes_since and _last_step(folder) > before:
-            time.sleep(draw.uniform(0, 0.15))
+            time.sleep(rng.uniform(0, 0.15))
             return
         time.sleep(0.0005)
 
 
 def _half_written(folder: Path, since: float) -> bool:
-    """Whether a checkpoint is; what a kill before `since` left does not count."""
+    """Whether there is a partial checkpoint newer than `since`."""
     try:
         times = [path.stat().st_mtime for path in (folder / "checkpoints").glob("*.partial")]
-    except FileNotFoundError:  # renamed meanwhile
+    except FileNotFoundError:  # renamed in the meantime
         return False
     return any(time > since for time in times)
 
@@ -108,20 +110,20 @@ def _last_step(folder: Path) -> int:
         return 0
 
 
-def _examine(folder: Path, seen: Kills) -> None:
-    """What is there must be whole, and not far behind."""
-    found = checkpoints(folder)
-    for path in found:
+def _check(folder: Path, record: Kills) -> None:
+    """Record unreadable checkpoints and steps that have to be repeated."""
+    paths = checkpoints(folder)
+    for path in paths:
         try:
             load_checkpoint(path)
         except UserError as error:
-            seen.unreadable.append(str(error))
-    saved = load_checkpoint(found[-1])["step"] if found else 0
-    seen.most_lost = max(seen.most_lost, _last_step(folder) - saved)
+            record.unreadable.append(str(error))
+    saved = load_checkpoint(paths[-1])["step"] if paths else 0
+    record.most_lost = max(record.most_lost, _last_step(folder) - saved)
 
 
 def same_weights(one: Path, other: Path) -> bool:
-    """Of the last checkpoints: step, every tensor of every module, the optimizer's state."""
+    """Whether the last checkpoints are identical, including the optimizer's state."""
 
     def same(a: Any, b: Any) -> bool:
         if isinstance(a, torch.Tensor):

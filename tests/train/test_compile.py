@@ -1,4 +1,4 @@
-"""Steps captured as a CUDA graph equal eager ones."""
+"""Training with a captured CUDA graph equals eager training."""
 
 from contextlib import nullcontext
 from dataclasses import replace
@@ -13,7 +13,7 @@ from croc.io import read_metrics
 from croc.train.compile import WARM_UPS, use_cuda_graph
 from croc.train.distributed import make_fabric
 from croc.train.loop import Trainer, pretrain, schedule_at
-from tests.kernels.interpreter import waiting_is_an_error
+from tests.kernels.interpreter import forbid_synchronization
 from tests.method.test_croc import make_canvases
 from tests.tiny import tiny_config, tiny_dino, tiny_mae
 
@@ -27,14 +27,14 @@ def test_no_cuda_graph_on_the_cpu():
 
 
 def tiny(part: str, **changes: object) -> PretrainConfig:
-    """With changes to one part of the configuration."""
+    """The tiny configuration with changes to one part."""
     config = tiny_config()
     changed = replace(getattr(config, part), **changes)  # pyright: ignore[reportArgumentType]
     return replace(config, **{part: changed})  # pyright: ignore[reportArgumentType]
 
 
 def with_early_views() -> PretrainConfig:
-    """Six small steps, then six large ones, so that both are captured."""
+    """Six steps with small views, then six with large ones, so that both are captured."""
     config = tiny("views", early_px=16, early_epochs=2)
     return replace(config, optim=replace(config.optim, epochs=4))
 
@@ -45,7 +45,7 @@ CONFIGS = {
     "mae": tiny_mae,
     "released": lambda: tiny("cluster", variant="released"),
     "sinkhorn": lambda: tiny("loss", centering="sinkhorn"),
-    # The prototypes keep still for six steps, of which the first three are eager.
+    # The prototypes are frozen for six steps, of which the first three are eager.
     "frozen beyond the capture": lambda: tiny("loss", frozen_prototype_epochs=2),
     "micro-batches": lambda: tiny_config(micro_batch=3),
     "early views": with_early_views,
@@ -60,7 +60,7 @@ def metrics_of(config: PretrainConfig, folder: Path, **run: object) -> list[dict
 
 @pytest.mark.cuda
 @pytest.mark.parametrize("name", list(CONFIGS))
-def test_captured_runs_equal_eager_ones(name: str, tmp_path: Path):
+def test_run_with_cuda_graph_equals_eager_run(name: str, tmp_path: Path):
     eager, captured = (
         metrics_of(CONFIGS[name](), tmp_path / str(flag), compile=False, cuda_graph=flag)
         for flag in (False, True)
@@ -89,7 +89,7 @@ def test_compiled_steps_are_captured_by_default(tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.cuda
-def test_a_captured_step_never_waits_and_leaves_the_batch_alone():
+def test_captured_step_never_synchronizes_and_does_not_modify_the_batch():
     config = tiny_config()
     run = RunConfig(accelerator="cuda", devices=1, compile=False, cuda_graph=True)
     fabric = make_fabric(run)
@@ -100,9 +100,9 @@ def test_a_captured_step_never_waits_and_leaves_the_batch_alone():
     for step in range(WARM_UPS + 5):
         schedule = schedule_at(step, config.optim, 3)
         torch.cuda.synchronize()
-        with waiting_is_an_error() if step > WARM_UPS else nullcontext():
+        with forbid_synchronization() if step > WARM_UPS else nullcontext():
             metrics = trainer.step(canvases, schedule)
             losses.append(metrics["loss"].clone())
     assert torch.equal(before.pixels, canvases.pixels)
     assert torch.equal(before.sample_keys, canvases.sample_keys)
-    assert len({round(loss.item(), 6) for loss in losses}) == len(losses)  # it moves on
+    assert len({round(loss.item(), 6) for loss in losses}) == len(losses)  # the weights change

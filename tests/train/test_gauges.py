@@ -1,4 +1,4 @@
-"""Gauges of dense quality: on planted features, and in runs that are stopped and resumed."""
+"""Gauges of dense quality on synthetic features, and in interrupted and resumed runs."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -31,8 +31,8 @@ from tests.train import killed_at
 NAMES = {"step", "place", "image", "neighbors", "rank", "agreement", "agreement_chance"}
 
 
-def planted(place: float, image: float, own: float) -> Tensor:
-    """Tokens of 64 images whose variance has these shares."""
+def synthetic(place: float, image: float, own: float) -> Tensor:
+    """Tokens of 64 images with these shares of variance."""
     g = torch.Generator().manual_seed(0)
     shapes = (1, 16, 8, 8), (64, 16, 1, 1), (64, 16, 8, 8)
     parts = (w**0.5 * torch.randn(s, generator=g) for w, s in zip((place, image, own), shapes))
@@ -42,11 +42,11 @@ def planted(place: float, image: float, own: float) -> Tensor:
 @pytest.mark.parametrize(
     ("weights", "tolerance"), [((1, 0, 0), 1e-6), ((0, 1, 0), 1e-6), ((0.5, 0.25, 0.25), 0.05)]
 )
-def test_place_and_image_are_the_shares_that_were_planted(weights, tolerance):
-    """Whatever the scale and offset of the features; constant ones do not count."""
-    tokens = planted(*weights)
+def test_place_and_image_are_shares_of_variance(weights, tolerance):
+    """Independent of the scale and offset of the features; constant ones are ignored."""
+    tokens = synthetic(*weights)
     shares, _ = token_statistics(tokens.split(10))
-    # A mean over 64 values keeps 1/64 of the variance of what is independent.
+    # A mean over 64 independent values keeps 1/64 of their variance.
     assert shares.place == pytest.approx(weights[0], abs=tolerance)
     assert shares.image == pytest.approx(weights[1], abs=tolerance)
     other = tokens * torch.linspace(0.1, 50, 16)[:, None, None] + 7
@@ -57,21 +57,21 @@ def test_place_and_image_are_the_shares_that_were_planted(weights, tolerance):
 
 def test_neighbors_is_the_correlation_of_adjacent_tokens():
     for tokens, expected in (
-        (planted(0, 1, 0), 1.0),
-        (planted(0, 0, 1), 0.0),
-        (planted(0, 0.5, 0.5), 0.5),
-        (planted(0, 1, 0) * (-1) ** torch.arange(8)[:, None] * (-1) ** torch.arange(8), -1.0),
+        (synthetic(0, 1, 0), 1.0),
+        (synthetic(0, 0, 1), 0.0),
+        (synthetic(0, 0.5, 0.5), 0.5),
+        (synthetic(0, 1, 0) * (-1) ** torch.arange(8)[:, None] * (-1) ** torch.arange(8), -1.0),
     ):
         statistics, _ = token_statistics(tokens.split(10))
         assert statistics.neighbors == pytest.approx(expected, abs=0.05)
 
 
-def test_rank_is_that_of_the_singular_values():
+def test_rank_is_the_effective_rank_of_singular_values():
     for rank in (1, 4, 16):  # equally strong directions
         mixing = torch.linalg.qr(torch.randn(16, 16, generator=torch.Generator().manual_seed(1))).Q
-        tokens = torch.einsum("bchw,cd->bdhw", planted(0, 0, 1)[:, :rank], mixing[:rank])
+        tokens = torch.einsum("bchw,cd->bdhw", synthetic(0, 0, 1)[:, :rank], mixing[:rank])
         assert token_statistics(tokens.split(10))[0].rank == pytest.approx(rank, rel=0.02)
-    tokens = planted(0.5, 0.2, 0.3)[:2] + 0.5
+    tokens = synthetic(0.5, 0.2, 0.3)[:2] + 0.5
     singular = torch.linalg.svdvals(tokens.double().permute(0, 2, 3, 1).flatten(0, 2))
     p = singular / singular.sum() + 1e-7
     assert token_statistics([tokens])[0].rank == pytest.approx((-p * p.log()).sum().exp().item())
@@ -84,7 +84,7 @@ def hard_clusters(labels: Tensor, k: int, valid: Tensor) -> Clusters:
     return Clusters(assignments, valid, torch.zeros(images, 1), torch.full((images, 1), k))
 
 
-def test_clusters_of_distinct_constant_tokens_all_agree():
+def test_clusters_of_identical_tokens_all_match():
     g = torch.Generator().manual_seed(0)
     labels = torch.randint(5, (2, 6, 40), generator=g)
     values = torch.randn(6, 5, 8, generator=g)
@@ -94,10 +94,10 @@ def test_clusters_of_distinct_constant_tokens_all_agree():
 
 
 def test_invalid_clusters_are_neither_counted_nor_matched():
-    """Of three images one has a single valid cluster, and one a pruned copy of a valid cluster."""
+    """One image of three has a single valid cluster, another a pruned copy of a valid one."""
     labels = torch.arange(4).repeat(2, 3, 1)
     patches = torch.eye(4).repeat(2, 3, 1, 1)
-    patches[1, 1] = patches[1, 1, [2, 1, 0, 3]]  # cluster 0 is most like the pruned cluster 2
+    patches[1, 1] = patches[1, 1, [2, 1, 0, 3]]  # cluster 0 is most similar to the pruned cluster 2
     valid = torch.tensor([[1, 0, 0, 0], [1, 1, 0, 1], [1, 1, 1, 1]], dtype=torch.bool)[:, None]
     patches[1, 1, 0, 0] = 0.1
     assert count_matches(patches, hard_clusters(labels, 4, valid)) == (2 * 7, 7, 2)
@@ -107,42 +107,42 @@ def test_drift_is_0_for_the_same_similarities_and_1_for_unrelated_ones():
     tokens = torch.randn(20, 64, 12, 12, generator=torch.Generator().manual_seed(0))
     tokens[:, :8] *= 4
     start = patch_similarities(tokens)
-    turned = torch.linalg.qr(torch.randn(64, 64)).Q
-    same = torch.einsum("bchw,cd->bdhw", 3 * tokens, turned)
+    rotation = torch.linalg.qr(torch.randn(64, 64)).Q
+    same = torch.einsum("bchw,cd->bdhw", 3 * tokens, rotation)
     assert measure_drift(patch_similarities(same), start) < 1e-6
-    for share in (0.1, 0.5):  # a share of the similarities is replaced
+    for share in (0.1, 0.5):  # this share of the similarities is replaced
         other = patch_similarities(tokens.roll(1, dims=0))
         mixed = measure_drift((1 - share) * start + share * other, start)
         unrelated = measure_drift(other, start)
         assert 0 < mixed < unrelated
     unit = torch.eye(144).expand(20, -1, -1) / 144
-    assert measure_drift(unit + torch.ones_like(unit), unit) < 1e-6  # what all patches share
+    assert measure_drift(unit + torch.ones_like(unit), unit) < 1e-6  # common to all patches
     signs = torch.ones(144).mul(1 - 2 * (torch.arange(144) % 2))
     across, along = (torch.outer(x, x)[None] for x in (signs, signs.sort().values))
     assert measure_drift(across, along) == pytest.approx(1)
 
 
-def test_drift_is_measured_from_the_start_after_a_resume_too(whole: Path, tmp_path: Path):
-    def started(name: str, **run: object) -> PretrainConfig:
-        config = tiny_config(tmp_path / name, **run)
-        return replace(config, model=replace(config.model, init=str(whole)))
+def test_drift_after_resume_is_relative_to_the_start(whole: Path, tmp_path: Path):
+    def config(name: str, **run: object) -> PretrainConfig:
+        tiny = tiny_config(tmp_path / name, **run)
+        return replace(tiny, model=replace(tiny.model, init=str(whole)))
 
-    undisturbed = pretrain(started("undisturbed"), "tiny")
-    drift = [line["drift"] for line in read_gauges(undisturbed)]
+    uninterrupted = pretrain(config("uninterrupted"), "tiny")
+    drift = [line["drift"] for line in read_gauges(uninterrupted)]
     assert drift[0] == 0
     assert 0 < drift[1] < drift[-1] < 1
-    assert f"<dt>drift</dt><dd>{drift[-1]:.3f}" in report([undisturbed])
-    pretrain(started("parts", stop_after_steps=4), "tiny")
-    parts = pretrain(started("parts"), "tiny")
-    assert read_gauges(parts) == read_gauges(undisturbed)
-    (parts / START).unlink()  # of a run that had no gauges at its start
+    assert f"<dt>drift</dt><dd>{drift[-1]:.3f}" in report([uninterrupted])
+    pretrain(config("parts", stop_after_steps=4), "tiny")
+    parts = pretrain(config("parts"), "tiny")
+    assert read_gauges(parts) == read_gauges(uninterrupted)
+    (parts / START).unlink()  # as in a run that started without gauges
     (parts / "gauges.jsonl").unlink()
-    pretrain(started("parts"), "tiny")
+    pretrain(config("parts"), "tiny")
     assert read_gauges(parts)[-1].keys() == NAMES
 
 
 @pytest.mark.parametrize("tiny", [tiny_config, tiny_mae])
-def test_every_checkpoint_has_gauges_and_a_resumed_run_the_same(
+def test_gauges_of_a_resumed_run_equal_those_of_an_uninterrupted_one(
     tmp_path: Path, tiny: Callable[..., PretrainConfig]
 ):
     whole = pretrain(tiny(tmp_path / "whole"), "tiny")
@@ -153,6 +153,11 @@ def test_every_checkpoint_has_gauges_and_a_resumed_run_the_same(
         assert all(0 < line[name] <= 1 for name in NAMES - {"step", "rank"})
         assert 1 < line["rank"] <= 192
     assert len({line["rank"] for line in lines}) > 1
+    events = EventAccumulator(str(whole / "tensorboard")).Reload()
+    assert [event.step for event in events.Scalars("gauges/rank")] == [0, 2, 4, 6, 8, 9]
+    shown = read_run(whole)
+    assert [step for step, _ in shown.metrics["rank"]] == [0, 2, 4, 6, 8, 9]
+    assert shown.notes == []
 
     with killed_at(5):
         pretrain(tiny(tmp_path / "run"), "tiny")
@@ -160,28 +165,18 @@ def test_every_checkpoint_has_gauges_and_a_resumed_run_the_same(
         file.write('{"step": 5, "place": 0.5}\n{"step": 6, "pl')
     pretrain(tiny(tmp_path / "run"), "tiny")
     assert read_gauges(tmp_path / "run") == lines
+    (whole / "gauges.jsonl").unlink()  # a signal leaves no time to measure them
+    pretrain(tiny(whole), "tiny")
+    assert read_gauges(whole) == lines[-1:]
 
 
-def test_gauges_reach_tensorboard_and_the_report_and_are_measured_again_on_resume(tmp_path: Path):
-    run = pretrain(tiny_config(tmp_path / "run", stop_after_steps=2), "tiny")
-    events = EventAccumulator(str(run / "tensorboard")).Reload()
-    assert [event.step for event in events.Scalars("gauges/agreement")] == [0, 2]
-    shown = read_run(run)
-    assert [step for step, _ in shown.metrics["rank"]] == [0, 2]
-    assert shown.notes == []
-    lines = read_gauges(run)
-    (run / "gauges.jsonl").unlink()  # as after a signal, which leaves no time for them
-    pretrain(tiny_config(run, stop_after_steps=2), "tiny")
-    assert read_gauges(run) == lines[-1:]
-
-
-def test_measuring_leaves_networks_and_random_numbers_alone(tmp_path: Path):
-    """And passes over images that cannot be decoded."""
+def test_measuring_changes_neither_weights_nor_random_state(tmp_path: Path):
+    """Images that cannot be decoded are skipped."""
     for number in range(6):
         path = tmp_path / "data" / f"{number}.jpg"
         path.parent.mkdir(exist_ok=True)
         Image.effect_noise((48, 40), 90).convert("RGB").save(path)
-    (tmp_path / "data" / "0.jpg").write_bytes(b"\xff\xd8 none")
+    (tmp_path / "data" / "0.jpg").write_bytes(b"\xff\xd8 broken")
     config = tiny_config()
     config = replace(config, data=replace(config.data, root=(str(tmp_path / "data"),)))
     backbone = make_method(config, torch.device("cpu")).backbones[0].train()

@@ -1,4 +1,4 @@
-"""Damage to the numbers of a run: what is skipped, counted, said, and what stays whole."""
+"""Steps with non-finite gradients are skipped and counted; signs of collapse are reported."""
 
 import math
 from collections.abc import Callable
@@ -21,30 +21,30 @@ from tests.tiny import tiny_config
 Damage = Callable[[torch.nn.Module, dict[str, torch.Tensor]], None]
 
 
-def spoil_one_gradient(student: torch.nn.Module, _: dict[str, torch.Tensor]) -> None:
+def nan_gradient(student: torch.nn.Module, _: dict[str, torch.Tensor]) -> None:
     gradient = student.get_parameter("backbone.vit.blocks.1.attn.qkv.weight").grad
     assert gradient is not None
     local_shard(gradient)[3, 5] = math.nan
 
 
-def overflow_one_gradient(student: torch.nn.Module, _: dict[str, torch.Tensor]) -> None:
+def inf_gradient(student: torch.nn.Module, _: dict[str, torch.Tensor]) -> None:
     gradient = student.get_parameter("backbone.vit.norm.bias").grad
     assert gradient is not None
     gradient[0] = math.inf
 
 
-def spoil_the_loss(_: torch.nn.Module, metrics: dict[str, torch.Tensor]) -> None:
+def inf_loss(_: torch.nn.Module, metrics: dict[str, torch.Tensor]) -> None:
     metrics["loss"] = metrics["loss"] * math.inf
 
 
 def inject(monkeypatch: pytest.MonkeyPatch, damage: Damage, at: set[int]) -> None:
-    """After the gradients of these steps (the first is 1) were computed."""
+    """Apply `damage` after computing the gradients of these steps, counted from 1."""
     real, step = Croc.compute_gradients, 0
 
-    def damaged(self, *given):
+    def damaged(self, *arguments):
         nonlocal step
         step += 1
-        metrics = real(self, *given)
+        metrics = real(self, *arguments)
         if step in at:
             damage(self.student, metrics)
         return metrics
@@ -56,9 +56,9 @@ def every_step(folder: Path, **run: object) -> CrocConfig:
     return tiny_config(folder, checkpoint_every_steps=1, keep_every_steps=1, report=False, **run)
 
 
-@pytest.mark.parametrize("damage", [spoil_one_gradient, spoil_the_loss])
-def test_a_bad_step_changes_nothing_and_is_counted(tmp_path, monkeypatch, damage: Damage, capsys):
-    """The count continues after a resume."""
+@pytest.mark.parametrize("damage", [nan_gradient, inf_loss])
+def test_non_finite_step_is_skipped_and_counted(tmp_path, monkeypatch, damage: Damage, capsys):
+    """A resumed run continues the count."""
     inject(monkeypatch, damage, at={4, 6})
     for end in (5, 7):
         folder = pretrain(every_step(tmp_path / "run", stop_after_steps=end), "tiny")
@@ -69,15 +69,14 @@ def test_a_bad_step_changes_nothing_and_is_counted(tmp_path, monkeypatch, damage
     for number, times in ((1, 1), (2, 1), (3, 0)):
         message = f"{number} steps skipped so far (non-finite gradient)"
         assert output.count(message) == times
-    spoiled = "loss" if damage is spoil_the_loss else "gradient_norm"
-    bad = [line["step"] for line in read_metrics(folder) if line[spoiled] is None]
-    assert bad == [4, 6]
+    metric = "loss" if damage is inf_loss else "gradient_norm"
+    assert [line["step"] for line in read_metrics(folder) if line[metric] is None] == [4, 6]
 
 
-def left_alone_by_the_fused_optimizer(
+def check_step_is_skipped(
     folder: Path, monkeypatch: pytest.MonkeyPatch, damage: Damage, **run: object
 ) -> None:
-    # Not the fourth: in it, the first of an epoch, the prototypes get their first memories.
+    # Not step 4, the first of an epoch: there the prototypes get their first optimizer state.
     inject(monkeypatch, damage, at={5})
     folder = pretrain(every_step(folder, stop_after_steps=5, **run), "tiny")
     before, after = (load_checkpoint(checkpoint_path(folder, step)) for step in (4, 5))
@@ -89,33 +88,35 @@ def left_alone_by_the_fused_optimizer(
         assert all(torch.equal(one[name], other[name]) for name in one)
 
 
-def test_the_fused_optimizer_itself_leaves_it_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """As on a GPU; torch has the fused optimizer for CPUs too."""
-    real, begin = torch.optim.AdamW, Guard.__init__
+def test_fused_optimizer_skips_non_finite_gradient(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The path for GPUs, with torch's fused optimizer for CPUs."""
+    real, init = torch.optim.AdamW, Guard.__init__
 
-    def begin_asking(self: Guard, *given) -> None:
-        begin(self, *given)
+    def skip_on_device(self: Guard, *arguments) -> None:
+        init(self, *arguments)
         self._skips_on_device = True
 
-    monkeypatch.setattr(Guard, "__init__", begin_asking)
+    monkeypatch.setattr(Guard, "__init__", skip_on_device)
     monkeypatch.setattr(torch.optim, "AdamW", lambda *a, **k: real(*a, **k | {"fused": True}))
-    left_alone_by_the_fused_optimizer(tmp_path / "run", monkeypatch, spoil_one_gradient)
+    check_step_is_skipped(tmp_path / "run", monkeypatch, nan_gradient)
 
 
 @pytest.mark.cuda
-@pytest.mark.parametrize("damage", [spoil_one_gradient, overflow_one_gradient, spoil_the_loss])
-def test_on_a_gpu_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: Damage):
+@pytest.mark.parametrize("damage", [nan_gradient, inf_gradient, inf_loss])
+def test_non_finite_gradient_is_skipped_on_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: Damage
+):
     gpu = {"accelerator": "cuda", "devices": 1, "compile": False, "cuda_graph": False}
-    left_alone_by_the_fused_optimizer(tmp_path / "run", monkeypatch, damage, **gpu)
+    check_step_is_skipped(tmp_path / "run", monkeypatch, damage, **gpu)
 
 
 @pytest.mark.usefixtures("own_environment")
-def test_bad_steps_in_a_row_end_the_run(tmp_path: Path, monkeypatch):
-    inject(monkeypatch, spoil_one_gradient, at=set(range(4, 100)))
+def test_consecutive_non_finite_steps_end_the_run(tmp_path: Path, monkeypatch):
+    inject(monkeypatch, nan_gradient, at=set(range(4, 100)))
     config = tiny_config(tmp_path / "run", max_skipped=3, strategy="fsdp", report=False)
-    with pytest.raises(UserError, match="steps 4 to 6 had no finite gradient") as caught:
+    with pytest.raises(UserError, match="steps 4 to 6 had no finite gradient") as error:
         pretrain(config, "tiny")
-    text = str(caught.value)
+    text = str(error.value)
     assert "in the last one: gradient_norm); the last checkpoint is step-00000002.pt" in text
     assert "\n" not in text
     assert [path.stem for path in checkpoints(tmp_path / "run")] == ["step-00000002"]
@@ -136,7 +137,7 @@ HEALTHY |= {"effective_clusters": 1.4}
         ("effective_clusters", 2.1, "a higher --cluster.sharpness"),
     ],
 )
-def test_a_lasting_sign_of_collapse_is_reported_once(metric: str, value: float, message: str):
+def test_persistent_sign_of_collapse_is_reported_once(metric: str, value: float, message: str):
     health, sign = Health(tiny_config()), HEALTHY | {metric: value}
     for _ in range(3):
         assert all(health.warnings(sign) == [] for _ in range(LINES - 1))
@@ -147,7 +148,7 @@ def test_a_lasting_sign_of_collapse_is_reported_once(metric: str, value: float, 
     assert message in warnings[LINES - 1][0]
 
 
-def test_a_run_says_the_signs_it_sees(tmp_path: Path, monkeypatch, capsys):
+def test_run_reports_signs_of_collapse(tmp_path: Path, monkeypatch, capsys):
     monkeypatch.setattr("croc.train.health.LINES", 4)
     monkeypatch.setattr("croc.train.health.ALIKE", 0.01)
     pretrain(tiny_config(tmp_path / "run", report=False, stop_after_steps=6), "tiny")

@@ -1,4 +1,4 @@
-"""The loop: exact resumes after every kind of end, and what it refuses."""
+"""The training loop: exact resume after every kind of interruption, and refused resumes."""
 
 import os
 import shutil
@@ -49,9 +49,7 @@ def test_metrics_of_every_step_are_logged(whole: Path):
 
 
 @pytest.mark.parametrize("step", [1, 4])
-def test_a_killed_and_resumed_run_equals_an_uninterrupted_one(
-    whole: Path, tmp_path: Path, step: int
-):
+def test_killed_and_resumed_run_equals_uninterrupted_run(whole: Path, tmp_path: Path, step: int):
     config = tiny_config(tmp_path / "run", report=False)
     with killed_at(step):
         pretrain(config, "tiny")
@@ -71,14 +69,14 @@ def tiny_early_views(folder: Path, **run: object) -> CrocConfig:
 
 
 def tiny_rotary(folder: Path, **run: object) -> CrocConfig:
-    """Rotary positions, with keyed windows."""
+    """Rotary positions with position windows."""
     config = tiny_config(folder, **run)
     model = replace(config.model, name="vit_tiny_patch16_dinov3_qkvb", position_window=(0.3, 0.9))
     return replace(config, model=model)
 
 
 def tiny_photographs(folder: Path, **run: object) -> CrocConfig:
-    """Read by two workers; one of them cannot be decoded."""
+    """Photographs read by two workers; one file cannot be decoded."""
     config = on_photographs(tiny_config(folder, **run), folder.parent / "data", 24)
     (folder.parent / "data" / "05.png").write_bytes(b"broken")
     return replace(config, data=replace(config.data, workers=2, max_failed_share=0.5))
@@ -95,7 +93,7 @@ def on_photographs(config: CrocConfig, folder: Path, count: int) -> CrocConfig:
     "tiny", [tiny_dino, tiny_mae, tiny_muon, tiny_early_views, tiny_rotary, tiny_photographs]
 )
 def test_resume_equals_uninterrupted_run(tmp_path, tiny, monkeypatch):
-    """Interrupted at the change of the views' size, where there is one."""
+    """If the view size changes, the run is interrupted at that step."""
     sizes, real = [], step_module.make_views
     monkeypatch.setattr(
         step_module,
@@ -115,7 +113,7 @@ def test_resume_equals_uninterrupted_run(tmp_path, tiny, monkeypatch):
 
 @pytest.mark.parametrize(("tiny", "network"), [(tiny_config, "teacher"), (tiny_mae, "student")])
 def test_init_starts_from_the_backbone_of_another_run(tmp_path, tiny, network):
-    """It may be deleted once the run has a checkpoint of its own."""
+    """The other run may be deleted after the first checkpoint."""
     first = pretrain(tiny(tmp_path / "first", stop_after_steps=2, report=False), "tiny")
     weights = load_checkpoint(checkpoints(first)[-1])["modules"][network]
     config = tiny_config(tmp_path / "second", seed=5, stop_after_steps=1, report=False)
@@ -123,7 +121,7 @@ def test_init_starts_from_the_backbone_of_another_run(tmp_path, tiny, network):
     config = replace(config, loss=replace(config.loss, teacher_momentum=1.0))
     second = pretrain(config, "tiny")
     teacher = load_checkpoint(checkpoints(second)[-1])["modules"]["teacher"]
-    for name, value in teacher.items():  # which has not moved, nor has the student at rate 0
+    for name, value in teacher.items():  # unchanged at momentum 1
         if name.startswith("backbone."):
             assert torch.equal(value, weights[name]), name
     head = "head.image.directions"
@@ -133,7 +131,7 @@ def test_init_starts_from_the_backbone_of_another_run(tmp_path, tiny, network):
     assert len(metrics_of(second)) == 2
 
 
-def test_a_finished_run_is_left_alone(whole: Path):
+def test_finished_run_is_unchanged(whole: Path):
     before = {path: path.stat().st_mtime_ns for path in checkpoints(whole)}
     lines = read_metrics(whole)
     pretrain(tiny_config(whole, report=False), "tiny")
@@ -141,24 +139,17 @@ def test_a_finished_run_is_left_alone(whole: Path):
     assert read_metrics(whole) == lines
 
 
-def test_micro_batches_do_not_change_the_losses(whole: Path, tmp_path: Path):
+@pytest.mark.parametrize("centering", ["mean", "sinkhorn"])
+def test_micro_batches_do_not_change_the_losses(tmp_path: Path, centering: Any):
     """8 images at once, or 3, 3 and 2."""
-    config = tiny_config(tmp_path / "run", micro_batch=3, stop_after_steps=5, report=False)
-    pretrain(config, "tiny")
-    for ours, theirs in zip(metrics_of(tmp_path / "run"), metrics_of(whole)):
-        assert ours == pytest.approx(theirs, rel=2e-4)
-
-
-def test_micro_batches_do_not_change_the_losses_with_sinkhorn_centering(tmp_path: Path):
     for size in (8, 3):
-        config = tiny_config(tmp_path / str(size), micro_batch=size, stop_after_steps=4)
-        loss = replace(config.loss, centering="sinkhorn")
-        pretrain(replace(config, loss=loss), "tiny")
-    for ours, theirs in zip(metrics_of(tmp_path / "3"), metrics_of(tmp_path / "8")):
-        assert ours == pytest.approx(theirs, rel=2e-4)
+        config = tiny_config(tmp_path / str(size), micro_batch=size, stop_after_steps=5)
+        pretrain(replace(config, loss=replace(config.loss, centering=centering)), "tiny")
+    for split, whole in zip(metrics_of(tmp_path / "3"), metrics_of(tmp_path / "8"), strict=True):
+        assert split == pytest.approx(whole, rel=2e-4)
 
 
-def test_running_out_of_gpu_memory_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_out_of_gpu_memory_is_a_one_line_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def fail(*_):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has")
 
@@ -175,16 +166,16 @@ def test_prototypes_are_frozen_in_the_first_epoch_and_every_third_checkpoint_is_
         report=False,
         stop_after_steps=5,
     )
-    found = {int(p.stem[5:]): load_checkpoint(p) for p in checkpoints(pretrain(config, "tiny"))}
-    assert list(found) == [3, 4, 5]
+    saved = {int(p.stem[5:]): load_checkpoint(p) for p in checkpoints(pretrain(config, "tiny"))}
+    assert list(saved) == [3, 4, 5]
     for name, moves in (("head.image.directions", False), ("head.trunk.0.weight", True)):
-        early, late = (found[step]["modules"]["student"][name] for step in (3, 4))
+        early, late = (saved[step]["modules"]["student"][name] for step in (3, 4))
         assert not torch.equal(early, late)
-        start = found[3]["modules"]["teacher"][name]
+        start = saved[3]["modules"]["teacher"][name]
         assert torch.equal(start, early) != moves
 
 
-def test_a_run_is_not_resumed_with_another_method_or_settings_or_data(whole: Path, tmp_path: Path):
+def test_resume_with_other_method_settings_or_data_is_refused(whole: Path, tmp_path: Path):
     with pytest.raises(UserError, match="is a run of"):
         pretrain(tiny_dino(whole), "tiny")
     config = tiny_config(whole)
@@ -200,17 +191,17 @@ def test_a_run_is_not_resumed_with_another_method_or_settings_or_data(whole: Pat
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
-def test_a_signal_saves_and_the_same_command_resumes(tmp_path, number, code, monkeypatch, capsys):
+def test_signal_saves_and_the_same_command_resumes(tmp_path, number, code, monkeypatch, capsys):
     real = RunLog.advance
 
-    def signalled(self: RunLog, step: int) -> None:
+    def advance_and_signal(self: RunLog, step: int) -> None:
         real(self, step)
         if step == 3:
             os.kill(os.getpid(), number)
 
     end: Any = ("--run.stop-after-steps", "5")
     with monkeypatch.context() as patch:
-        patch.setattr(RunLog, "advance", signalled)
+        patch.setattr(RunLog, "advance", advance_and_signal)
         assert main(command(tmp_path / "run", *end)[3:]) == code
     assert "interrupted: saved step 3" in capsys.readouterr().err
     assert checkpoints(tmp_path / "run")[-1].stem == "step-00000003"

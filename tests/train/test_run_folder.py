@@ -1,4 +1,4 @@
-"""Run folders: checkpoints, locks and logs on full, read-only and vanished disks."""
+"""Run folders: checkpoints, locks and logs, also on full, read-only and vanished disks."""
 
 import os
 import shutil
@@ -20,72 +20,74 @@ from croc.train.log import TensorBoard
 from croc.train.loop import pretrain
 from croc.train.run_folder import LOCK, TrainState, claim_folder
 from croc.weights.checkpoint import checkpoints, load_checkpoint
-from tests.tiny import FLAGS, tiny_config
+from tests.tiny import tiny_config
 from tests.train import metrics_of, train
 from tests.train.kills import command
 from tests.train.test_processes import launch, wait_for_steps
 
 
-def test_an_optimizer_keeps_its_own_ways():
-    """A run of the CPU, where AdamW is not fused, may go on by a GPU, where it is."""
-    given = torch.nn.Linear(2, 2)
-    plain = torch.optim.AdamW([{"params": list(given.parameters()), "decayed": True}], fused=False)
-    given(torch.ones(1, 2)).sum().backward()
+def test_resume_keeps_the_optimizers_fused_flag():
+    """A run started on the CPU, where AdamW is not fused, may resume on a GPU, where it is."""
+    layer = torch.nn.Linear(2, 2)
+    plain, fused = (
+        torch.optim.AdamW([{"params": list(layer.parameters()), "decayed": True}], fused=flag)
+        for flag in (False, True)
+    )
+    layer(torch.ones(1, 2)).sum().backward()
     plain.step()
-    fused = torch.optim.AdamW([{"params": list(given.parameters()), "decayed": True}], fused=True)
-    modules: dict[str, torch.nn.Module] = {"student": given}
+    modules: dict[str, torch.nn.Module] = {"student": layer}
     saved = TrainState(modules, plain, images=3, step=1).state_dict()
     TrainState(modules, fused, images=3).load_state_dict(saved)
     assert fused.param_groups[0]["fused"] is True
-    assert fused.state[given.weight]["step"] == 1
+    assert fused.state[layer.weight]["step"] == 1
     fused.step()
 
 
-def test_one_failed_save_is_reported_and_the_next_ends_the_run(
+def test_first_failed_save_is_reported_and_the_second_ends_the_run(
     tmp_path, whole, monkeypatch, capsys
 ):
     real, failing = saving.save_checkpoint, {4}
 
-    def refusing(folder, state, keep_every):
+    def failing_save(folder, state, keep_every):
         if state["step"] in failing:
-            raise RuntimeError("PytorchStreamWriter failed writing file\nmore of it")
+            raise RuntimeError("PytorchStreamWriter failed writing file\ndetails")
         return real(folder, state, keep_every)
 
-    monkeypatch.setattr(saving, "save_checkpoint", refusing)
+    monkeypatch.setattr(saving, "save_checkpoint", failing_save)
     folder = pretrain(tiny_config(tmp_path / "run", report=False), "tiny")
     message = "the checkpoint of step 4 cannot be written (PytorchStreamWriter failed writing file)"
     assert capsys.readouterr().err.count(message) == 1
     assert metrics_of(folder) == metrics_of(whole)
     failing |= {6}
-    with pytest.raises(UserError, match=r"step 6 cannot be written .*; the last one is") as caught:
+    with pytest.raises(UserError, match=r"step 6 cannot be written .*; the last one is") as error:
         pretrain(tiny_config(tmp_path / "other", report=False), "tiny")
-    assert "\n" not in str(caught.value)
+    assert "\n" not in str(error.value)
     kept = checkpoints(tmp_path / "other")
     assert [load_checkpoint(path)["step"] for path in kept] == [2]
     failing |= {5}
-    with pytest.raises(UserError, match="step 5 cannot be written"):  # at the end there is no later
+    with pytest.raises(UserError, match="step 5 cannot be written"):  # no later save follows
         pretrain(tiny_config(tmp_path / "third", report=False, stop_after_steps=5), "tiny")
 
 
-def at_steps(monkeypatch: pytest.MonkeyPatch, deeds: Mapping[int, Callable[[], object]]) -> None:
-    """While the gradients of these steps (the first is 1) are computed."""
+def at_steps(monkeypatch: pytest.MonkeyPatch, actions: Mapping[int, Callable[[], object]]) -> None:
+    """Run these actions before the gradients of the steps, counted from 1."""
     real, step = Croc.compute_gradients, 0
 
-    def watched(self, *given):
+    def compute_gradients(self, *arguments):
         nonlocal step
         step += 1
-        deeds.get(step, lambda: None)()
-        return real(self, *given)
+        actions.get(step, lambda: None)()
+        return real(self, *arguments)
 
-    monkeypatch.setattr(Croc, "compute_gradients", watched)
+    monkeypatch.setattr(Croc, "compute_gradients", compute_gradients)
 
 
-def test_a_disk_that_stays_full_keeps_the_last_good_checkpoint(whole, small_disk, monkeypatch):
+def test_full_disk_keeps_the_last_good_checkpoint(whole, small_disk, monkeypatch):
     place = small_disk(6 * checkpoints(whole)[-1].stat().st_size // 1024)
-    rubbish = place / "rubbish"
+    filler = place / "filler"
 
     def fill() -> None:
-        rubbish.write_bytes(b"x" * (shutil.disk_usage(place).free - 4096))
+        filler.write_bytes(b"x" * (shutil.disk_usage(place).free - 4096))
 
     at_steps(monkeypatch, {4: fill})
     with pytest.raises(UserError, match="step 5 cannot be written"):
@@ -93,15 +95,14 @@ def test_a_disk_that_stays_full_keeps_the_last_good_checkpoint(whole, small_disk
     monkeypatch.undo()
     kept = checkpoints(place / "run")
     assert [load_checkpoint(path)["step"] for path in kept] == [2]
-    rubbish.unlink()
+    filler.unlink()
     folder = pretrain(tiny_config(place / "run", report=False, stop_after_steps=5), "tiny")
     assert metrics_of(folder) == metrics_of(whole)[:5]
 
 
-def test_a_folder_that_vanishes_is_not_made_anew(tmp_path: Path, monkeypatch, capsys):
+def test_vanished_folder_is_not_recreated(tmp_path: Path, monkeypatch, capsys):
     folder, away = tmp_path / "run", tmp_path / "away"
-    deeds = {3: lambda: folder.rename(away), 5: lambda: away.rename(folder)}
-    at_steps(monkeypatch, deeds)
+    at_steps(monkeypatch, {3: lambda: folder.rename(away), 5: lambda: away.rename(folder)})
     pretrain(tiny_config(folder, report=False), "tiny")
     assert f"cannot be written ({folder} has vanished)" in capsys.readouterr().err
     assert load_checkpoint(checkpoints(folder)[-1])["step"] == 9
@@ -112,7 +113,7 @@ def test_a_folder_that_vanishes_is_not_made_anew(tmp_path: Path, monkeypatch, ca
 LONG = ("--optim.epochs", "40")
 
 
-def test_a_second_start_is_refused_until_the_first_is_killed(tmp_path: Path, capsys):
+def test_second_process_is_refused_while_the_first_runs(tmp_path: Path, capsys):
     folder = tmp_path / "run"
     process = launch(*command(folder, *LONG))
     wait_for_steps(folder, 3, [process])
@@ -125,8 +126,8 @@ def test_a_second_start_is_refused_until_the_first_is_killed(tmp_path: Path, cap
     train(folder, *LONG, "--run.stop-after-steps", "8")
 
 
-def test_checkpoints_of_another_process_are_noticed(tmp_path: Path):
-    """Between looking for checkpoints and locking the folder, another one may have trained."""
+def test_checkpoint_written_before_locking_is_detected(tmp_path: Path):
+    """Another process may have trained between the search for checkpoints and the lock."""
     config = tiny_config(tmp_path / "run", stop_after_steps=2, report=False)
     folder = pretrain(config, "tiny")
     claim = claim_folder(folder, config, "tiny", existing=[])
@@ -134,20 +135,17 @@ def test_checkpoints_of_another_process_are_noticed(tmp_path: Path):
         pass
 
 
-def test_a_refused_start_leaves_no_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    folder = tmp_path / "run"
-    arguments = ["pretrain", "demo", *FLAGS, "--run.folder", str(folder), "--init", "nowhere"]
-    assert main(arguments) == 2
-    assert not folder.exists()
+def test_refused_start_leaves_no_folder(tmp_path: Path):
+    assert main(command(tmp_path / "run", "--init", "nowhere")[3:]) == 2
+    assert not (tmp_path / "run").exists()
 
 
-def test_a_read_only_folder_is_one_line(tmp_path: Path, small_disk, capsys):
+def test_read_only_folder_is_a_one_line_error(small_disk, capsys):
     disk = small_disk(4096)
     if subprocess.run(["mount", "-o", "remount,ro", str(disk)]).returncode:
-        pytest.skip("no disk may be remounted here")
-    arguments = ["pretrain", "demo", *FLAGS, "--run.folder"]
+        pytest.skip("no permission to remount a disk")
     for folder in (disk, disk / "run"):
-        assert main([*arguments, str(folder)]) == 2
+        assert main(command(folder)[3:]) == 2
         line = capsys.readouterr().err
         assert line.startswith("croc: Read-only file system"), line
         assert line.count("\n") == 1
@@ -155,37 +153,36 @@ def test_a_read_only_folder_is_one_line(tmp_path: Path, small_disk, capsys):
 
 
 def read(folder: Path, tag: str) -> list[tuple[int, float]]:
-    found = EventAccumulator(str(folder)).Reload()
-    return [(scalar.step, scalar.value) for scalar in found.Scalars(tag)]
+    events = EventAccumulator(str(folder)).Reload()
+    return [(scalar.step, scalar.value) for scalar in events.Scalars(tag)]
 
 
-def test_a_resumed_run_takes_back_what_came_later(tmp_path: Path):
+def test_resume_discards_later_tensorboard_scalars(tmp_path: Path):
     for first, value in ((1, 1.0), (3, 2.0)):
-        board = TensorBoard(tmp_path, first)
+        writer = TensorBoard(tmp_path, first)
         for step in range(first, 6):
-            board.write(step, {"loss": value, "k_mean": 1.5 * step})
-        board.close()
+            writer.write(step, {"loss": value, "k_mean": 1.5 * step})
+        writer.close()
     assert read(tmp_path, "loss") == [(1, 1.0), (2, 1.0), (3, 2.0), (4, 2.0), (5, 2.0)]
     assert read(tmp_path, "k_mean") == [(step, 1.5 * step) for step in range(1, 6)]
 
 
-def test_a_disk_that_is_full_for_a_while(small_disk: Callable[[int], Path]):
+def test_tensorboard_survives_a_temporarily_full_disk(small_disk: Callable[[int], Path]):
     disk = small_disk(64)
-    board = TensorBoard(disk / "board", 1)
-    board.write(1, {"loss": 1.0})
-    rubbish = disk / "rubbish"
-    rubbish.write_bytes(b"x" * shutil.disk_usage(disk).free)
+    writer = TensorBoard(disk / "log", 1)
+    writer.write(1, {"loss": 1.0})
+    filler = disk / "filler"
+    filler.write_bytes(b"x" * shutil.disk_usage(disk).free)
     refused = 0
-    for step in range(2, 200):  # its last page has room for some
+    for step in range(2, 200):  # the last page of the file has room for some
         try:
-            board.write(step, {"loss": float(step), "a longer name": 0.0})
+            writer.write(step, {"loss": float(step), "a longer name": 0.0})
         except OSError:
             refused += 1
     assert refused > 50
-    rubbish.unlink()
-    board.write(200, {"loss": 200.0})
-    board.close()
-    found = read(disk / "board", "loss")
-    assert found[0] == (1, 1.0)
-    assert found[-1] == (200, 200.0)
-    assert len(found) == 200 - refused
+    filler.unlink()
+    writer.write(200, {"loss": 200.0})
+    writer.close()
+    scalars = read(disk / "log", "loss")
+    assert (scalars[0], scalars[-1]) == ((1, 1.0), (200, 200.0))
+    assert len(scalars) == 200 - refused

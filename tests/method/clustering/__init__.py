@@ -1,4 +1,4 @@
-"""Inputs for the clustering's tests: tokens of crops, with all that may go wrong with them."""
+"""Inputs for tests of the clustering: tokens of random crops, including degenerate ones."""
 
 from dataclasses import dataclass, replace
 
@@ -11,7 +11,7 @@ from croc.config import ClusterConfig
 
 @dataclass(frozen=True)
 class Case:
-    """What `cluster` takes, in float64."""
+    """The inputs of `cluster`, in float64."""
 
     tokens: Tensor
     positions: Tensor
@@ -28,20 +28,20 @@ class Case:
         """For `cluster`, or for an oracle before the seeds."""
         return self.tokens, self.positions, self.saliency
 
-    def picture(self, b: int) -> "Case":
-        """One image of the batch, alone."""
+    def image(self, b: int) -> "Case":
+        """A batch of one image."""
         names = ("tokens", "positions", "saliency", "seeds")
         return self.changed(**{name: getattr(self, name)[b, None] for name in names})
 
     def to(self, target: torch.dtype | str) -> "Case":
-        """Floats to another type, or everything to another device."""
+        """Floating-point inputs in another dtype, or all inputs on another device."""
         names = ("tokens", "positions", "saliency", "seeds")
         names = names[:3] if isinstance(target, torch.dtype) else names
         return self.changed(**{name: getattr(self, name).to(target) for name in names})
 
 
 def crop_positions(rng: np.random.Generator, rows: int, columns: int, disjoint: int | None):
-    """Patch centers of a random crop, perhaps flipped; a `disjoint` crop keeps to its own third."""
+    """Patch centers of a random crop, possibly flipped, within the given third if `disjoint`."""
     width, height = rng.uniform(0.2, 0.9, 2)
     left, top = rng.uniform(0, 1 - width), rng.uniform(0, 1 - height)
     if disjoint is not None:
@@ -54,8 +54,8 @@ def crop_positions(rng: np.random.Generator, rows: int, columns: int, disjoint: 
 
 
 def draw_tokens(rng: np.random.Generator, layout: str, positions: np.ndarray, d: int, views: int):
-    """One head's tokens of one image: noise ("random"), a few prototypes of which some belong to
-    one view alone ("prototypes"), or a few by their place in the image ("places")."""
+    """Tokens of one image and head: noise ("random"), noisy prototypes, some of them in one view
+    only ("prototypes"), or noisy prototypes by position in the image ("places")."""
     T = len(positions)
     if layout == "random":
         return rng.normal(size=(T, d))
@@ -73,7 +73,7 @@ def draw_tokens(rng: np.random.Generator, layout: str, positions: np.ndarray, d:
 
 
 def draw_saliency(rng: np.random.Generator, variant: str, T: int, views: int, empty: bool):
-    """Attention that sums to 1, flat or peaked, perhaps with tokens that have none; or cosines."""
+    """Attention that sums to 1, flat or peaked, zero for some tokens if `empty`; or cosines."""
     if variant == "released":
         return rng.uniform(-1, 1, T)
     logits = rng.uniform(0.1, 3) * rng.normal(size=(views, T // views))

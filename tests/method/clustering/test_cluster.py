@@ -1,4 +1,4 @@
-"""Both variants, the pooling and the softness of assignments against loops."""
+"""Both variants, pooling and softness of assignments against naive loops."""
 
 import math
 from collections import Counter
@@ -19,9 +19,9 @@ from tests.method.clustering import Case, make_case
 from tests.oracles.clustering import OracleResult, centroids, cluster_paper, cluster_released
 
 ORACLES = {"paper": cluster_paper, "released": cluster_released}
-# A relative gap below which a decision may fall either way by rounding.
+# Relative gap below which rounding may change a decision.
 TIE = {torch.float64: 1e-9, torch.float32: 1e-5}
-TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-5}  # times λ, which multiplies rounding
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-5}  # times λ, which amplifies rounding
 
 both = pytest.mark.parametrize("variant", ["paper", "released"])
 
@@ -64,11 +64,11 @@ def run(case: Case) -> Clusters:
     return cluster(*case.arguments, case.config, views=case.views, seeds=case.seeds)
 
 
-def clear_calls(case: Case, oracle: OracleResult, tie: float) -> np.ndarray:
-    """The pairs of image and head in which no decision hangs on rounding.
+def without_ties(case: Case, oracle: OracleResult, tie: float) -> np.ndarray:
+    """The pairs of image and head in which no decision depends on rounding.
 
-    In the released variant the whole batch shares the scale of the cost, so one merge that may
-    fall either way touches all of it.
+    In the released variant the batch shares the scale of the cost, so one ambiguous merge affects
+    all pairs.
     """
     merges = oracle.merge_gap >= tie
     if case.config.variant == "released":
@@ -77,7 +77,7 @@ def clear_calls(case: Case, oracle: OracleResult, tie: float) -> np.ndarray:
 
 
 def assert_equal(result: Clusters, oracle: OracleResult, where: np.ndarray, atol: float) -> None:
-    """Everything that a clustering contains, for the pairs `where`."""
+    """Compare all outputs for the pairs `where`."""
     assert torch.isfinite(result.assignments).all()
     assert torch.isfinite(result.cost).all()
     assignments, cost = result.assignments.double().numpy(), result.cost.double().numpy()
@@ -90,7 +90,7 @@ def assert_equal(result: Clusters, oracle: OracleResult, where: np.ndarray, atol
 
 
 def compare_many(variant: str, dtype: torch.dtype, examples: int) -> Counter[str]:
-    """Run both on many cases, the same each time; how often what occurred."""
+    """Compare `cluster` with the oracle on many fixed cases; returns counts of what occurred."""
     tally = Counter()
 
     @settings(
@@ -104,7 +104,7 @@ def compare_many(variant: str, dtype: torch.dtype, examples: int) -> Counter[str
         result = run(case)
         oracle = ORACLES[variant](*case.arguments, case.seeds, case.config, case.views)
         assert result.assignments.dtype == dtype
-        clear = clear_calls(case, oracle, TIE[dtype])
+        clear = without_ties(case, oracle, TIE[dtype])
         assert_equal(result, oracle, clear, TOLERANCE[dtype] * max(20, case.config.sharpness))
         free = case.config.k_start - oracle.step_costs.argmin(-1)
         capped = free > (case.config.k_max or case.config.k_start)
@@ -127,15 +127,14 @@ def test_agrees_with_the_oracle(variant: str) -> None:
 
 
 @both
-def test_float32_stays_near_the_oracle(variant: str) -> None:
+def test_float32_is_close_to_the_oracle(variant: str) -> None:
     tally = compare_many(variant, torch.float32, 40)
     assert tally["left_out"] <= 0.4 * tally["pairs"], tally
 
 
 @both
-def test_centroids_agree_with_the_oracle_and_carry_gradient(variant: str) -> None:
-    """To the patches and to the length of the CLS tokens, which differ in length; padding columns
-    spoil nothing."""
+def test_centroids_agree_with_the_oracle_and_are_differentiable(variant: str) -> None:
+    """With respect to patches and CLS tokens of different lengths, also with padding columns."""
     config = ClusterConfig(variant, k_start=7, k_max=3)  # pyright: ignore[reportArgumentType]
     case = make_case(4, config, B=3, H=2)
     draw = torch.Generator().manual_seed(0)
@@ -169,7 +168,7 @@ def naive_softness(assignments: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def test_softness_equals_the_loops() -> None:
-    """Also where rows have a single entry and do not sum to 1, as in `released`."""
+    """Also for rows with a single entry that do not sum to 1, as in `released`."""
     generator = torch.Generator().manual_seed(0)
     soft = (3 * torch.randn(2, 3, 4, 5, 6, generator=generator, dtype=torch.float64)).softmax(-1)
     labels = torch.randint(6, (2, 3, 4, 5), generator=generator)

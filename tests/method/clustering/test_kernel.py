@@ -1,4 +1,4 @@
-"""The kernel against the definition: small in Triton's interpreter, at full size on a GPU."""
+"""The clustering kernel against the reference: in Triton's interpreter, and full size on a GPU."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from croc.method.clustering import paper
 from croc.method.clustering.join_split import choose, cluster, split, split_views
 from croc.method.clustering.paper import closest_pair, paper_steps
 from croc.method.types import Clusters
-from tests.kernels.interpreter import interpreted, knowing_bfloat16, waiting_is_an_error
+from tests.kernels.interpreter import bfloat16_in_interpreter, forbid_synchronization, interpreted
 from tests.method.clustering import Case, make_case
 from tests.oracles.clustering import cluster_paper
 
@@ -22,7 +22,7 @@ def kernel():
     """The kernel's module."""
     from croc.kernels import clustering as kernel
 
-    with knowing_bfloat16():
+    with bfloat16_in_interpreter():
         yield kernel
 
 
@@ -31,8 +31,8 @@ def run_kernel(kernel, case: Case) -> Clusters:
     return kernel.cluster_views(*parts, case.seeds, case.config)
 
 
-def run_definition(case: Case) -> Clusters:
-    """As `cluster` does where the kernel does not fit."""
+def run_reference(case: Case) -> Clusters:
+    """The path of `cluster` for inputs that do not fit the kernel."""
     tokens, positions, saliency = case.arguments
     unit = F.normalize(tokens if tokens.dtype == torch.float64 else tokens.float(), dim=-1)
     steps = paper_steps(unit, positions, saliency, case.seeds, case.config)
@@ -42,8 +42,8 @@ def run_definition(case: Case) -> Clusters:
 def assert_agree(
     result: Clusters, expected: Clusters, where: torch.Tensor, sharpness: float
 ) -> None:
-    """All that they say, for the pairs of image and head `where`. Cosines have 16 bits in the
-    kernel, λ multiplies their error, and the centroids of later merges inherit it."""
+    """Compare all outputs for the pairs of image and head `where`. The kernel's cosines have 16
+    bits, λ amplifies their error, and the centroids of later merges inherit it."""
     assert result.assignments.shape == expected.assignments.shape
     assert result.assignments.dtype == result.cost.dtype == torch.float32
     assert torch.isfinite(result.assignments).all()
@@ -61,7 +61,7 @@ def assert_agree(
 
 
 INF = float("inf")
-SMALL = {  # by the seed: configuration, and what make_case takes
+SMALL = {  # seed: options of ClusterConfig and of make_case
     1: ({"k_start": 2}, {"grid": (1, 5)}),
     2: ({"k_start": 6, "position_weight": 0.0}, {"layout": "prototypes", "empty": True}),
     4: ({"k_start": 7, "position_weight": INF}, {"grid": (2, 5), "views": 3}),
@@ -79,7 +79,7 @@ SMALL = {  # by the seed: configuration, and what make_case takes
 
 @interpreted
 @pytest.mark.parametrize("number", SMALL)
-def test_agrees_with_the_definition(kernel, number: int) -> None:
+def test_agrees_with_the_reference(kernel, number: int) -> None:
     options, layout = SMALL[number]
     config = ClusterConfig(**options)
     dtype = [torch.float32, torch.bfloat16, torch.float16][number % 3]
@@ -90,12 +90,12 @@ def test_agrees_with_the_definition(kernel, number: int) -> None:
     gaps = np.minimum(np.minimum(oracle.merge_gap, oracle.count_gap), oracle.argmax_gap)
     clear = torch.from_numpy(gaps >= TIE)
     assert clear.any()
-    assert_agree(run_kernel(kernel, case), run_definition(exact), clear, config.sharpness)
+    assert_agree(run_kernel(kernel, case), run_reference(exact), clear, config.sharpness)
 
 
 @interpreted
 def test_takes_any_strides(kernel) -> None:
-    """As a backbone gives them: heads beside each other."""
+    """In the layout of a backbone: the heads of a token are contiguous."""
     case = make_case(0, ClusterConfig(k_start=4), B=2, H=2).to(torch.float32)
     tokens, positions, saliency = split_views(*case.arguments, case.views)
     expected = kernel.cluster_views(tokens, positions, saliency, case.seeds, case.config)
@@ -111,8 +111,8 @@ def test_takes_any_strides(kernel) -> None:
 
 @interpreted
 @pytest.mark.parametrize("weight", [4.0, INF])
-def test_identical_tokens_and_places(kernel, weight: float) -> None:
-    """Every cluster is the same, and a token belongs to each by its importance alone."""
+def test_identical_tokens_and_positions(kernel, weight: float) -> None:
+    """All clusters are the same, and a token's assignment depends on their weights alone."""
     config = ClusterConfig(k_start=5, position_weight=weight)
     case = make_case(1, config, B=1, H=1).to(torch.float32)
     case = case.changed(
@@ -122,12 +122,12 @@ def test_identical_tokens_and_places(kernel, weight: float) -> None:
     assert torch.isfinite(result.assignments).all()
     sums = result.assignments.sum(-1)
     torch.testing.assert_close(sums, torch.ones_like(sums))
-    torch.testing.assert_close(result.cost, run_definition(case).cost, rtol=0, atol=1e-5)
+    torch.testing.assert_close(result.cost, run_reference(case).cost, rtol=0, atol=1e-5)
 
 
 # --- on a GPU -------------------------------------------------------------------------------
 
-FULL = {  # B, grid, d, K_start, and the tokens' type
+FULL = {  # B, grid, d, K_start, dtype of the tokens
     "usual": (64, (14, 14), 64, 12, torch.bfloat16),
     "float32": (64, (11, 11), 64, 12, torch.float32),
     "float16": (16, (11, 11), 64, 12, torch.float16),
@@ -141,16 +141,15 @@ FULL = {  # B, grid, d, K_start, and the tokens' type
 
 def full_case(B: int, grid: tuple[int, int], d: int, k: int, dtype: torch.dtype, **options) -> Case:
     config = ClusterConfig(k_start=k, **options)
-    # Many centroids, or those without positions, differ by more than rounding among random tokens.
-    places = k <= 12 and config.position_weight > 0
-    layout = "places" if places else "random"
+    # With many centroids or without positions, random tokens avoid near-ties.
+    layout = "places" if k <= 12 and config.position_weight > 0 else "random"
     case = make_case(0, config, B=B, H=6, grid=grid, d=d, layout=layout, empty=True)
     case = case.to("cuda").to(torch.float32)
     return case.changed(tokens=case.tokens.to(dtype))
 
 
 def near_ties(case: Case) -> tuple[Clusters, torch.Tensor]:
-    """The result in float64, and the pairs in which a decision may fall either way in float32."""
+    """The result in float64, and the pairs in which rounding to float32 may change a decision."""
     gaps: list[torch.Tensor] = []
 
     def record(similarity: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -171,7 +170,7 @@ def near_ties(case: Case) -> tuple[Clusters, torch.Tensor]:
 
 
 def gap(values: torch.Tensor) -> torch.Tensor:
-    """Between the two largest."""
+    """Difference between the two largest values."""
     first, second = values.topk(2, dim=-1).values.unbind(dim=-1)
     return first - second
 
@@ -183,14 +182,14 @@ def differ(a: Clusters, b: Clusters) -> torch.Tensor:
 
 @pytest.mark.cuda
 @pytest.mark.parametrize("name", FULL)
-def test_full_size_agrees_with_the_definition(name: str) -> None:
+def test_full_size_agrees_with_the_reference(name: str) -> None:
     from croc.kernels.clustering import fits
 
     case = full_case(*FULL[name])
     assert fits(split_views(*case.arguments, case.views)[0], case.config)
     result = cluster(*case.arguments, case.config, seeds=case.seeds)
     expected, left_out = near_ties(case)
-    plain = differ(run_definition(case), expected)
+    plain = differ(run_reference(case), expected)
     assert differ(result, expected).float().mean() <= plain.float().mean() + 0.02
     assert left_out.float().mean() < 0.5
     assert_agree(result, expected, ~left_out, case.config.sharpness)
@@ -209,20 +208,20 @@ def test_full_size_with_other_weights(weight: float, sharpness: float) -> None:
 
 
 @pytest.mark.cuda
-def test_too_large_is_left_to_the_definition() -> None:
+def test_too_large_inputs_use_the_reference() -> None:
     case = full_case(2, (28, 28), 64, 12, torch.bfloat16)
     result = cluster(*case.arguments, case.config, seeds=case.seeds)
-    assert torch.equal(result.assignments, run_definition(case).assignments)
+    assert torch.equal(result.assignments, run_reference(case).assignments)
 
 
 @pytest.mark.cuda
 @pytest.mark.compiled
-def test_compiled_is_one_graph_without_a_wait() -> None:
+def test_compiled_is_one_graph_without_synchronization() -> None:
     case = full_case(8, (14, 14), 64, 12, torch.bfloat16)
     keys = torch.arange(8, device="cuda")
     compiled = torch.compile(cluster, fullgraph=True)
     compiled(*case.arguments, case.config, keys=keys)
-    with waiting_is_an_error():
+    with forbid_synchronization():
         result = compiled(*case.arguments, case.config, keys=keys)
         plain = cluster(*case.arguments, case.config, keys=keys)
     assert not differ(result, plain).any()

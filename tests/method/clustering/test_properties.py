@@ -1,4 +1,4 @@
-"""What must hold of the clustering whatever its inputs, and how its seeds are drawn."""
+"""Properties of the clustering for any input, and the drawing of seeds."""
 
 import math
 from typing import Any
@@ -10,12 +10,11 @@ from torch import Tensor
 from croc.config import ClusterConfig
 from croc.method.clustering import cluster, draw_seeds
 from croc.method.types import Clusters
-from tests.kernels.interpreter import waiting_is_an_error
+from tests.kernels.interpreter import forbid_synchronization
 from tests.method.clustering import Case, make_case
 from tests.oracles.clustering import cluster_paper, cluster_released
 
 both = pytest.mark.parametrize("variant", ["paper", "released"])
-several = pytest.mark.parametrize("seed", range(2))
 
 
 def config(variant: Any = "paper", **options: Any) -> ClusterConfig:
@@ -35,7 +34,7 @@ def assert_same(a: Clusters, b: Clusters, atol: float = 1e-10) -> None:
 
 
 def assert_sound(result: Clusters, config: ClusterConfig, atol: float) -> None:
-    """Finite, not negative, a cost within its range, in `paper` a distribution for every token."""
+    """Finite, non-negative, cost in range, and in `paper` a distribution for every token."""
     least, most = 0.0, 1.0
     if config.variant == "paper" and math.isfinite(config.position_weight):
         least, most = -1.0, 1 + config.position_weight
@@ -52,11 +51,11 @@ def assert_sound(result: Clusters, config: ClusterConfig, atol: float) -> None:
 @both
 @pytest.mark.parametrize("drawn", [False, True])
 def test_only_released_depends_on_the_rest_of_the_batch(variant: str, drawn: bool) -> None:
-    """With the seeds given, or drawn by keys."""
+    """With fixed seeds, or seeds drawn by sample keys."""
     case, keys = make_case(0, config(variant), B=3, H=2), keys_of(3)
     together = run(case, **({"seeds": None, "keys": keys} if drawn else {}))
     for b in range(3):
-        alone = run(case.picture(b), **({"seeds": None, "keys": keys[b, None]} if drawn else {}))
+        alone = run(case.image(b), **({"seeds": None, "keys": keys[b, None]} if drawn else {}))
         if variant == "released":
             assert not torch.allclose(alone.cost[0], together.cost[b], rtol=0, atol=1e-6)
         else:
@@ -77,7 +76,7 @@ def one_position(case: Case) -> Case:
 
 
 def opposite_tokens(case: Case) -> Case:
-    """Each token has its opposite, so that a centroid may cancel to nothing."""
+    """Every token has its opposite, so that a centroid may be zero."""
     half = case.tokens[:, :, : case.tokens.shape[2] // 2]
     return case.changed(tokens=torch.cat([half, -half], 2))
 
@@ -105,7 +104,7 @@ DEGENERATE = {
     "opposite tokens": opposite_tokens,
     "one salient token": one_salient_token,
     "no saliency": lambda case: case.changed(saliency=torch.zeros_like(case.saliency)),
-    "nothing to tell apart": lambda case: equal_saliency(one_position(one_token(case))),
+    "all equal": lambda case: equal_saliency(one_position(one_token(case))),
     "one blank image": one_blank_image,
     "disjoint views": lambda case: make_case(
         1, case.config, layout="prototypes", disjoint=True, empty=True
@@ -117,7 +116,7 @@ DEGENERATE = {
 @both
 @pytest.mark.parametrize("weight", [0.0, 4.0, math.inf])
 @pytest.mark.parametrize("name", DEGENERATE)
-def test_never_nan(variant: str, weight: float, name: str) -> None:
+def test_degenerate_inputs_give_finite_results(variant: str, weight: float, name: str) -> None:
     for sharpness in (1.0, 20.0, 200.0) if variant == "paper" else (1.0, 20.0, 80.0):
         options = config(variant, k_start=6, position_weight=weight, sharpness=sharpness)
         case = DEGENERATE[name](make_case(0, options))
@@ -126,8 +125,8 @@ def test_never_nan(variant: str, weight: float, name: str) -> None:
 
 
 @pytest.mark.parametrize("k_max", [None, 4])
-def test_equal_costs_leave_the_largest_k(k_max: int | None) -> None:
-    """Where all tokens are one, every step of the released code costs nothing."""
+def test_equal_costs_choose_the_largest_k(k_max: int | None) -> None:
+    """If all tokens are equal, the cost of every step is 0 in `released`."""
     case = make_case(0, config("released", k_start=6, k_max=k_max, position_weight=0.0))
     tokens = torch.zeros_like(case.tokens)
     tokens[..., 2] = 1
@@ -137,22 +136,22 @@ def test_equal_costs_leave_the_largest_k(k_max: int | None) -> None:
 
 
 @both
-def test_half_precision_around_it_changes_nothing(variant: str) -> None:
-    """It computes in float32 at least: under autocast, and on bfloat16 tokens."""
+def test_computes_in_float32(variant: str) -> None:
+    """Under autocast, and on bfloat16 tokens."""
     case = make_case(0, config(variant)).to(torch.float32)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        inside = run(case)
-    assert torch.equal(inside.assignments, run(case).assignments)
-    rough = case.changed(tokens=case.tokens.bfloat16())
-    assert run(rough).assignments.dtype == torch.float32
-    assert_same(run(rough), run(case.changed(tokens=rough.tokens.float())), atol=0)
+        autocast = run(case)
+    assert torch.equal(autocast.assignments, run(case).assignments)
+    rounded = case.changed(tokens=case.tokens.bfloat16())
+    assert run(rounded).assignments.dtype == torch.float32
+    assert_same(run(rounded), run(case.changed(tokens=rounded.tokens.float())), atol=0)
 
 
 @pytest.mark.parametrize(
     ("dtype", "least", "atol"), [(torch.float32, 1e-30, 1e-4), (torch.float64, 1e-200, 1e-10)]
 )
-def test_a_token_without_saliency_is_assigned_as_the_limit(dtype, least: float, atol: float):
-    """In `paper` its assignment is that of a token with next to no saliency."""
+def test_token_without_saliency_is_assigned_like_the_limit(dtype, least: float, atol: float):
+    """In `paper`, saliency 0 gives the assignment of a vanishingly small saliency."""
     case = make_case(0, config(k_start=6), empty=True).to(dtype)
     assert (case.saliency == 0).any()
     result = run(case)
@@ -169,7 +168,7 @@ def keys_of(number: int) -> Tensor:
 
 
 def assert_shares(first: Tensor, second: Tensor, expected: Tensor) -> None:
-    """How often pairs of draws occur, within five standard deviations of a binomial."""
+    """Shares of pairs of draws, within five standard deviations of a binomial."""
     share = torch.bincount(first * 4 + second, minlength=16).reshape(4, 4) / len(first)
     assert ((share - expected).abs() <= 5 * (expected * (1 - expected) / len(first)).sqrt()).all()
 
@@ -207,7 +206,6 @@ def test_seeds_are_drawn_by_saliency_and_key(variant: str) -> None:
 @pytest.mark.compiled
 @both
 def test_compiled_is_one_graph_with_the_same_result(variant: str):
-    """Which is only possible without host copies."""
     case = make_case(0, config(variant, k_start=3), grid=(3, 3)).to(torch.float32)
     keys = torch.tensor([5, 6])
     eager = cluster(*case.arguments, case.config, keys=keys)
@@ -220,15 +218,15 @@ def test_compiled_is_one_graph_with_the_same_result(variant: str):
 
 @pytest.mark.cuda
 @both
-@several
-def test_gpu_never_waits_and_agrees_with_the_cpu(variant: str, seed: int) -> None:
+@pytest.mark.parametrize("seed", range(2))
+def test_gpu_never_synchronizes_and_agrees_with_the_cpu(variant: str, seed: int) -> None:
     case = make_case(seed, config(variant, k_start=12), B=3, H=3, grid=(4, 5), empty=True)
     oracle = cluster_paper if variant == "paper" else cluster_released
     gaps = oracle(*case.arguments, case.seeds, case.config)
     assert min(gaps.merge_gap.min(), gaps.count_gap.min(), gaps.argmax_gap.min()) > 1e-9
     on_gpu, keys = case.to("cuda"), keys_of(3).cuda()
     run(on_gpu)  # the first call may load libraries
-    with waiting_is_an_error():
+    with forbid_synchronization():
         result = run(on_gpu)
         drawn = run(on_gpu, seeds=None, keys=keys)
     expected = run(case), run(case, seeds=None, keys=keys.cpu())

@@ -1,4 +1,4 @@
-"""Sinkhorn's scaling against its marginals, POT, and the log domain."""
+"""Sinkhorn's scaling against its marginals, loops in the log domain, and POT."""
 
 import numpy as np
 import ot
@@ -25,7 +25,7 @@ def problems(draw, reach: float = 1.0, least: int = 1) -> tuple[Tensor, ...]:
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     T, K = draw(st.integers(least, 60)), draw(st.integers(least, 12))
     cost = rng.uniform(0, reach, (T, K))
-    if draw(st.booleans()):  # groups of tokens, each near to one centroid
+    if draw(st.booleans()):  # groups of tokens, each close to one centroid
         cost[np.arange(T), rng.integers(0, K, T)] *= 0.05
     peak = draw(st.sampled_from([0.0, 1.0, 3.0]))
     return tuple(map(torch.from_numpy, (cost, marginal(rng, T, peak), marginal(rng, K))))
@@ -33,7 +33,7 @@ def problems(draw, reach: float = 1.0, least: int = 1) -> tuple[Tensor, ...]:
 
 @many
 @given(problems(), st.integers(1, 12), st.sampled_from([1.0, 20.0, 60.0]))
-def test_agrees_with_the_loops_and_columns_hold(problem, iterations, sharpness) -> None:
+def test_agrees_with_the_loops_and_has_the_column_marginals(problem, iterations, sharpness) -> None:
     cost, rows, columns = problem
     plan = sinkhorn(cost, rows, columns, sharpness, iterations)
     lists = cost.tolist(), rows.tolist(), columns.tolist()
@@ -44,7 +44,7 @@ def test_agrees_with_the_loops_and_columns_hold(problem, iterations, sharpness) 
 
 
 def check_with_pot(cost: Tensor, rows: Tensor, columns: Tensor, sharpness: float) -> None:
-    """After many iterations rows hold, too."""
+    """After many iterations the plan has the row marginals, too."""
     plan = sinkhorn(cost, rows, columns, sharpness, 200).numpy()
     np.testing.assert_allclose(plan.sum(-1), rows.numpy(), rtol=0, atol=1e-6)
     np.testing.assert_allclose(plan.sum(-2), columns.numpy(), rtol=0, atol=1e-12)
@@ -56,12 +56,12 @@ def check_with_pot(cost: Tensor, rows: Tensor, columns: Tensor, sharpness: float
 
 @many
 @given(problems(least=2))
-def test_pot_agrees(problem) -> None:
+def test_agrees_with_pot(problem) -> None:
     check_with_pot(*problem, sharpness=10.0)
 
 
-def test_pot_agrees_at_the_paper_sharpness() -> None:
-    """Costs as they arise: tokens and centroids of unit length, cosine brought to 0 … 1."""
+def test_agrees_with_pot_at_the_papers_sharpness() -> None:
+    """Realistic costs: cosines of unit tokens and centroids, rescaled to 0 … 1."""
     rng = np.random.default_rng(0)
     for _ in range(5):
         tokens, centroids = rng.normal(size=(50, 8)), rng.normal(size=(6, 8))
@@ -73,7 +73,7 @@ def test_pot_agrees_at_the_paper_sharpness() -> None:
 
 @many
 @given(problems(reach=6.0), st.sampled_from([20.0, 40.0, 80.0]), st.integers(1, 8))
-def test_a_wide_range_of_costs_in_float32(problem, sharpness, iterations) -> None:
+def test_wide_range_of_costs_in_float32(problem, sharpness, iterations) -> None:
     """exp(-80 · 6) is far below float32, and so is every entry of an expensive row or column."""
     cost, rows, columns = (tensor.float() for tensor in problem)
     plan = sinkhorn(cost, rows, columns, sharpness, iterations)
@@ -87,7 +87,7 @@ def test_a_wide_range_of_costs_in_float32(problem, sharpness, iterations) -> Non
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("iterations", [1, 50])
-def test_rows_without_mass_are_empty_and_change_nothing(dtype: torch.dtype, iterations: int):
+def test_rows_without_mass_are_zero_and_do_not_affect_others(dtype: torch.dtype, iterations: int):
     rng = np.random.default_rng(2)
     cost = torch.from_numpy(rng.uniform(0, 1, (12, 4))).to(dtype)
     rows = torch.from_numpy(marginal(rng, 12))

@@ -1,4 +1,4 @@
-"""The traced merging: its chosen step is what the definition returns, and it can be followed."""
+"""The trace of the merges: its chosen step is the clustering, and columns can be followed."""
 
 import pytest
 import torch
@@ -20,8 +20,8 @@ def trace(case: Case, **options) -> Trace:
 
 
 @both
-def test_chosen_step_is_what_the_definition_returns(variant: str) -> None:
-    """To the last digit: assignments, validity, cost and K."""
+def test_chosen_step_equals_the_clustering(variant: str) -> None:
+    """Bit for bit: assignments, validity, cost and K."""
 
     @settings(
         max_examples=25,
@@ -48,8 +48,8 @@ def test_chosen_step_is_what_the_definition_returns(variant: str) -> None:
 
 
 @both
-def test_columns_keep_their_tokens(variant: str) -> None:
-    """Clusters that are far apart: following `into` stays with the same tokens."""
+def test_columns_follow_their_tokens(variant: str) -> None:
+    """With distant clusters, `into` leads to the column with the same tokens."""
     T, k = 24, 6
     labels = torch.arange(T) % k
     tokens = (torch.eye(k)[labels] + 0.01).double()[None, None]
