@@ -2,10 +2,10 @@
 
     python -m benchmarks.chosen_k --run runs/a runs/b
 
-Each image keeps its two views; only the tokens that start the centroids are drawn again, so
-`seeds` is the share of K's variance that is chance. The rest is split between the means of the
-images, the means of the heads, and their interaction (`both`). The estimates are unbiased, so a
-share of zero may come out slightly negative.
+The views of an image are fixed and only the initial centroids are drawn again, so `seeds` is the
+share of K's variance that is due to chance. The rest is split between the means of images, the
+means of heads, and their interaction (`both`). The estimates are unbiased, so a share of zero may
+be slightly negative.
 """
 
 import argparse
@@ -30,7 +30,7 @@ BATCH = 32
 
 @torch.no_grad()
 def choose(look: Look, images: int, seeds: int, device: torch.device) -> Int64[Tensor, "S B H"]:
-    """The K of every seed, image and head."""
+    """K for every seed, image and head."""
     config, backbone = look.croc, look.backbone.to(device)
     source = open_source(config.data, config.run.seed)
     pictures = [x for _, x in islice(read_images(source, range(len(source))), images)]
@@ -49,11 +49,11 @@ def choose(look: Look, images: int, seeds: int, device: torch.device) -> Int64[T
 
 
 def analyze(run: str, k: Int64[Tensor, "S B H"]) -> dict[str, Any]:
-    """Mean, variance, its shares (which add up to 1, or are 0 if K never varies), histogram."""
+    """Mean, variance, its shares (with sum 1, or all 0 if K is constant), and histogram."""
     seeds, images, heads = k.shape
     values = k.double()
     chance = values.var(dim=0).mean()
-    cells = values.mean(dim=0)  # images, heads; some of the chance is left in each mean
+    cells = values.mean(dim=0)  # images, heads; the means still contain some chance
     between = cells.var(correction=0) - chance / seeds
     by_image = cells.mean(dim=1).var(correction=0) - chance / (seeds * heads)
     by_head = cells.mean(dim=0).var(correction=0) - chance / (seeds * images)
@@ -72,7 +72,7 @@ def analyze(run: str, k: Int64[Tensor, "S B H"]) -> dict[str, Any]:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--run", nargs="+", required=True, help="folders of runs")
-    parser.add_argument("--images", type=int, default=256, help="the first of the runs' data")
+    parser.add_argument("--images", type=int, default=256, help="number of training images")
     parser.add_argument("--seeds", type=int, default=8, help="clusterings of each image, 2 or more")
     options = parser.parse_args(arguments)
     for folder in map(Path, options.run):

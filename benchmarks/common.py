@@ -1,4 +1,4 @@
-"""What the benchmarks share: exit codes, the device, and JSON files with date and hardware."""
+"""Helpers of the benchmarks: exit codes, the device, and JSON files with date and hardware."""
 
 import json
 import sys
@@ -15,7 +15,7 @@ from croc.tables import one_line
 
 
 def run(main: Callable[[], None]) -> None:
-    """A user's mistake is one line and exit code 2, as in `croc`."""
+    """Print a user's error on one line and exit with code 2, like `croc`."""
     try:
         main()
     except UserError as error:
@@ -28,7 +28,7 @@ def this_device() -> torch.device:
 
 
 def write_json(path: Path, device: torch.device, **results: Any) -> None:
-    """With the date, hardware and versions of the measurement."""
+    """Write the results with the date, hardware and versions of the measurement."""
     date = datetime.now(UTC).date().isoformat()
     record = {"date": date, "hardware": hardware(device), "versions": gpu_versions()} | results
     path.parent.mkdir(parents=True, exist_ok=True)

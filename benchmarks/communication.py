@@ -1,10 +1,10 @@
-"""What each process of a run sends per training step with DDP or FSDP, counted on CPU processes.
+"""What each process sends per training step with DDP or FSDP, measured on CPU processes.
 
     torchrun --nproc-per-node 2 -m benchmarks.communication --strategy ddp
 
-Prints the calls of PyTorch's collective operations in one step and the size of their data: with
-FSDP from the profiler, with DDP the buckets that a communication hook receives. The number and size
-of the images do not matter; with FSDP, the number of micro-batches does.
+Prints the collective operations of one step and the size of their data: from the profiler for
+FSDP, from a communication hook for DDP. The number and size of images do not matter; for FSDP,
+the number of micro-batches does.
 """
 
 import argparse
@@ -27,7 +27,7 @@ MIB = 2**20
 
 
 def elements(shapes: Any) -> int:
-    """Of the largest tensor in nested lists of shapes: an all-gather's output, for example."""
+    """Elements of the largest tensor in nested lists of shapes, such as an all-gather's output."""
     if shapes and all(isinstance(each, int) for each in shapes):
         return torch.Size(shapes).numel()
     return max((elements(each) for each in shapes or [] if isinstance(each, list)), default=0)

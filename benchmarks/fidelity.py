@@ -1,8 +1,7 @@
-"""Do the fast paths learn as the plain ones do? python -m benchmarks.fidelity --data.root PHOTOS
+"""Does the fast path train like the reference? python -m benchmarks.fidelity --data.root PHOTOS
 
-Trains a recipe from the same seeds twice: with everything that makes it fast, and in float32
-without compiling and without kernels. Draws the losses, and prints how far apart they are beside
-how far apart the seeds are.
+Trains a recipe twice from each seed: with all optimizations, and in float32 without compilation
+and kernels. Plots the losses, and prints their difference next to that between seeds.
 """
 
 import argparse
@@ -35,7 +34,7 @@ METRICS = {
     "gradient_norm": "norm of the gradient",
 }
 WINDOW = 10
-"""Steps over which curves are averaged."""
+"""Steps of the moving average."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -45,12 +44,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--to", type=Path, default=Path("fidelity.png"), help="JSON goes beside it")
+    parser.add_argument(
+        "--to", type=Path, default=Path("fidelity.png"), help="figure; JSON is written next to it"
+    )
     options = parser.parse_args(arguments)
     if options.seeds < 2 or options.steps < 2 * WINDOW:
-        parser.error("a spread needs --seeds 2 and --steps 20 at least")
+        parser.error("needs at least --seeds 2 and --steps 20")
     if options.to.suffix not in (".png", ".pdf", ".svg"):
-        parser.error(f"--to {options.to}: name a picture, .png, .pdf or .svg")
+        parser.error(f"--to {options.to}: must end in .png, .pdf or .svg")
     curves: dict[str, Any] = {path: [] for path in PATHS}
     for seed in range(options.seeds):
         for path, changes in PATHS.items():
@@ -58,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             curves[path].append({name: [line[name] for line in lines] for name in METRICS})
             print(path, "seed", seed, f"last loss {lines[-1]['loss']:.4f}", flush=True)
     results = {name: getattr(options, name) for name in ("recipe", "steps", "batch")}
-    distances = {name: apart(curves, name) for name in METRICS}
+    distances = {name: compare(curves, name) for name in METRICS}
     write_json(
         options.to.with_suffix(".json"), this_device(), **results, apart=distances, curves=curves
     )
@@ -70,8 +71,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def train(
     options: argparse.Namespace, seed: int, changes: dict[str, Any]
 ) -> list[dict[str, float | int]]:
-    """The metrics of each step of the recipe, its schedules in a tenth of their epochs and the
-    prototypes never frozen."""
+    """The metrics of each step, with the recipe's schedules shortened to a tenth of the epochs and
+    prototypes that are never frozen."""
     config = RECIPES[options.recipe]()
     assert isinstance(config, CrocConfig)
     epochs, warmup = max(2, config.optim.epochs // 10), min(config.optim.warmup_epochs, 1)
@@ -94,9 +95,9 @@ def train(
         return read_metrics(pretrain(config, options.recipe))
 
 
-def apart(curves: dict[str, Any], name: str) -> dict[str, float]:
-    """Root mean squares over the second half of the steps: between the two paths' means over the
-    seeds, and the standard error that the seeds give this difference."""
+def compare(curves: dict[str, Any], name: str) -> dict[str, float]:
+    """Root mean squares over the second half of the steps: of the difference between the paths'
+    means over seeds, of its standard error, and of the deviation between seeds."""
     kernel = np.ones(WINDOW) / WINDOW
     fast, plain = (
         np.stack([np.convolve(seed[name], kernel, "valid") for seed in curves[path]])[

@@ -1,11 +1,11 @@
-"""Scores on a training part alone, for choices: linear in folds, K-means over more seeds.
+"""Scores on the training split, for model selection: cross-validated linear, K-means.
 
     python -m benchmarks.folds --weights RUN random:vit_small_patch16_224 \\
         --data coco-things-mini:FILE idd-lite:FILE --most 351
 
-`--hold-out` of `croc evaluate` scores one share of the training part, which is too few images if
-there are only a few hundred. Here every image is scored once, by a layer trained on the other
-folds. Scores are in percent; deviations are over folds and over seeds.
+`croc evaluate --hold-out` scores a share of the training split, which is imprecise if it has only
+a few hundred images. Here every image is scored once, by a layer trained on the other folds.
+Scores are in percent; deviations are over folds (linear) and seeds (K-means).
 """
 
 import argparse
@@ -31,7 +31,7 @@ from croc.weights.open import DenseBackbone, open_backbone
 
 
 def split_into_folds(data: SegmentationData, count: int) -> list[tuple[Subset, Subset]]:
-    """Pairs to train on and to score: image i belongs to fold i modulo `count`."""
+    """Pairs of training and validation sets: image i is validated in fold i modulo `count`."""
     if not 2 <= count <= len(data):
         raise UserError(f"--folds must be between 2 and {len(data)}, the number of images: {count}")
     folds = [tuple(range(fold, len(data), count)) for fold in range(count)]
@@ -64,12 +64,16 @@ def score(
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--weights", nargs="+", required=True, help="as for `croc evaluate`")
-    parser.add_argument("--data", nargs="+", required=True, help="KIND:PLACE, as there")
+    parser.add_argument(
+        "--data", nargs="+", required=True, help="KIND:PATH, as for `croc evaluate`"
+    )
     parser.add_argument("--folds", type=int, default=4, help="2 or more")
     parser.add_argument("--seeds", type=int, default=15, help="of K-means")
-    parser.add_argument("--steps", type=int, help="of a linear layer; by default the data's own")
-    parser.add_argument("--image-px", type=int, help="side of the images; likewise")
-    parser.add_argument("--most", type=int, help="images of each set, by their names' hashes")
+    parser.add_argument("--steps", type=int, help="of a linear layer; default: the dataset's")
+    parser.add_argument("--image-px", type=int, help="side of the images; default: the dataset's")
+    parser.add_argument(
+        "--most", type=int, help="images of each dataset, chosen by the hash of their names"
+    )
     options = parser.parse_args(arguments)
     for weights in options.weights:
         for data in options.data:

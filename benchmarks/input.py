@@ -1,7 +1,7 @@
-"""How fast photographs reach the device: python -m benchmarks.input --step-ms 0 70
+"""Throughput of data loading: python -m benchmarks.input --step-ms 0 70
 
-Images/s from ready tensors, a pack, a tar shard and JPEG files, into a loop that does nothing with
-them (0) or keeps the device busy for so many milliseconds per step.
+Images/s from preloaded tensors, a pack, a tar shard and JPEG files, with a simulated training step
+of each duration.
 """
 
 import argparse
@@ -29,12 +29,12 @@ from croc.io import hardware
 from croc.method.types import Canvases
 
 WARM_UPS = 8
-"""Steps after which batches made ahead are used up, where the loader is slower."""
+"""Steps after which prefetched batches are used up."""
 LOG_EVERY = 10
-"""Steps after which training reads its loss, and so waits for the device."""
+"""Steps between two synchronizations with the device, as in training."""
 OCTAVES = ((3, 70), (12, 35), (60, 20), (250, 8))
-"""Cells along the width of a made-up photograph, and their contrast: coarse ones are strong and
-fine ones faint, and its JPEG is as large as a photograph's."""
+"""Cells along the width of a synthetic photograph, and their contrast. Its JPEG is about as large as
+a real photograph's."""
 
 Batches = Generator[Canvases, None, None]
 Step = Callable[[Canvases], object]
@@ -44,8 +44,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--to", type=Path, help="JSON file")
     parser.add_argument("--device", type=torch.device, default=this_device())
-    parser.add_argument("--photographs", help="folder of photographs; else they are made up")
-    parser.add_argument("--images", type=int, default=1024, help="files to make")
+    parser.add_argument("--photographs", help="folder of photographs; default: noise")
+    parser.add_argument("--images", type=int, default=1024, help="number of JPEG files")
     parser.add_argument("--size-px", type=int, nargs=2, default=(640, 480), help="width, height")
     parser.add_argument("--canvas-px", type=int, default=DataConfig().canvas_px)
     parser.add_argument("--batch", type=int, default=256)
@@ -75,8 +75,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def measure(
     sources: dict[str, ImageSource], options: argparse.Namespace, step_ms: float
 ) -> dict[str, Any]:
-    """Images per second of each source. Ready tensors are measured before and after them, because
-    the device slows down as it warms up."""
+    """Images per second of each source. Preloaded tensors are measured before and after the others,
+    because the device slows down as it heats up."""
     step = make_step(step_ms, options.device)
     before = measure_rate(ready_batches(options), step, options)
     rates: dict[str, float] = {}
@@ -125,7 +125,7 @@ def ready_batches(options: argparse.Namespace) -> Batches:
 
 
 def make_step(step_ms: float, device: torch.device) -> Step:
-    """Reads the batch, then keeps the device (a CPU: sleeps) busy for so long."""
+    """A step that reads the batch, then keeps a GPU busy, or sleeps on a CPU."""
     if device.type != "cuda":
 
         def sleep(canvases: Canvases) -> torch.Tensor:
@@ -139,12 +139,14 @@ def make_step(step_ms: float, device: torch.device) -> Step:
         for _ in range(times):
             torch.mm(a, b, out=out)
 
-    multiply(1000)  # until the clocks have settled
+    multiply(1000)  # until the clocks are stable
     wait(device)
     start = time.perf_counter()
     multiply(1000)
     wait(device)
-    products = round(step_ms / (time.perf_counter() - start))  # ms of one = seconds of 1000
+    products = round(
+        step_ms / (time.perf_counter() - start)
+    )  # milliseconds of one are seconds of 1000
 
     def compute(canvases: Canvases) -> torch.Tensor:
         largest = canvases.pixels.amax()
@@ -157,20 +159,20 @@ def make_step(step_ms: float, device: torch.device) -> Step:
 def write_photographs(
     folder: Path, count: int, size_px: tuple[int, int], photographs: str | None
 ) -> None:
-    """JPEGs of one size: the given photographs in turn, or noise of about the same file size."""
+    """JPEGs of one size: the photographs in turn, or noise with about the same file size."""
     folder.mkdir()
-    given = FolderSource([photographs], 4096) if photographs else None
+    source = FolderSource([photographs], 4096) if photographs else None
     with ProcessPoolExecutor() as pool:
-        list(pool.map(partial(_write_photograph, folder, size_px, given), range(count)))
+        list(pool.map(partial(_write_photograph, folder, size_px, source), range(count)))
 
 
 def _write_photograph(
-    folder: Path, size_px: tuple[int, int], given: FolderSource | None, number: int
+    folder: Path, size_px: tuple[int, int], source: FolderSource | None, number: int
 ) -> None:
-    if given is None:
+    if source is None:
         image = noise(np.random.default_rng(number), *size_px)
     else:
-        pixels = given.read(number % len(given))
+        pixels = source.read(number % len(source))
         image = Image.fromarray(pixels).resize(size_px, Image.Resampling.BICUBIC)
     image.save(folder / f"{number:06d}.jpg", quality=92)
 

@@ -1,12 +1,12 @@
-"""What the patch tokens of a dataset vary by: their place, their image, or neither.
+"""How much of the variance of patch tokens is explained by position and by image.
 
     python -m benchmarks.variance --weights RUN random:vit_small_patch16_224 \\
         --data coco-things-mini:FILE idd-lite:FILE
 
-Features are scaled to deviation 1. `place` is the share of the variance explained by the mean over
-all images, `image` the share explained by the mean over an image; `rank` is the effective rank of
-the unscaled tokens (croc/train/gauges.py measures the same at every checkpoint). Training parts
-are used, so that a choice by these figures does not use the validation images.
+Features are scaled to deviation 1. `place` is the share of variance explained by the mean over all
+images, `image` the share explained by the mean over an image; `rank` is the effective rank of the
+unscaled tokens (croc/train/gauges.py measures the same at every checkpoint). These are computed on
+the training split, so that they can be used for model selection.
 """
 
 import argparse
@@ -24,9 +24,11 @@ from croc.weights.open import open_backbone
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--weights", nargs="+", required=True, help="as for `croc evaluate`")
-    parser.add_argument("--data", nargs="+", required=True, help="KIND:PLACE, as there")
     parser.add_argument(
-        "--image-px", type=int, default=448, help="side to which images are squashed"
+        "--data", nargs="+", required=True, help="KIND:PATH, as for `croc evaluate`"
+    )
+    parser.add_argument(
+        "--image-px", type=int, default=448, help="side to which images are resized"
     )
     options = parser.parse_args(arguments)
     device = this_device()

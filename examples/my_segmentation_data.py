@@ -1,23 +1,23 @@
-"""Add my own segmentation dataset, in its own layout, to the evaluation.
+"""Evaluate on my own segmentation dataset, in its own layout.
 
-Shows: a class that reads labeled photographs, `croc.add_data` to give the dataset a name, and
-`croc.evaluate` on it as on any other: the whole protocol, scores of classes, a picture.
-Needs: a folder as below. Without one it makes one of synthetic scenes, as an example.
+Shows: a class that reads labeled photographs, `croc.add_data` to register the dataset, and
+`croc.evaluate` on it like on any other dataset, with class scores and a figure.
+Needs: a folder as below; by default, one with synthetic scenes is written.
 
     photographs/NAME.jpg or .png
     masks/NAME.png       a color for each class, any other color is ignored
     colors.json         {"sky": [86, 180, 233], "grass": [0, 158, 115], ...}
     val.txt              one NAME per line: these are scored, all others train
 
-(For label maps with numbers instead of colors no Python is needed: `folder:PATH` reads
-images/{train,val} and labels/{train,val}, see docs/evaluate.md.)
-Prints: the mIoU by two protocols and the IoU of each class. Leaves in the folder --to:
-results.jsonl and pictures/ of predictions beside the labels.
+(Label maps with numbers instead of colors need no Python: `folder:PATH` reads images/{train,val}
+and labels/{train,val}, see docs/evaluate.md.)
+Prints: the mIoU of two protocols and the IoU of each class. Writes to the folder --to:
+results.jsonl and pictures/ of predictions next to the labels.
 
     python examples/my_segmentation_data.py FOLDER --weights runs/mine
     python examples/my_segmentation_data.py --small
 
-Without --weights an untrained network is scored, as a baseline.
+Without --weights it evaluates an untrained network.
 """
 
 import argparse
@@ -37,7 +37,7 @@ IGNORED = 255
 
 @dataclass(frozen=True)
 class ColoredMasks:
-    """One split of the dataset; copied to worker processes, so it has names, not pictures."""
+    """One split of the dataset. It is copied to worker processes, so it holds names, not images."""
 
     folder: Path
     names: tuple[str, ...]
@@ -67,12 +67,12 @@ def read_colors(path: Path) -> np.ndarray:
     try:
         with Image.open(path) as image:
             return np.array(image.convert("RGB"))
-    except OSError as error:  # may be raised in a worker process
+    except OSError as error:  # possibly in a worker process
         raise croc.UserError(f"{path} cannot be read: {error}") from None
 
 
 def open_masks(path: str, split: str) -> ColoredMasks:
-    """`path` is what follows "masks:", `split` is "train" or "val"."""
+    """`path` is the part after "masks:", `split` is "train" or "val"."""
     folder = Path(path).expanduser()
     try:
         colors = json.loads((folder / "colors.json").read_text())
@@ -102,7 +102,7 @@ def main() -> None:
 
 
 def make_folder(folder: Path, count: int) -> Path:
-    """Scenes in the layout above; a quarter of them is scored."""
+    """Scenes in the layout above; a quarter are validation images."""
     (folder / "photographs").mkdir(parents=True, exist_ok=True)
     (folder / "masks").mkdir(exist_ok=True)
     colors = np.random.default_rng(0).integers(0, 256, (len(CLASSES), 3), np.uint8)

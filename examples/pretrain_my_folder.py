@@ -2,16 +2,16 @@
 
 Shows: `croc.pretrain` with options, the `Run` that it returns, `croc.evaluate` before and after
 training, and `croc.cluster` on two crops of a photograph, as in a training step.
-Needs: a folder of photographs. Without one it takes synthetic scenes and no download. The network
-is the small one of `croc demo` (four minutes on two cores with scenes, with --small half a minute);
---recipe coco-vits16 is the real one, for a GPU (for several there is `croc pretrain`).
+Needs: a folder of photographs; by default, synthetic scenes. The network is the small one of
+`croc demo` (four minutes on two cores with scenes, half a minute with --small); --recipe
+coco-vits16 trains the paper's on one GPU (use `croc pretrain` for several).
 Prints: losses, and for labeled data (--score, or scenes) the mIoU of linear segmentation before
-and after. Leaves in the folder --to: the run with its report.html, and clusters.png.
+and after. Writes to the folder --to: the run with its report.html, and clusters.png.
 
     python examples/pretrain_my_folder.py ~/Pictures --to runs/mine
     python examples/pretrain_my_folder.py --small
 
-The same command resumes from the last checkpoint, or only draws if the run is finished.
+The same command resumes from the last checkpoint; if the run is finished, it only draws.
 """
 
 import argparse
@@ -33,7 +33,7 @@ from croc.lab.show.figures import paint
 matplotlib.use("agg")
 SHOWN = 4
 SHARE = 0.75
-"""Of a photograph's sides in a crop; one crop is at the top left, one at the bottom right."""
+"""Side of a crop relative to the photograph; the crops are at the top left and bottom right."""
 
 
 def main() -> None:
@@ -42,7 +42,7 @@ def main() -> None:
     short = {}
     if options.small:
         data, short = data | {"scenes": 96}, {"optim": {"epochs": 3}}
-    one = {"devices": 1}  # with several processes each would score and draw
+    one = {"devices": 1}  # one process, which scores and draws
     run = croc.pretrain(options.recipe, data=data, folder=options.to / "run", run=one, **short)
     first, *_, last = run.metrics()
     print(f"step {last['step']}: loss {first['loss']:.3f} → {last['loss']:.3f}")
@@ -65,7 +65,7 @@ def main() -> None:
 def cluster_crops(
     photograph: Image.Image, boxes: list[tuple[int, int, int, int]], run: croc.Run
 ) -> list[Image.Image]:
-    """Two crops, and both with their joint clusters: crop, clusters, crop, clusters."""
+    """Two crops and their joint clusters, in the order crop, clusters, crop, clusters."""
     crops = [photograph.crop(box) for box in boxes]
     features = croc.features(crops, run)
     tokens = torch.cat([each.patches.flatten(0, 1) for each in features])
@@ -87,7 +87,7 @@ def cluster_crops(
 
 
 def draw_clusters(photographs: list[Image.Image], run: croc.Run, path: Path) -> None:
-    """One row per photograph. A cluster that a crop lacks is hatched."""
+    """One row per photograph. Clusters that are missing in one of the crops are hatched."""
     titles = ("photograph", "first crop", "its clusters", "second crop", "its clusters")
     figure = Figure(figsize=(8.5, 1.72 * len(photographs) + 0.25), dpi=100, layout="constrained")
     all_axes = figure.subplots(len(photographs), len(titles), squeeze=False)

@@ -2,11 +2,11 @@
 
 Shows: dense features of photographs (`croc.features`), and one use of them. One patch of the first
 photograph is compared with every patch of all others, by the cosine of their features.
-Needs: photographs, or a folder of them. Without any it takes synthetic scenes, and without
---weights it first trains the small network of `croc demo` (four minutes on two cores; with --small
-half a minute, and then it finds little more than colors).
-Prints: the best patch of each photograph, best first, and which files cannot be read. Leaves:
-similar.png in the folder --to.
+Needs: photographs, or a folder of them; by default, synthetic scenes. Without --weights it first
+trains the small network of `croc demo` (four minutes on two cores; with --small half a minute,
+which is enough for little more than colors).
+Prints: the best patch of each photograph, best first, and files that cannot be read.
+Writes: similar.png in the folder --to.
 
     python examples/search_by_patch.py ~/Pictures --at 320 200 --weights runs/mine
     python examples/search_by_patch.py --small
@@ -32,19 +32,19 @@ from croc.data.scenes import make_scene
 matplotlib.use("agg")
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif", ".ppm")
 SCENE, SCENE_QUERY = 6, (30.0, 14.0)
-"""The first scene, and the pixel of the query in it: a brick wall."""
+"""The scene with the query, and the query's pixel: a brick wall."""
 
 
 @dataclass(frozen=True)
 class Match:
-    """The patch of a photograph that is most like the query."""
+    """The patch of a photograph that is most similar to the query."""
 
     photograph: Path
     cosine: float
     row: int
     column: int
     cosines: torch.Tensor
-    """Of all its patches, rows × columns."""
+    """Of all patches of the photograph, rows × columns."""
 
 
 def main() -> None:
@@ -55,23 +55,23 @@ def main() -> None:
     if not options.photographs:
         photographs, at = save_scenes(options.to / "photographs", options.small), at or SCENE_QUERY
     weights = options.weights
-    if weights is None:  # the demo's network; the second time the run is already there
+    if weights is None:  # a finished run is reused
         short = {"data": {"scenes": 96}, "optim": {"epochs": 3}} if options.small else {}
-        run = {"report": False, "devices": 1}  # with several processes each would search
+        run = {"report": False, "devices": 1}  # one process, which searches
         weights = croc.pretrain("demo", folder=options.to / "run", run=run, **short)
 
     backbone = croc.load_backbone(weights)
     backbone.to("cuda" if torch.cuda.is_available() else "cpu")
     features: dict[Path, croc.Features] = {}
-    for photograph in photographs:  # one by one, to skip those that cannot be read
+    for photograph in photographs:  # one by one, to skip files that cannot be read
         try:
             (features[photograph],) = croc.features(photograph, backbone)
         except croc.UserError as error:
-            if photograph in options.photographs[:1]:  # the query: no other can replace it
+            if photograph in options.photographs[:1]:  # the query cannot be skipped
                 raise
             print(f"skipped: {error}")
     if len(features) < 2:
-        raise croc.UserError("give at least two photographs, or a folder of them")
+        raise croc.UserError("pass at least two photographs, or a folder of them")
 
     first, query = next(iter(features.items()))
     height, width = query.size_px
@@ -98,7 +98,7 @@ def search(patch: torch.Tensor, features: dict[Path, croc.Features]) -> list[Mat
 
 
 def draw(matches: list[Match], path: Path) -> None:
-    """The query as it is, then the matches, in color where they are like it."""
+    """The query, then the matches, colored where they are similar to it."""
     columns = min(5, len(matches))
     rows = -(-len(matches) // columns)
     figure = Figure(figsize=(1.7 * columns, 1.95 * rows), dpi=100, layout="constrained")
@@ -113,7 +113,7 @@ def draw(matches: list[Match], path: Path) -> None:
 
 
 def draw_photograph(axes: Axes, match: Match, share: torch.Tensor) -> None:
-    """Gray and dim where the share is 0, in full color where it is 1."""
+    """Dim gray where the share is 0, full color where it is 1."""
     with Image.open(match.photograph) as image:
         pixels = np.asarray(ImageOps.exif_transpose(image).convert("RGB")) / 255
     rows, columns = share.shape
@@ -149,7 +149,7 @@ def read_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("photographs", nargs="*", type=Path, help="the first has the query")
+    parser.add_argument("photographs", nargs="*", type=Path, help="the first one has the query")
     parser.add_argument("--at", nargs=2, type=float, metavar=("X", "Y"), help="pixel of the patch")
     parser.add_argument("--weights", help="a run, a file, or what croc.load_backbone takes")
     parser.add_argument("--best", type=int, default=9, help="photographs shown")

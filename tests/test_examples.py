@@ -1,4 +1,4 @@
-"""The examples: each runs with --small, prints what it promises and leaves its pictures."""
+"""Every example runs with --small, and prints and writes what its docstring promises."""
 
 import re
 import runpy
@@ -21,7 +21,7 @@ Run = Callable[..., list[str]]
 
 @pytest.fixture
 def run_example(monkeypatch, tmp_path: Path, capsys) -> Iterator[Run]:
-    """Run an example in an empty folder; the lines that it prints."""
+    """Runs an example in an empty folder and returns the lines that it prints."""
 
     def call(name: str, *arguments: str) -> list[str]:
         monkeypatch.chdir(tmp_path)
@@ -34,8 +34,7 @@ def run_example(monkeypatch, tmp_path: Path, capsys) -> Iterator[Run]:
     protocols.ADDED.clear()
 
 
-def colors(path: Path) -> int:
-    """How many a picture has: an empty one has few."""
+def count_colors(path: Path) -> int:
     with Image.open(path) as image:
         return len(image.convert("RGB").getcolors(1 << 24) or ())
 
@@ -53,7 +52,7 @@ def test_search_by_patch(tmp_path: Path, run_example: Run):
     assert len(cosines) == 9
     assert cosines == sorted(cosines, reverse=True)
     assert not any("scene-06.png" in line for line in matches)
-    assert colors(tmp_path / picture) > 1000
+    assert count_colors(tmp_path / picture) > 1000
     assert croc.Run(tmp_path / "runs" / "search-by-patch" / "run").metrics()
 
 
@@ -64,7 +63,7 @@ def test_pretrain_my_folder(tmp_path: Path, run_example: Run):
     assert re.fullmatch(r"trained +\d+\.\d mIoU on scenes:32", lines[2])
     report, picture = lines[3:]
     assert (tmp_path / report).is_file()
-    assert colors(tmp_path / picture) > 1000
+    assert count_colors(tmp_path / picture) > 1000
     results = read_results(tmp_path / "runs" / "my-folder" / "run" / "evaluation")
     assert [line["backbone"] for line in results] == ["run@0", "run@12"]
 
@@ -75,7 +74,7 @@ def test_my_segmentation_data(tmp_path: Path, run_example: Run):
     assert re.fullmatch(r"linear: \d+\.\d mIoU, vit_tiny_patch16_224", lines[3])
     for classes, picture in (lines[1:3], lines[4:6]):
         assert all(name in classes for name in CLASSES)
-        assert colors(tmp_path / picture.strip()) > 1000
+        assert count_colors(tmp_path / picture.strip()) > 1000
     results = read_results(tmp_path / "out")
     assert [line["data"] for line in results] == ["masks:out/data"] * 2
     assert results[0]["count"] == {"train": 24, "val": 8}
