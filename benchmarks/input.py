@@ -33,8 +33,8 @@ WARM_UPS = 8
 LOG_EVERY = 10
 """Steps between two synchronizations with the device, as in training."""
 OCTAVES = ((3, 70), (12, 35), (60, 20), (250, 8))
-"""Cells along the width of a synthetic photograph, and their contrast. Its JPEG is about as large as
-a real photograph's."""
+"""Cells along the width of a synthetic photograph, and their contrast. Its JPEG has about the size
+of a real one."""
 
 Batches = Generator[Canvases, None, None]
 Step = Callable[[Canvases], object]

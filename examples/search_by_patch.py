@@ -80,9 +80,9 @@ def main() -> None:
     itself = next(match for match in matches if match.photograph == first)
     best = [match for match in matches if match is not itself][: options.best]
     print(f"like the patch in row {row}, column {column} of {first.name}:")
-    for place, match in enumerate(best, start=1):
+    for rank, match in enumerate(best, start=1):
         x, y = features[match.photograph].centers_px()[match.row, match.column]
-        print(f"{place:3}  cosine {match.cosine:.3f}  {match.photograph.name} at {x:.0f}, {y:.0f}")
+        print(f"{rank:3}  cosine {match.cosine:.3f}  {match.photograph.name} at {x:.0f}, {y:.0f}")
     draw([itself, *best], options.to / "similar.png")
     print(options.to / "similar.png")
 

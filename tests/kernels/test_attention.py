@@ -138,8 +138,8 @@ def test_as_accurate_as_torch(images: int, tokens: int, heads: int, dtype: torch
     exact = values_and_gradient(by_hand, qkv.double(), grad.double(), heads)
     torchs = values_and_gradient(by_torch, qkv, grad, heads)
     result = values_and_gradient(packed_attention, qkv, grad, heads)
-    ours, theirs = errors(result, exact, heads), errors(torchs, exact, heads)
-    assert all(one < 1.15 * two for one, two in zip(ours, theirs, strict=True))
+    pairs = zip(errors(result, exact, heads), errors(torchs, exact, heads), strict=True)
+    assert all(error < 1.15 * torchs_error for error, torchs_error in pairs)
 
 
 @pytest.mark.cuda

@@ -175,11 +175,11 @@ def test_as_accurate_as_linear_and_gelu(autocast: bool, compiled: bool) -> None:
     if compiled:
         pair.compile(fullgraph=True)
         fused.compile(fullgraph=True)
-    results, usual = (gradients(layer, x, grad, autocast) for layer in (fused, pair))
+    results, of_pair = (gradients(layer, x, grad, autocast) for layer in (fused, pair))
     with torch.autocast("cuda", torch.bfloat16, enabled=autocast), torch.no_grad():
         torch.testing.assert_close(fused(x), results[0])
     for name, one, two, reference in zip(
-        ("activations", "x", "weight", "bias"), results, usual, expected
+        ("activations", "x", "weight", "bias"), results, of_pair, expected
     ):
         assert (one.shape, one.dtype) == (two.shape, two.dtype)
         error, usual_error = ((y - reference).norm() / reference.norm() for y in (one, two))

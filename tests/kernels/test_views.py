@@ -162,7 +162,7 @@ def chain_errors(canvases: Canvases, config: ViewsConfig) -> Tensor:
 # --- on a GPU -------------------------------------------------------------------------------
 
 FULL = {  # images, canvas side, options of ViewsConfig
-    "usual": (64, 384, {}),
+    "default": (64, 384, {}),
     "crops alone": (64, 384, PLAIN),
     "enlarged": (16, 100, {}),
     "reduced": (8, 1000, {"size_px": 96}),

@@ -1,9 +1,8 @@
 """The clustering by nested loops in float64, written from its definition, for comparison only.
 
-Nothing here is fast, batched or shared with the package. Beside the result, each oracle says how
-close its discrete decisions were, so that a test can leave near-ties out of an exact comparison.
-Degenerate scales are defined as no cost: where all distances are 0, distance/S is 0, and where a
-whole batch's costs are equal, their min-max is 0.
+Nothing here is fast, batched or shared with the package. In addition to the result, each oracle
+reports the margins of its discrete decisions, so that a test can exclude near-ties. Degenerate
+scales give cost 0: distance/S if all distances are 0, min-max if all costs of a batch are equal.
 """
 
 import math
@@ -17,7 +16,7 @@ Matrix = list[Vector]
 
 @dataclass
 class OracleResult:
-    """A clustering of B images by H heads, and how close the calls were."""
+    """A clustering of B images by H heads, and the margins of its decisions."""
 
     assignments: np.ndarray  # M B H N K
     valid: np.ndarray  # B H K
@@ -34,7 +33,7 @@ class OracleResult:
 
 @dataclass
 class _Step:
-    """What one step of one image and head leaves behind."""
+    """The result of one step for one image and head."""
 
     plan: Matrix
     assignments: Matrix
@@ -101,9 +100,10 @@ def gather(weights: Matrix, values: Matrix) -> Matrix:
 def sinkhorn(
     cost: Matrix, rows: Vector, columns: Vector, sharpness: float, iterations: int
 ) -> tuple[Matrix, Vector]:
-    """Scales exp(-sharpness · cost) to its rows, then to its columns, again and again.
+    """Scales exp(-sharpness · cost) to its row marginals, then to its column marginals, repeatedly.
 
-    On logarithms: f and g are those of the rows' and the columns' factors. Also returned is g.
+    In the log domain: f and g are the logarithms of the factors of rows and columns. Returns the
+    plan and g.
     """
     f, g = [0.0] * len(rows), [0.0] * len(columns)
     for _ in range(iterations):
@@ -141,18 +141,18 @@ def choose(step_costs: Vector, k_start: int, config) -> tuple[int, float]:
 def paper_steps(
     tokens: Matrix, positions: Matrix, saliency: Vector, seeds: list[int], config
 ) -> tuple[list[_Step], float]:
-    """All steps of one image and head by the paper, and the smallest gap between pairs."""
+    """All steps of one image and head as in the paper, and the smallest gap between pairs."""
     weight = config.position_weight
     tokens = [unit(token) for token in tokens]
     saliency = [max(value, 1e-20) for value in saliency]
     sides = [max(p[axis] for p in positions) - min(p[axis] for p in positions) for axis in (0, 1)]
     diagonal = math.hypot(*sides)
     centroids = [tokens[seed] for seed in seeds]
-    places = [positions[seed] for seed in seeds]
+    centers = [positions[seed] for seed in seeds]
     Y = [[1.0 if n == seed else 0.0 for n in range(len(tokens))] for seed in seeds]  # K × T
 
-    def entry(token: Vector, position: Vector, centroid: Vector, place: Vector) -> float:
-        distance = math.dist(position, place) / diagonal if diagonal > 0 else 0.0
+    def entry(token: Vector, position: Vector, centroid: Vector, center: Vector) -> float:
+        distance = math.dist(position, center) / diagonal if diagonal > 0 else 0.0
         if math.isinf(weight):
             return distance
         return -dot(token, centroid) + weight * distance
@@ -162,7 +162,7 @@ def paper_steps(
         columns = softmax([dot(y, saliency) for y in Y])
         units = [unit(centroid) for centroid in centroids]
         cost = [
-            [entry(token, position, centroid, place) for centroid, place in zip(units, places)]
+            [entry(token, position, centroid, center) for centroid, center in zip(units, centers)]
             for token, position in zip(tokens, positions)
         ]
         plan, g = sinkhorn(cost, saliency, columns, config.sharpness, config.sinkhorn_iterations)
@@ -175,7 +175,7 @@ def paper_steps(
             return steps, merge_gap
 
         weights = divide_columns(plan)
-        centroids, places = gather(weights, tokens), gather(weights, positions)
+        centroids, centers = gather(weights, tokens), gather(weights, positions)
         similarity = {
             (i, j): dot(unit(centroids[i]), unit(centroids[j]))
             for i in range(len(Y))
@@ -183,13 +183,13 @@ def paper_steps(
         }
         merge_gap = min(merge_gap, gap(list(similarity.values()), largest=True))
         i, j = best_pair(similarity)
-        for rows in (centroids, places, Y):
+        for rows in (centroids, centers, Y):
             rows[i] = mean(rows[i], rows[j])
             del rows[j]
 
 
 def cluster_paper(tokens, positions, saliency, seeds, config, views=2) -> OracleResult:
-    """The paper's clustering: every image and head for itself."""
+    """The paper's clustering: images and heads are independent."""
     tokens, positions, saliency = (_lists(array) for array in (tokens, positions, saliency))
     seeds = np.asarray(seeds).tolist()
     B, H, T, K = len(tokens), len(tokens[0]), len(tokens[0][0]), len(seeds[0][0])
@@ -208,11 +208,12 @@ def cluster_paper(tokens, positions, saliency, seeds, config, views=2) -> Oracle
 
 
 def released_costs(states: list["_Released"], weight: float) -> list[Matrix]:
-    """The costs of all images and heads at one step, brought to 0 … 1 together."""
+    """The costs of all images and heads at one step, jointly rescaled to 0 … 1."""
     raw = []
     for state in states:
         distances = [
-            [math.dist(position, place) for place in state.places] for position in state.positions
+            [math.dist(position, center) for center in state.centers]
+            for position in state.positions
         ]
         largest = max(max(row) for row in distances)
         units = [unit(centroid) for centroid in state.centroids]
@@ -231,7 +232,7 @@ def released_costs(states: list["_Released"], weight: float) -> list[Matrix]:
 
 
 class _Released:
-    """One image and head on its way through the released code's steps."""
+    """The state of one image and head during the released code's steps."""
 
     def __init__(self, tokens, positions, cosine, seeds):
         self.tokens = [unit(token) for token in tokens]
@@ -239,13 +240,13 @@ class _Released:
         self.rows = softmax([value / 2 for value in cosine])
         self.columns = softmax([cosine[seed] / 2 for seed in seeds])
         self.centroids = [self.tokens[seed] for seed in seeds]
-        self.places = [positions[seed] for seed in seeds]
+        self.centers = [positions[seed] for seed in seeds]
         self.steps: list[_Step] = []
         self.merge_gap = math.inf
 
     def assign(self, cost: Matrix, config) -> None:
-        # The division by the kernel's sum, which comes first, is undone by the first pass over
-        # the rows. Costs within 0 … 1 and rows from a softmax leave nothing that is not a number.
+        # The initial division by the kernel's sum is undone by the first scaling of the rows.
+        # Costs in 0 … 1 and rows from a softmax cannot give NaN.
         plan, _ = sinkhorn(
             cost, self.rows, self.columns, config.sharpness, config.sinkhorn_iterations
         )
@@ -267,7 +268,7 @@ class _Released:
         ]
         weights = divide_columns(merged)
         self.centroids = gather(weights, self.tokens)
-        self.places = gather(weights, self.positions)
+        self.centers = gather(weights, self.positions)
         columns = [
             sum(r * row[k] for r, row in zip(self.rows, weights)) for k in range(len(weights[0]))
         ]
@@ -310,10 +311,10 @@ def cluster_released(tokens, positions, saliency, seeds, config, views=2) -> Ora
 
 
 def centroids(patches, assignments, cls, variant="paper") -> np.ndarray:
-    """M B H K D: the clusters of each view in last-layer patches, at the length of a CLS token.
+    """M B H K D: the centroids of each view in last-layer patches, with the length of a CLS token.
 
-    That length is the mean over the image's own views in `paper`, over the whole batch's in
-    `released`. A cluster without any assignment, such as padding, is 0.
+    The length is the mean over the image's views in `paper`, over the batch in `released`. A
+    cluster without assignments, such as padding, is 0.
     """
     patches, cls = np.asarray(patches, np.float64), np.asarray(cls, np.float64)
     assignments = np.asarray(assignments, np.float64)
@@ -347,7 +348,7 @@ def _empty(M: int, B: int, H: int, N: int, K: int) -> OracleResult:
 
 
 def _fill(result, b, h, assignments: Matrix, hard: list[list[bool]], costs: Vector, chosen) -> None:
-    """Splits the joined tokens by view and marks the clusters that every view knows."""
+    """Splits the joined tokens by view and marks the clusters present in every view."""
     M, _, _, N, K = result.assignments.shape
     count = K - chosen
     for m in range(M):

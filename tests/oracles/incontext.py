@@ -1,4 +1,4 @@
-"""In-context labels by nested loops, written from the definition, for comparison only."""
+"""In-context segmentation by nested loops, written from the definition, for comparison only."""
 
 import math
 
@@ -27,7 +27,7 @@ def predict(
 
 
 def count_labels(labels: np.ndarray, classes: int, rows: int, columns: int) -> np.ndarray:
-    """Pixels of each class in each patch; a pixel is in the patch that its center is in."""
+    """Pixels of each class in each patch; a pixel belongs to the patch that contains its center."""
     height, width = labels.shape
     counts = np.zeros((rows, columns, classes), int)
     for y in range(height):
@@ -46,7 +46,7 @@ def count_labels(labels: np.ndarray, classes: int, rows: int, columns: int) -> n
 
 
 def choose(counts: np.ndarray, share: int, draws: Vector) -> set[int]:
-    """The numbers of the patches remembered of one image; counts are "patches classes"."""
+    """The indices of the patches stored for one image; counts are "patches classes"."""
     frequency = [sum(patch[label] > 0 for patch in counts) for label in range(counts.shape[1])]
     scores = {}
     for number, patch in enumerate(counts):

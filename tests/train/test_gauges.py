@@ -31,11 +31,11 @@ from tests.train import killed_at
 NAMES = {"step", "place", "image", "neighbors", "rank", "agreement", "agreement_chance"}
 
 
-def synthetic(place: float, image: float, own: float) -> Tensor:
+def synthetic(place: float, image: float, rest: float) -> Tensor:
     """Tokens of 64 images with these shares of variance."""
     g = torch.Generator().manual_seed(0)
     shapes = (1, 16, 8, 8), (64, 16, 1, 1), (64, 16, 8, 8)
-    parts = (w**0.5 * torch.randn(s, generator=g) for w, s in zip((place, image, own), shapes))
+    parts = (w**0.5 * torch.randn(s, generator=g) for w, s in zip((place, image, rest), shapes))
     return sum(parts, start=torch.zeros(64, 16, 8, 8))
 
 

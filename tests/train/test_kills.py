@@ -2,9 +2,8 @@
 
 from pathlib import Path
 
-from tests.train import in_soak, metrics_of, train
+from tests.train import metrics_of, train
 from tests.train.kills import INTERVAL, kill, same_weights
-from tests.train.soak import soak_steps
 
 MORE = ("--optim.epochs", "8")
 
@@ -19,11 +18,3 @@ def test_resume_after_sigkill_equals_uninterrupted_run(tmp_path: Path):
     assert same_weights(tmp_path / "killed", tmp_path / "whole")
     assert metrics_of(tmp_path / "killed") == metrics_of(tmp_path / "whole")
     assert not list((tmp_path / "killed").glob("**/*.partial"))
-
-
-@in_soak
-def test_memory_and_open_files_do_not_grow(tmp_path: Path):
-    figures = soak_steps(tmp_path / "run", steps=300)
-    assert figures["steps"] == 300
-    assert 0.3 * figures["memory_mb_per_1000_steps"] < 20, figures
-    assert 0.3 * figures["files_per_1000_steps"] < 1, figures

@@ -83,20 +83,20 @@ def at_steps(monkeypatch: pytest.MonkeyPatch, actions: Mapping[int, Callable[[],
 
 
 def test_full_disk_keeps_the_last_good_checkpoint(whole, small_disk, monkeypatch):
-    place = small_disk(6 * checkpoints(whole)[-1].stat().st_size // 1024)
-    filler = place / "filler"
+    disk = small_disk(6 * checkpoints(whole)[-1].stat().st_size // 1024)
+    filler = disk / "filler"
 
     def fill() -> None:
-        filler.write_bytes(b"x" * (shutil.disk_usage(place).free - 4096))
+        filler.write_bytes(b"x" * (shutil.disk_usage(disk).free - 4096))
 
     at_steps(monkeypatch, {4: fill})
     with pytest.raises(UserError, match="step 5 cannot be written"):
-        pretrain(tiny_config(place / "run", report=False, stop_after_steps=5), "tiny")
+        pretrain(tiny_config(disk / "run", report=False, stop_after_steps=5), "tiny")
     monkeypatch.undo()
-    kept = checkpoints(place / "run")
+    kept = checkpoints(disk / "run")
     assert [load_checkpoint(path)["step"] for path in kept] == [2]
     filler.unlink()
-    folder = pretrain(tiny_config(place / "run", report=False, stop_after_steps=5), "tiny")
+    folder = pretrain(tiny_config(disk / "run", report=False, stop_after_steps=5), "tiny")
     assert metrics_of(folder) == metrics_of(whole)[:5]
 
 

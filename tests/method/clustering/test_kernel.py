@@ -94,17 +94,17 @@ def test_agrees_with_the_reference(kernel, number: int) -> None:
 
 
 @interpreted
-def test_takes_any_strides(kernel) -> None:
+def test_accepts_any_strides(kernel) -> None:
     """In the layout of a backbone: the heads of a token are contiguous."""
     case = make_case(0, ClusterConfig(k_start=4), B=2, H=2).to(torch.float32)
     tokens, positions, saliency = split_views(*case.arguments, case.views)
     expected = kernel.cluster_views(tokens, positions, saliency, case.seeds, case.config)
     qkv = torch.randn(2, 2, 13, 3, 2, 8)  # M B n s H d, with a CLS token
     qkv[:, :, 1:, 2] = tokens.movedim(2, 3)
-    apart = qkv[:, :, 1:, 2].movedim(3, 2)
-    flat = positions.transpose(0, 1).contiguous().transpose(0, 1)
-    other = [apart, flat, saliency, case.seeds.mT.contiguous().mT]
-    result = kernel.cluster_views(*other, case.config)
+    strided = qkv[:, :, 1:, 2].movedim(3, 2)
+    views_inside = positions.transpose(0, 1).contiguous().transpose(0, 1)
+    seeds = case.seeds.mT.contiguous().mT
+    result = kernel.cluster_views(strided, views_inside, saliency, seeds, case.config)
     for one, two in zip(vars(result).values(), vars(expected).values()):
         assert torch.equal(one, two)
 
@@ -128,7 +128,7 @@ def test_identical_tokens_and_positions(kernel, weight: float) -> None:
 # --- on a GPU -------------------------------------------------------------------------------
 
 FULL = {  # B, grid, d, K_start, dtype of the tokens
-    "usual": (64, (14, 14), 64, 12, torch.bfloat16),
+    "default": (64, (14, 14), 64, 12, torch.bfloat16),
     "float32": (64, (11, 11), 64, 12, torch.float32),
     "float16": (16, (11, 11), 64, 12, torch.float16),
     "narrow heads": (16, (14, 14), 32, 12, torch.bfloat16),
