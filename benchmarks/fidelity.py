@@ -44,9 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument(
-        "--to", type=Path, default=Path("fidelity.png"), help="figure; JSON is written next to it"
-    )
+    parser.add_argument("--to", type=Path, default=Path("fidelity.png"), help="figure, with a JSON")
     options = parser.parse_args(arguments)
     if options.seeds < 2 or options.steps < 2 * WINDOW:
         parser.error("needs at least --seeds 2 and --steps 20")

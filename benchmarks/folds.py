@@ -64,16 +64,12 @@ def score(
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--weights", nargs="+", required=True, help="as for `croc evaluate`")
-    parser.add_argument(
-        "--data", nargs="+", required=True, help="KIND:PATH, as for `croc evaluate`"
-    )
+    parser.add_argument("--data", nargs="+", required=True, help="KIND:PATH, as there")
     parser.add_argument("--folds", type=int, default=4, help="2 or more")
     parser.add_argument("--seeds", type=int, default=15, help="of K-means")
     parser.add_argument("--steps", type=int, help="of a linear layer; default: the dataset's")
     parser.add_argument("--image-px", type=int, help="side of the images; default: the dataset's")
-    parser.add_argument(
-        "--most", type=int, help="images of each dataset, chosen by the hash of their names"
-    )
+    parser.add_argument("--most", type=int, help="images per dataset, chosen by a hash of the name")
     options = parser.parse_args(arguments)
     for weights in options.weights:
         for data in options.data:

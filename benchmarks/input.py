@@ -144,9 +144,7 @@ def make_step(step_ms: float, device: torch.device) -> Step:
     start = time.perf_counter()
     multiply(1000)
     wait(device)
-    products = round(
-        step_ms / (time.perf_counter() - start)
-    )  # milliseconds of one are seconds of 1000
+    products = round(step_ms / (time.perf_counter() - start))  # ms of one = seconds of 1000
 
     def compute(canvases: Canvases) -> torch.Tensor:
         largest = canvases.pixels.amax()

@@ -24,12 +24,8 @@ from croc.weights.open import open_backbone
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--weights", nargs="+", required=True, help="as for `croc evaluate`")
-    parser.add_argument(
-        "--data", nargs="+", required=True, help="KIND:PATH, as for `croc evaluate`"
-    )
-    parser.add_argument(
-        "--image-px", type=int, default=448, help="side to which images are resized"
-    )
+    parser.add_argument("--data", nargs="+", required=True, help="KIND:PATH, as there")
+    parser.add_argument("--image-px", type=int, default=448, help="side of the resized images")
     options = parser.parse_args(arguments)
     device = this_device()
     for weights in options.weights:

@@ -26,9 +26,8 @@ PRINT = "print(*{name.partition('.')[0] for name in sys.modules}, file=sys.stder
 def imported(code: str) -> set[str]:
     """The top-level modules that the code imports in a new process."""
     script = f"import sys\n{code}\n{PRINT}"
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True
-    )
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
     return set(done.stderr.split())
 
 

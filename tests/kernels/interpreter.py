@@ -4,6 +4,7 @@ import os
 import warnings
 from collections.abc import Generator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,6 +24,12 @@ def forbid_synchronization() -> Generator[None, None, None]:
             yield
         finally:
             torch.cuda.set_sync_debug_mode("default")
+
+
+def check_operator(operator: Any, *inputs: object) -> None:
+    """PyTorch's checks of schema, autograd and fake tensors."""
+    checks = "test_schema", "test_autograd_registration", "test_faketensor"
+    torch.library.opcheck(operator, inputs, test_utils=checks)
 
 
 @contextmanager

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tests.kernels.interpreter import bfloat16_in_interpreter, interpreted
+from tests.kernels.interpreter import bfloat16_in_interpreter, check_operator, interpreted
 
 
 def draw(images: int, tokens: int, heads: int, d: int, dtype: torch.dtype, device: str):
@@ -107,12 +107,9 @@ def test_accepts_any_strides(attention) -> None:
 
 
 @interpreted
-def test_operators_pass_opcheck(attention) -> None:
-    """PyTorch's checks of schema, autograd and fake tensors."""
-    checks = "test_schema", "test_autograd_registration", "test_faketensor"
+def test_operator_passes_opcheck(attention) -> None:
     qkv, _ = draw(1, 5, 2, 16, torch.float16, "cpu")
-    arguments = qkv.requires_grad_(), 2
-    torch.library.opcheck(torch.ops.croc.attention.default, arguments, test_utils=checks)
+    check_operator(torch.ops.croc.attention.default, qkv.requires_grad_(), 2)
 
 
 # --- on a GPU -------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from croc.method import losses
-from tests.kernels.interpreter import interpreted
+from tests.kernels.interpreter import check_operator, interpreted
 
 kernel = pytest.importorskip("croc.kernels.distill", reason="needs Triton")
 
@@ -64,12 +64,10 @@ def test_losses_entropies_and_gradients(shape: tuple[int, ...], spread: float, t
 
 @interpreted
 def test_operators_pass_opcheck() -> None:
-    checks = "test_schema", "test_autograd_registration", "test_faketensor"
     inputs = make(4, 9)
     inputs[3].requires_grad_()
-    torch.library.opcheck(kernel.distill_loss, inputs, test_utils=checks)
-    inputs = inputs[0], inputs[-1].float().expand(2, 4)
-    torch.library.opcheck(kernel.weighted_total, inputs, test_utils=checks)
+    check_operator(kernel.distill_loss, *inputs)
+    check_operator(kernel.weighted_total, inputs[0], inputs[-1].float().expand(2, 4))
 
 
 @interpreted

@@ -236,7 +236,7 @@ def test_masked_patch_loss_and_center_equal_the_loop(clusters: bool):
         outputs.append(pair[0])
         teacher = ((pair[0] - center) / 0.07).softmax(-1)
         losses.append(-(teacher * (pair[1] / 0.1).log_softmax(-1)).sum())
-    assert 0 < len(losses) < images * patches  # at most half of the images of two views
+    assert 0 < len(losses) < images * patches  # at most half of the images are masked
     loss = torch.stack(losses).mean()
     (gradient,) = torch.autograd.grad(loss, method.student.mask_token, retain_graph=True)
 

@@ -108,10 +108,8 @@ def test_orthogonalization_applies_the_polynomial_to_singular_values(shape):
 def test_muon_equals_pytorchs(monkeypatch: pytest.MonkeyPatch):
     """PyTorch's also computes in bfloat16 on the CPU, so that type is replaced by float32."""
     monkeypatch.setattr(torch.Tensor, "bfloat16", torch.Tensor.float)
-    network, twin = (
-        nn.Sequential(nn.Linear(6, 9, False), nn.Linear(9, 4, False)) for _ in range(2)
-    )
-    twin.load_state_dict(network.state_dict())
+    network = nn.Sequential(nn.Linear(6, 9, False), nn.Linear(9, 4, False))
+    twin = copy.deepcopy(network)
     adamw = torch.optim.AdamW([{"params": [nn.Parameter(torch.zeros(1))]}])
     ours = Muon(dict(network.named_parameters()), adamw, lr=0.02, weight_decay=0.1)
     options = {"adjust_lr_fn": "match_rms_adamw", "momentum": 0.95}

@@ -69,8 +69,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(("command", "fragment"), BAD)
-def test_bad_input_is_a_one_line_error(
-    command: str, fragment: str, folder: Path, monkeypatch, capsys
-):
+def test_bad_input_is_refused(command: str, fragment: str, folder: Path, monkeypatch, capsys):
     monkeypatch.chdir(folder)
     check_refusal(capsys, ["segment", *command.split()], fragment)

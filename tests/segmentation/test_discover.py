@@ -36,9 +36,7 @@ def discover(photos: Path, to: Path, *more: str) -> int:
     return main(["segment", "discover", str(photos), *options.split(), *more])
 
 
-def test_two_clusters_separate_dark_from_bright(
-    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
+def test_two_clusters_separate_dark_from_bright(photos: Path, tmp_path: Path, capsys):
     head = tmp_path / "head"
     assert discover(photos, head, "--classes", "2", "--overlays") == 0
     assert "skipped, cannot be decoded" in capsys.readouterr().out

@@ -38,9 +38,7 @@ IMAGE = np.random.default_rng(0).integers(0, 256, (41, 57, 3), np.uint8)
         ("random:resnet18", "linear"),
     ],
 )
-def test_saved_head_reopens_with_the_same_scores(
-    run: Path, weights: str, kind: str, tmp_path: Path
-):
+def test_saved_head_gives_the_same_scores(run: Path, weights: str, kind: str, tmp_path: Path):
     segmenter = make_head(weights.replace("RUN", str(run)), kind)
     save_segmenter(segmenter, tmp_path / "head", {"made of": "noise"})
     moved = (tmp_path / "head").rename(tmp_path / "elsewhere")
@@ -125,9 +123,7 @@ def test_classes_and_colors_can_be_edited_in_head_json(saved: Path):
         ({"backbone": {"name": "other", "hash": "0"}}, "is not the backbone"),
     ],
 )
-def test_invalid_head_json_is_a_one_line_error(
-    changes: dict[str, object], message: str, saved: Path
-):
+def test_invalid_head_json_is_refused(changes: dict[str, object], message: str, saved: Path):
     edit(saved, **changes)
     with pytest.raises(UserError, match=message) as error:
         load_segmenter(saved)

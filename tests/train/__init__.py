@@ -23,7 +23,7 @@ def metrics_of(folder: Path) -> list[dict[str, float]]:
 
 @contextmanager
 def killed_at(step: int) -> Iterator[None]:
-    """The run inside ends without warning before it logs this step."""
+    """The run inside is killed before it logs this step."""
 
     class Killed(BaseException):
         pass

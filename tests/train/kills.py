@@ -31,7 +31,6 @@ class Kills:
 
     kills: int = 0
     while_writing: int = 0  # left a half-written checkpoint
-    at_any_moment: int = 0  # most of these precede the first step
     most_lost: int = 0  # logged steps that have to be repeated
     unreadable: list[str] = field(default_factory=list)
 
@@ -75,7 +74,6 @@ def kill(folder: Path, kills: int, seed: int, more: Sequence[str] = ()) -> Kills
         process.wait()
         record.kills += 1
         record.while_writing += _half_written(folder, launched)
-        record.at_any_moment += moment == 2
         _check(folder, record)
     return record
 

@@ -105,4 +105,4 @@ def test_captured_step_never_synchronizes_and_does_not_modify_the_batch():
             losses.append(metrics["loss"].clone())
     assert torch.equal(before.pixels, canvases.pixels)
     assert torch.equal(before.sample_keys, canvases.sample_keys)
-    assert len({round(loss.item(), 6) for loss in losses}) == len(losses)  # the weights change
+    assert len({round(loss.item(), 6) for loss in losses}) == len(losses)

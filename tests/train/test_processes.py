@@ -200,10 +200,7 @@ def test_processes_and_nodes_follow_the_launcher(monkeypatch: pytest.MonkeyPatch
             assert processes_and_nodes(RunConfig()) == expected
         if "SLURM_PROCID" in variables:
             assert (process_number(), is_first_process()) == ("9", False)
-            assert processes_and_nodes(RunConfig(devices=1)) == (
-                1,
-                1,
-            )  # the option takes precedence
+            assert processes_and_nodes(RunConfig(devices=1)) == (1, 1)  # overrides SLURM
     assert process_number() == "5"
     for name in ("LOCAL_WORLD_SIZE", "SLURM_STEP_ID"):
         monkeypatch.delenv(name)
