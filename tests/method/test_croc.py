@@ -16,7 +16,6 @@ from croc.data.loader import make_loader
 from croc.data.sources import open_source
 from croc.method.croc import Croc
 from croc.method.masking import draw_mask
-from croc.method.optim import make_optimizer
 from croc.method.types import Canvases, ScheduleState
 from croc.method.views import make_views
 from croc.recipes import without_clusters
@@ -37,13 +36,11 @@ def variant(name: str, **cluster: object) -> CrocConfig:
 
 def make_canvases(config: PretrainConfig, batch: int = 6) -> Canvases:
     source = open_source(config.data, 0)
-    loader = make_loader(
-        source, canvas_px=config.data.canvas_px, batch=batch, seed=0, first_step=0, last_step=1
-    )
-    return next(iter(loader))
+    steps = {"seed": 0, "first_step": 0, "last_step": 1}
+    return next(iter(make_loader(source, canvas_px=config.data.canvas_px, batch=batch, **steps)))
 
 
-def prepared(config: DinoConfig) -> tuple[Fabric, Croc, Any, Any]:
+def prepare(config: DinoConfig) -> tuple[Fabric, Croc, Any]:
     torch.manual_seed(0)
     fabric = Fabric(accelerator="cpu", devices=1)
     method = Croc(config, torch.device("cpu"))
@@ -54,10 +51,7 @@ def prepared(config: DinoConfig) -> tuple[Fabric, Croc, Any, Any]:
         if "cluster" in method.centers:
             method.centers["cluster"].value.normal_(std=0.1)
     method.set_schedule(SETTINGS)
-    optimizer = make_optimizer(method.student, torch.device("cpu"))
-    student, optimizer = fabric.setup(method.student, optimizer)
-    student.train()
-    return fabric, method, student, optimizer
+    return fabric, method, fabric.setup(method.student).train()
 
 
 def naive_losses(config: CrocConfig, method: Croc, canvases: Canvases) -> tuple[Tensor, ...]:
@@ -120,7 +114,7 @@ def naive_losses(config: CrocConfig, method: Croc, canvases: Canvases) -> tuple[
 def test_step_equals_the_loops(name: str):
     config = variant(name)
     canvases = make_canvases(config)
-    fabric, method, student, _ = prepared(config)
+    fabric, method, student = prepare(config)
     image, cluster, image_center, cluster_center, entropy = naive_losses(config, method, canvases)
     (image + cluster).backward()
     expected = {
@@ -216,7 +210,7 @@ def test_masked_patch_loss_and_center_equal_the_loop(clusters: bool):
     config = replace(config, loss=replace(config.loss, mask=0.3))
     config = config if clusters else without_clusters(config)
     canvases = make_canvases(config)
-    fabric, method, student, _ = prepared(config)
+    fabric, method, student = prepare(config)
     center = method.centers["patch"].value.normal_(std=0.1).clone()
     views = make_views(canvases, config.views, 8)
     images, patches = len(canvases.sample_keys), views.positions.shape[2]
@@ -254,7 +248,7 @@ def test_masked_pixels_do_not_affect_the_tokens():
     config = variant("paper")
     config = replace(config, loss=replace(config.loss, mask=0.5))
     canvases = make_canvases(config)
-    _, method, _, _ = prepared(config)
+    _, method, _ = prepare(config)
     views = make_views(canvases, config.views, 8)
     hidden = draw_mask(canvases.sample_keys, views.positions.shape[2], 0.5).hidden
     side = views.pixels.shape[-1] // 8

@@ -8,25 +8,21 @@ from lightning_fabric import Fabric
 
 from croc.method.backbone import sines_and_cosines
 from croc.method.mae import Mae, MaeNetwork, compare, draw_mask
-from croc.method.randomness import sample_key
 from croc.method.views import make_views
 from tests.method.test_croc import SETTINGS, make_canvases
+from tests.method.test_randomness import sample_keys
 from tests.tiny import tiny_config, tiny_mae
 
 
-def keys_of(count: int) -> torch.Tensor:
-    return torch.tensor([sample_key(0, 0, index) for index in range(count)])
-
-
 def test_masks_are_uniform_with_the_requested_share():
-    visible, hidden = draw_mask(keys_of(4000), 16, 0.75)
+    visible, hidden = draw_mask(sample_keys(4000), 16, 0.75)
     assert visible.shape == (4000, 4)
     assert (hidden.sum(dim=1) == 12).all()
     assert not hidden.gather(1, visible).any()
     assert (hidden.float().mean(dim=0) - 0.75).abs().max() < 0.03
-    assert draw_mask(keys_of(2), 196, 0.75)[0].shape == (2, 49)
-    batch = draw_mask(keys_of(7), 16, 0.75)[1]
-    assert torch.equal(batch[3:4], draw_mask(keys_of(7)[3:4], 16, 0.75)[1])  # keyed by sample
+    assert draw_mask(sample_keys(2), 196, 0.75)[0].shape == (2, 49)
+    batch = draw_mask(sample_keys(7), 16, 0.75)[1]
+    assert torch.equal(batch[3:4], draw_mask(sample_keys(7)[3:4], 16, 0.75)[1])  # keyed by sample
 
 
 def test_error_equals_the_loops():
@@ -64,7 +60,7 @@ def test_network_equals_mae_with_shuffling():
     with torch.no_grad():
         for parameter in network.parameters():
             parameter.add_(0.02 * torch.randn_like(parameter))
-    pixels, keys = torch.randn(4, 3, 32, 32), keys_of(4)
+    pixels, keys = torch.randn(4, 3, 32, 32), sample_keys(4)
     visible, _ = draw_mask(keys, 16, 0.75)
     order = [[*row, *(n for n in range(16) if n not in row)] for row in visible.tolist()]
     back = torch.tensor(order).argsort(dim=1)

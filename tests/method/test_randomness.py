@@ -15,17 +15,17 @@ def splitmix64(state: int) -> int:
     return state ^ (state >> 31)
 
 
-def keys(count: int = 64) -> torch.Tensor:
+def sample_keys(count: int = 64) -> torch.Tensor:
     return torch.tensor([sample_key(0, 0, index) for index in range(count)])
 
 
 def test_draws_are_splitmix64_of_the_derived_key():
-    base = int(derive(keys(1), "test")[0]) % 2**64
+    base = int(derive(sample_keys(1), "test")[0]) % 2**64
     expected, state = [], base
     for _ in range(6):
         expected.append(((splitmix64(state) >> 41) + 0.5) / 2**23)
         state = (state + 0x9E3779B97F4A7C15) % 2**64
-    assert uniform(keys(1), "test", 2, 3).flatten().tolist() == expected
+    assert uniform(sample_keys(1), "test", 2, 3).flatten().tolist() == expected
 
 
 def test_sample_keys_differ_in_each_part():
@@ -36,13 +36,13 @@ def test_sample_keys_differ_in_each_part():
 
 
 def test_draws_depend_only_on_key_and_purpose():
-    together = uniform(keys(), "crop", 100)
-    assert torch.equal(together[13:14], uniform(keys()[13:14], "crop", 100))
-    assert not torch.isin(together, uniform(keys(), "color", 100)).float().mean() > 0.01
+    together = uniform(sample_keys(), "crop", 100)
+    assert torch.equal(together[13:14], uniform(sample_keys()[13:14], "crop", 100))
+    assert not torch.isin(together, uniform(sample_keys(), "color", 100)).float().mean() > 0.01
 
 
 def test_draws_are_uniform_and_inside_the_open_interval():
-    draws = uniform(keys(2000), "test", 50).double()
+    draws = uniform(sample_keys(2000), "test", 50).double()
     assert draws.min() > 0
     assert draws.max() < 1
     histogram = torch.histc(draws, bins=20, min=0, max=1) / draws.numel()
