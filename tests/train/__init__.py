@@ -1,14 +1,16 @@
 """Helpers for the training tests."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from croc.cli import main
 from croc.io import read_metrics
+from croc.method.croc import Croc
 from croc.train.log import TIMINGS, RunLog
 from tests.train.kills import command
 
@@ -36,6 +38,22 @@ def killed_at(step: int) -> Iterator[None]:
         patch.setattr(RunLog, "advance", die)
         with pytest.raises(Killed):
             yield
+
+
+def after_gradients(
+    monkeypatch: pytest.MonkeyPatch, actions: Mapping[int, Callable[[Croc, Any], object]]
+) -> None:
+    """Run actions after the gradients of these steps, counted from 1."""
+    real, step = Croc.compute_gradients, 0
+
+    def compute_gradients(self, *arguments):
+        nonlocal step
+        step += 1
+        metrics = real(self, *arguments)
+        actions.get(step, lambda *_: None)(self, metrics)
+        return metrics
+
+    monkeypatch.setattr(Croc, "compute_gradients", compute_gradients)
 
 
 def train(folder: Path, *more: str) -> None:

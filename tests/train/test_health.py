@@ -17,39 +17,26 @@ from croc.train.health import LARGE_DRIFT, LINES, Health
 from croc.train.loop import pretrain
 from croc.weights.checkpoint import checkpoint_path, checkpoints, load_checkpoint
 from tests.tiny import tiny_config
+from tests.train import after_gradients
 
-Damage = Callable[[torch.nn.Module, dict[str, torch.Tensor]], None]
+Metrics = dict[str, torch.Tensor]
+Damage = Callable[[Croc, Metrics], None]
 
 
-def nan_gradient(student: torch.nn.Module, _: dict[str, torch.Tensor]) -> None:
-    gradient = student.get_parameter("backbone.vit.blocks.1.attn.qkv.weight").grad
+def nan_gradient(method: Croc, _: Metrics) -> None:
+    gradient = method.student.get_parameter("backbone.vit.blocks.1.attn.qkv.weight").grad
     assert gradient is not None
     local_shard(gradient)[3, 5] = math.nan
 
 
-def inf_gradient(student: torch.nn.Module, _: dict[str, torch.Tensor]) -> None:
-    gradient = student.get_parameter("backbone.vit.norm.bias").grad
+def inf_gradient(method: Croc, _: Metrics) -> None:
+    gradient = method.student.get_parameter("backbone.vit.norm.bias").grad
     assert gradient is not None
     gradient[0] = math.inf
 
 
-def inf_loss(_: torch.nn.Module, metrics: dict[str, torch.Tensor]) -> None:
+def inf_loss(_: Croc, metrics: Metrics) -> None:
     metrics["loss"] = metrics["loss"] * math.inf
-
-
-def inject(monkeypatch: pytest.MonkeyPatch, damage: Damage, at: set[int]) -> None:
-    """Apply `damage` after computing the gradients of these steps, counted from 1."""
-    real, step = Croc.compute_gradients, 0
-
-    def damaged(self, *arguments):
-        nonlocal step
-        step += 1
-        metrics = real(self, *arguments)
-        if step in at:
-            damage(self.student, metrics)
-        return metrics
-
-    monkeypatch.setattr(Croc, "compute_gradients", damaged)
 
 
 def every_step(folder: Path, **run: object) -> CrocConfig:
@@ -59,7 +46,7 @@ def every_step(folder: Path, **run: object) -> CrocConfig:
 @pytest.mark.parametrize("damage", [nan_gradient, inf_loss])
 def test_non_finite_step_is_skipped_and_counted(tmp_path, monkeypatch, damage: Damage, capsys):
     """A resumed run continues the count."""
-    inject(monkeypatch, damage, at={4, 6})
+    after_gradients(monkeypatch, {4: damage, 6: damage})
     for end in (5, 7):
         folder = pretrain(every_step(tmp_path / "run", stop_after_steps=end), "tiny")
     states = [load_checkpoint(path) for path in checkpoints(folder)]
@@ -77,7 +64,7 @@ def check_step_is_skipped(
     folder: Path, monkeypatch: pytest.MonkeyPatch, damage: Damage, **run: object
 ) -> None:
     # Not step 4, the first of an epoch: there the prototypes get their first optimizer state.
-    inject(monkeypatch, damage, at={5})
+    after_gradients(monkeypatch, {5: damage})
     folder = pretrain(every_step(folder, stop_after_steps=5, **run), "tiny")
     before, after = (load_checkpoint(checkpoint_path(folder, step)) for step in (4, 5))
     assert (before["skipped"], after["skipped"]) == (0, 1)
@@ -112,7 +99,7 @@ def test_non_finite_gradient_is_skipped_on_gpu(
 
 @pytest.mark.usefixtures("own_environment")
 def test_consecutive_non_finite_steps_end_the_run(tmp_path: Path, monkeypatch):
-    inject(monkeypatch, nan_gradient, at=set(range(4, 100)))
+    after_gradients(monkeypatch, dict.fromkeys(range(4, 100), nan_gradient))
     config = tiny_config(tmp_path / "run", max_skipped=3, strategy="fsdp", report=False)
     with pytest.raises(UserError, match="steps 4 to 6 had no finite gradient") as error:
         pretrain(config, "tiny")

@@ -4,7 +4,7 @@ import os
 import shutil
 import signal
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,13 +15,12 @@ import croc.train.run_folder as saving
 from croc.cli import main
 from croc.errors import UserError
 from croc.io import read_metrics
-from croc.method.croc import Croc
 from croc.train.log import TensorBoard
 from croc.train.loop import pretrain
 from croc.train.run_folder import LOCK, TrainState, claim_folder
 from croc.weights.checkpoint import checkpoints, load_checkpoint
 from tests.tiny import tiny_config
-from tests.train import metrics_of, train
+from tests.train import after_gradients, metrics_of, train
 from tests.train.kills import command
 from tests.train.test_processes import launch, wait_for_steps
 
@@ -69,27 +68,14 @@ def test_first_failed_save_is_reported_and_the_second_ends_the_run(
         pretrain(tiny_config(tmp_path / "third", report=False, stop_after_steps=5), "tiny")
 
 
-def at_steps(monkeypatch: pytest.MonkeyPatch, actions: Mapping[int, Callable[[], object]]) -> None:
-    """Run these actions before the gradients of the steps, counted from 1."""
-    real, step = Croc.compute_gradients, 0
-
-    def compute_gradients(self, *arguments):
-        nonlocal step
-        step += 1
-        actions.get(step, lambda: None)()
-        return real(self, *arguments)
-
-    monkeypatch.setattr(Croc, "compute_gradients", compute_gradients)
-
-
 def test_full_disk_keeps_the_last_good_checkpoint(whole, small_disk, monkeypatch):
     disk = small_disk(6 * checkpoints(whole)[-1].stat().st_size // 1024)
     filler = disk / "filler"
 
-    def fill() -> None:
+    def fill(*_: object) -> None:
         filler.write_bytes(b"x" * (shutil.disk_usage(disk).free - 4096))
 
-    at_steps(monkeypatch, {4: fill})
+    after_gradients(monkeypatch, {4: fill})
     with pytest.raises(UserError, match="step 5 cannot be written"):
         pretrain(tiny_config(disk / "run", report=False, stop_after_steps=5), "tiny")
     monkeypatch.undo()
@@ -102,7 +88,8 @@ def test_full_disk_keeps_the_last_good_checkpoint(whole, small_disk, monkeypatch
 
 def test_vanished_folder_is_not_recreated(tmp_path: Path, monkeypatch, capsys):
     folder, away = tmp_path / "run", tmp_path / "away"
-    at_steps(monkeypatch, {3: lambda: folder.rename(away), 5: lambda: away.rename(folder)})
+    actions = {3: lambda *_: folder.rename(away), 5: lambda *_: away.rename(folder)}
+    after_gradients(monkeypatch, actions)
     pretrain(tiny_config(folder, report=False), "tiny")
     assert f"cannot be written ({folder} has vanished)" in capsys.readouterr().err
     assert load_checkpoint(checkpoints(folder)[-1])["step"] == 9
