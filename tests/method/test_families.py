@@ -11,10 +11,9 @@ import torch
 import torch.nn.functional as F
 from timm.layers.pos_embed_sincos import RotaryEmbeddingDinoV3, apply_rot_embed_cat
 
-from croc.config import ModelConfig
-from croc.method.backbone import Backbone
 from croc.method.position_windows import draw_rotary_windows, draw_windows, rotary_positions
 from croc.train.loop import pretrain
+from tests.method.test_backbone import make
 from tests.tiny import tiny_mae
 
 FAMILIES = {
@@ -30,11 +29,6 @@ FAMILIES = {
     "vit_small_patch16_rope_mixed_ape_224": 48,  # separate rotations for each block and head
 }
 ROTARY = [name for name in FAMILIES if "dinov3" in name or "rope" in name or "eva02" in name]
-
-
-def make(name: str, view_px: int, depth: int = 2) -> Backbone:
-    torch.manual_seed(0)
-    return Backbone(ModelConfig(name=name, depth=depth), view_px).eval()
 
 
 @pytest.mark.parametrize("larger", [False, True])
@@ -81,8 +75,8 @@ def test_tokens_heads_and_attention_equal_timm(name: str, view_px: int, larger: 
 
 @torch.no_grad()
 def test_network_built_at_224_px_equals_timm_at_448_px():
-    backbone = make("vit_tiny_patch16_dinov3_qkvb", 224, depth=1)
-    vit: Any = timm.create_model("vit_tiny_patch16_dinov3_qkvb", depth=1, num_classes=0)
+    backbone = make("vit_tiny_patch16_dinov3_qkvb", 224)
+    vit: Any = timm.create_model("vit_tiny_patch16_dinov3_qkvb", depth=2, num_classes=0)
     vit.load_state_dict(backbone.vit.state_dict(), strict=False)
     pixels = torch.randn(1, 3, 448, 448)
     _, patches = backbone(pixels[None])

@@ -7,8 +7,12 @@ from croc.eval.incontext import Memory
 from croc.segmentation.segmenter import Segmenter, default_colors
 from croc.weights.open import open_backbone
 
+VIT = "random:vit_tiny_patch16_224"
 
-def make_head(weights: str, kind: str = "linear", classes: int = 3, blocks: int = 1) -> Segmenter:
+
+def make_head(
+    weights: str = VIT, kind: str = "linear", classes: int = 3, blocks: int = 1
+) -> Segmenter:
     backbone = open_backbone(weights, 56).float()
     image_px = 4 * backbone.stride_px
     with torch.random.fork_rng():

@@ -14,8 +14,7 @@ from croc.segmentation.discover import fit_clusters
 from croc.segmentation.images import ImageFile
 from croc.segmentation.options import DiscoverOptions
 from croc.segmentation.segmenter import load_segmenter
-
-WEIGHTS = "random:vit_tiny_patch16_224"
+from tests.segmentation.heads import VIT
 
 
 @pytest.fixture
@@ -32,7 +31,7 @@ def photos(tmp_path: Path) -> Path:
 
 
 def discover(photos: Path, to: Path, *more: str) -> int:
-    options = f"--weights {WEIGHTS} --to {to} --workers 0 --image-px 96"
+    options = f"--weights {VIT} --to {to} --workers 0 --image-px 96"
     return main(["segment", "discover", str(photos), *options.split(), *more])
 
 

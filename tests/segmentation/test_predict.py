@@ -21,7 +21,7 @@ from tests.segmentation.heads import make_head
 @pytest.fixture(scope="module")
 def head(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("heads") / "head"
-    save_segmenter(make_head("random:vit_tiny_patch16_224"), folder, {})
+    save_segmenter(make_head(), folder, {})
     return folder
 
 

@@ -23,7 +23,7 @@ def test_tiles_overlap_and_cover(count: int, side: int):
 
 
 def test_one_tile_equals_the_whole_image_and_overlapping_tiles_are_blended():
-    segmenter = make_head("random:vit_tiny_patch16_224")
+    segmenter = make_head()
     image = np.random.default_rng(0).integers(0, 256, (64, 112, 3), np.uint8)
     pixels = torch.from_numpy(image).permute(2, 0, 1)[None] / 255
     whole = segmenter.scores(normalize(pixels))[0]

@@ -23,7 +23,6 @@ from croc.segmentation.segmenter import (
 from croc.weights.open import open_backbone
 from tests.segmentation.heads import make_head
 
-VIT = "random:vit_tiny_patch16_224"
 IMAGE = np.random.default_rng(0).integers(0, 256, (41, 57, 3), np.uint8)
 
 
@@ -85,7 +84,7 @@ def test_argmax_in_chunks_equals_argmax(monkeypatch: pytest.MonkeyPatch):
 
 @pytest.fixture
 def saved(tmp_path: Path) -> Path:
-    save_segmenter(make_head(VIT), tmp_path / "head", {})
+    save_segmenter(make_head(), tmp_path / "head", {})
     return tmp_path / "head"
 
 
@@ -131,7 +130,7 @@ def test_invalid_head_json_is_refused(changes: dict[str, object], message: str, 
 
 
 def test_failed_save_leaves_no_files(tmp_path: Path):
-    segmenter = make_head(VIT)
+    segmenter = make_head()
     (tmp_path / "taken/notes").mkdir(parents=True)
     with pytest.raises(UserError, match="already exists and will not be overwritten"):
         save_segmenter(segmenter, tmp_path / "taken", {})
@@ -142,7 +141,7 @@ def test_failed_save_leaves_no_files(tmp_path: Path):
 
 
 def test_foreign_head_cannot_name_other_files(tmp_path: Path):
-    segmenter = make_head(VIT)
+    segmenter = make_head()
     made = segmenter.backbone.made
     assert made is not None
     made.options["checkpoint_path"] = "/etc/passwd"  # pyright: ignore

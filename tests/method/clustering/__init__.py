@@ -3,10 +3,15 @@
 from dataclasses import dataclass, replace
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor
 
 from croc.config import ClusterConfig
+from croc.method.clustering import cluster
+from croc.method.types import Clusters
+
+both = pytest.mark.parametrize("variant", ["paper", "released"])
 
 
 @dataclass(frozen=True)
@@ -38,6 +43,11 @@ class Case:
         names = ("tokens", "positions", "saliency", "seeds")
         names = names[:3] if isinstance(target, torch.dtype) else names
         return self.changed(**{name: getattr(self, name).to(target) for name in names})
+
+
+def run(case: Case, **options) -> Clusters:
+    options = {"seeds": case.seeds} | options
+    return cluster(*case.arguments, case.config, views=case.views, **options)
 
 
 def crop_positions(rng: np.random.Generator, rows: int, columns: int, disjoint: int | None):

@@ -4,7 +4,6 @@ import math
 from collections import Counter
 
 import numpy as np
-import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import HealthCheck, given, settings
@@ -12,18 +11,17 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from croc.config import ClusterConfig
-from croc.method.clustering import cluster
 from croc.method.clustering.join_split import pool, softness
 from croc.method.types import Clusters
-from tests.method.clustering import Case, make_case
+from tests.method.clustering import Case, both, make_case, run
 from tests.oracles.clustering import OracleResult, centroids, cluster_paper, cluster_released
 
+SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large]
+reproducible = settings(deadline=None, derandomize=True, suppress_health_check=SLOW)
 ORACLES = {"paper": cluster_paper, "released": cluster_released}
 # Relative gap below which rounding may change a decision.
 TIE = {torch.float64: 1e-9, torch.float32: 1e-5}
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-5}  # times λ, which amplifies rounding
-
-both = pytest.mark.parametrize("variant", ["paper", "released"])
 
 
 @st.composite
@@ -60,10 +58,6 @@ def cases(draw, variant: str, dtype: torch.dtype = torch.float64) -> Case:
     return case.to(dtype)
 
 
-def run(case: Case) -> Clusters:
-    return cluster(*case.arguments, case.config, views=case.views, seeds=case.seeds)
-
-
 def without_ties(case: Case, oracle: OracleResult, tie: float) -> np.ndarray:
     """The pairs of image and head in which no decision depends on rounding.
 
@@ -93,12 +87,7 @@ def compare_many(variant: str, dtype: torch.dtype, examples: int) -> Counter[str
     """Compare `cluster` with the oracle on many fixed cases; returns counts of what occurred."""
     tally = Counter()
 
-    @settings(
-        max_examples=examples,
-        deadline=None,
-        derandomize=True,
-        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
-    )
+    @settings(reproducible, max_examples=examples)
     @given(cases(variant, dtype))
     def compare(case: Case) -> None:
         result = run(case)

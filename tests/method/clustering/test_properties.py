@@ -11,19 +11,12 @@ from croc.config import ClusterConfig
 from croc.method.clustering import cluster, draw_seeds
 from croc.method.types import Clusters
 from tests.kernels.interpreter import forbid_synchronization
-from tests.method.clustering import Case, make_case
+from tests.method.clustering import Case, both, make_case, run
 from tests.oracles.clustering import cluster_paper, cluster_released
-
-both = pytest.mark.parametrize("variant", ["paper", "released"])
 
 
 def config(variant: Any = "paper", **options: Any) -> ClusterConfig:
     return ClusterConfig(**({"variant": variant, "k_start": 8} | options))
-
-
-def run(case: Case, **options) -> Clusters:
-    options = {"seeds": case.seeds} | options
-    return cluster(*case.arguments, case.config, views=case.views, **options)
 
 
 def assert_same(a: Clusters, b: Clusters, atol: float = 1e-10) -> None:

@@ -1,17 +1,14 @@
 """The trace of the merges: its chosen step is the clustering, and columns can be followed."""
 
-import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from croc.config import ClusterConfig
 from croc.method.clustering.join_split import cluster_views, split_views
 from croc.method.clustering.trace import Trace, trace_views
-from tests.method.clustering import Case
-from tests.method.clustering.test_cluster import cases
-
-both = pytest.mark.parametrize("variant", ["paper", "released"])
+from tests.method.clustering import Case, both
+from tests.method.clustering.test_cluster import cases, reproducible
 
 
 def trace(case: Case, **options) -> Trace:
@@ -23,12 +20,7 @@ def trace(case: Case, **options) -> Trace:
 def test_chosen_step_equals_the_clustering(variant: str) -> None:
     """Bit for bit: assignments, validity, cost and K."""
 
-    @settings(
-        max_examples=25,
-        deadline=None,
-        derandomize=True,
-        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
-    )
+    @settings(reproducible, max_examples=25)
     @given(cases(variant), st.booleans())
     def compare(case: Case, drawn: bool) -> None:
         keys = torch.arange(len(case.tokens)) + 7
