@@ -73,7 +73,7 @@ def whole_images(batch: int, side: int) -> Crops:
     return Crops(boxes, torch.zeros(2, batch, dtype=torch.bool))
 
 
-def yes(images: int) -> Tensor:
+def all_true(images: int) -> Tensor:
     return torch.ones(images, dtype=torch.bool)
 
 
@@ -92,8 +92,8 @@ def test_crop(side: int, view_px: int) -> None:
     crops = Crops(
         torch.tensor(boxes).float(), torch.tensor([[False, True, True], [True, False, True]])
     )
-    off = errors(random_canvases(3, side).pixels, crops, identity(6), view_px)
-    assert off.max() < CROP_BOUND
+    error = errors(random_canvases(3, side).pixels, crops, identity(6), view_px)
+    assert error.max() < CROP_BOUND
 
 
 @interpreted
@@ -109,17 +109,17 @@ def test_accepts_any_strides() -> None:
 def test_jitter_in_every_order() -> None:
     orders = torch.tensor(list(permutations(range(4))))
     hue = uniform_between(-0.5, 0.5, 24, seed=4)
-    colors = replace(identity(24), jitter=yes(24), order=orders, hue=hue)
-    off = errors(random_canvases(12, 24).pixels, whole_images(12, 24), colors, 20)
-    assert off.max() < CHAIN_BOUND
-    assert off.mean() < CHAIN_MEAN_BOUND
+    colors = replace(identity(24), jitter=all_true(24), order=orders, hue=hue)
+    error = errors(random_canvases(12, 24).pixels, whole_images(12, 24), colors, 20)
+    assert error.max() < CHAIN_BOUND
+    assert error.mean() < CHAIN_MEAN_BOUND
 
 
 @interpreted
 def test_mean_of_several_tiles() -> None:
     """The contrast alone, of a view whose tiles differ in size and brightness."""
     pixels = (random_canvases(1, 64).pixels // 4 + 2 * torch.arange(64)).byte()
-    colors = replace(identity(2), jitter=yes(2), hue=torch.zeros(2))
+    colors = replace(identity(2), jitter=all_true(2), hue=torch.zeros(2))
     colors = replace(colors, factors=torch.tensor([[1.0, 0.2, 1.0], [1.0, 1.7, 1.0]]))
     assert errors(pixels, whole_images(1, 64), colors, 40).max() < CHAIN_BOUND
 
@@ -127,9 +127,9 @@ def test_mean_of_several_tiles() -> None:
 @interpreted
 @pytest.mark.parametrize(("view_px", "radius_px"), [(1, 8), (8, 8), (40, 12)])
 def test_blur(view_px: int, radius_px: int) -> None:
-    colors = replace(identity(2), blur=yes(2), sigma=torch.tensor([0.5, radius_px / 4]))
-    off = errors(random_canvases(1, 40).pixels, whole_images(1, 40), colors, view_px, radius_px)
-    assert off.max() < CROP_BOUND
+    colors = replace(identity(2), blur=all_true(2), sigma=torch.tensor([0.5, radius_px / 4]))
+    error = errors(random_canvases(1, 40).pixels, whole_images(1, 40), colors, view_px, radius_px)
+    assert error.max() < CROP_BOUND
 
 
 @interpreted
@@ -147,9 +147,9 @@ def test_images_without_the_operation_are_unchanged(name: str) -> None:
 @interpreted
 def test_whole_chain() -> None:
     config = ViewsConfig(size_px=24, blur=(0.6, 0.4), solarize=(0.4, 0.5), grayscale=0.3)
-    off = chain_errors(random_canvases(6, 40), config)
-    assert off.max() < CHAIN_BOUND
-    assert off.mean() < CHAIN_MEAN_BOUND
+    error = chain_errors(random_canvases(6, 40), config)
+    assert error.max() < CHAIN_BOUND
+    assert error.mean() < CHAIN_MEAN_BOUND
 
 
 def chain_errors(canvases: Canvases, config: ViewsConfig) -> Tensor:
@@ -190,10 +190,10 @@ def on_gpu(batch: int, side: int) -> Canvases:
 def test_full_size(name: str) -> None:
     batch, side, options = FULL[name]
     canvases, config = on_gpu(batch, side), ViewsConfig(**options)
-    off = chain_errors(canvases, config)
+    error = chain_errors(canvases, config)
     stretch = 2.5 if name == "strong" else 1.0
-    assert off.max() < stretch * (CROP_BOUND if options == PLAIN else CHAIN_BOUND)
-    assert off.mean() < stretch * CHAIN_MEAN_BOUND
+    assert error.max() < stretch * (CROP_BOUND if options == PLAIN else CHAIN_BOUND)
+    assert error.mean() < stretch * CHAIN_MEAN_BOUND
 
 
 @pytest.mark.cuda

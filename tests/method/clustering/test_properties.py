@@ -28,12 +28,12 @@ def assert_same(a: Clusters, b: Clusters, atol: float = 1e-10) -> None:
 
 def assert_sound(result: Clusters, config: ClusterConfig, atol: float) -> None:
     """Finite, non-negative, cost in range, and in `paper` a distribution for every token."""
-    least, most = 0.0, 1.0
+    low, high = 0.0, 1.0
     if config.variant == "paper" and math.isfinite(config.position_weight):
-        least, most = -1.0, 1 + config.position_weight
+        low, high = -1.0, 1 + config.position_weight
     assert torch.isfinite(result.assignments).all()
     assert torch.isfinite(result.cost).all()
-    assert ((result.cost >= least - atol) & (result.cost <= most + atol)).all()
+    assert ((result.cost >= low - atol) & (result.cost <= high + atol)).all()
     assert (result.assignments >= 0).all()
     assert ((result.count >= 2) & (result.count <= result.valid.shape[-1])).all()
     if config.variant == "paper":
@@ -141,14 +141,14 @@ def test_computes_in_float32(variant: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "least", "atol"), [(torch.float32, 1e-30, 1e-4), (torch.float64, 1e-200, 1e-10)]
+    ("dtype", "low", "atol"), [(torch.float32, 1e-30, 1e-4), (torch.float64, 1e-200, 1e-10)]
 )
-def test_token_without_saliency_is_assigned_like_the_limit(dtype, least: float, atol: float):
+def test_token_without_saliency_is_assigned_like_the_limit(dtype, low: float, atol: float):
     """In `paper`, saliency 0 gives the assignment of a vanishingly small saliency."""
     case = make_case(0, config(k_start=6), empty=True).to(dtype)
     assert (case.saliency == 0).any()
     result = run(case)
-    assert_same(result, run(case.changed(saliency=case.saliency.clamp_min(least))), atol)
+    assert_same(result, run(case.changed(saliency=case.saliency.clamp_min(low))), atol)
     for m, part in enumerate(case.saliency.chunk(2, dim=-1)):
         assert (result.assignments[m][part == 0].sum(-1) > 0.99).all()
 

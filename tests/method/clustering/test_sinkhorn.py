@@ -20,10 +20,10 @@ def marginal(rng: np.random.Generator, size: int, peak: float = 1.0) -> np.ndarr
 
 
 @st.composite
-def problems(draw, reach: float = 1.0, least: int = 1) -> tuple[Tensor, ...]:
+def problems(draw, reach: float = 1.0, min_size: int = 1) -> tuple[Tensor, ...]:
     """A cost from 0 to `reach` and two marginals."""
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
-    T, K = draw(st.integers(least, 60)), draw(st.integers(least, 12))
+    T, K = draw(st.integers(min_size, 60)), draw(st.integers(min_size, 12))
     cost = rng.uniform(0, reach, (T, K))
     if draw(st.booleans()):  # groups of tokens, each close to one centroid
         cost[np.arange(T), rng.integers(0, K, T)] *= 0.05
@@ -55,7 +55,7 @@ def check_with_pot(cost: Tensor, rows: Tensor, columns: Tensor, sharpness: float
 
 
 @many
-@given(problems(least=2))
+@given(problems(min_size=2))
 def test_agrees_with_pot(problem) -> None:
     check_with_pot(*problem, sharpness=10.0)
 
