@@ -71,9 +71,8 @@ def test_linear_head_equals_that_of_the_evaluation(tmp_path: Path):
     torch.testing.assert_close(segmenter.scores(images), expected, atol=1e-3, rtol=1e-4)
     patches = PatchFeatures(segmenter.backbone, val, 64, 16, 1, CPU)
     head: Any = segmenter.head
-    ours = score(patches, [head])[0].scores
-    theirs = evaluate_linear(backbone, train, val, config, CPU).scores
-    assert ours == pytest.approx(theirs, abs=0.05)
+    expected = evaluate_linear(backbone, train, val, config, CPU).scores
+    assert score(patches, [head])[0].scores == pytest.approx(expected, abs=0.05)
     assert segmenter.classes == ("dark", "bright")
     how = "each half of the images scored by a head trained on the other"
     assert facts(tmp_path / "head")["score"]["how"] == how
