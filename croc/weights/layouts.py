@@ -173,7 +173,7 @@ def recognize(tensors: Mapping[str, Tensor], source: str = "the file") -> Recogn
         else:
             keys = "timm's" if networks[prefix] == PATCHES else "transformers'"
             own, is_eva = _to_timm(own)
-            architecture, options = _measure_vit(own, is_eva)
+            architecture, options = measure_vit(own, is_eva)
             if "base_encoder" in prefix and options["embed_dim"] == 384:
                 options["num_heads"] = 12  # MoCo v3's small ViT is the one with narrower heads
         with torch.device("meta"):
@@ -292,7 +292,7 @@ def _join(own: dict[str, Tensor], whole: str, *parts: str) -> None:
         own[name.replace(parts[0], whole)] = torch.cat(pieces)
 
 
-def _measure_vit(own: dict[str, Tensor], is_eva: bool) -> tuple[str, dict[str, Any]]:
+def measure_vit(own: dict[str, Tensor], is_eva: bool) -> tuple[str, dict[str, Any]]:
     """timm's name and options, from the names and shapes of timm."""
     block = {n.removeprefix("blocks.0."): x for n, x in own.items() if n.startswith("blocks.0.")}
     width, _, _, patch_px = own[PATCHES].shape

@@ -91,7 +91,7 @@ def test_networks_that_transformers_lacks(model: str, here: Path, capsys):
     ids=str,
 )
 def test_vits_that_transformers_lacks(change: dict[str, Any]):
-    plain: dict[str, Any] = {"embed_dim": 24, "depth": 1, "num_heads": 2, "num_classes": 0}
+    plain: dict[str, Any] = {"embed_dim": 64, "depth": 1, "num_heads": 2, "num_classes": 0}
     plain |= {"dynamic_img_size": True}
     convert(VisionTransformer(**plain), "mine")
     with pytest.raises(UserError, match="mine is none of transformers'"):
@@ -109,7 +109,7 @@ def test_vits_that_transformers_lacks(change: dict[str, Any]):
     ids=str,
 )
 def test_rotary_vits_that_transformers_lacks(change: dict[str, Any]):
-    plain: dict[str, Any] = {"embed_dim": 24, "depth": 1, "num_heads": 2, "num_classes": 0}
+    plain: dict[str, Any] = {"embed_dim": 64, "depth": 1, "num_heads": 2, "num_classes": 0}
     plain |= {"dynamic_img_size": True, "global_pool": "token", "init_values": 1.0}
     plain |= {"use_abs_pos_emb": False, "use_rot_pos_emb": True, "rope_type": "dinov3"}
     plain |= {"rope_rotate_half": True, "num_reg_tokens": 4}

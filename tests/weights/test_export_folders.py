@@ -265,10 +265,10 @@ def test_gated_networks_of_transformers(registers: int, tmp_path: Path):
     vit = VisionTransformer(
         img_size=32,
         patch_size=8,
-        embed_dim=48,
+        embed_dim=64,
         depth=2,
-        num_heads=3,
-        mlp_ratio=2 * 128 / 48,
+        num_heads=2,
+        mlp_ratio=2 * 176 / 64,
         mlp_layer=SwiGLUPacked,
         act_layer=torch.nn.SiLU,
         init_values=1.0,
