@@ -58,7 +58,7 @@ HELP = """CrOC: dense visual features from unlabeled images of scenes.
                                      segment images without labels, by clustering
   croc segment export HEAD --to FILE.onnx|FILE.pt2
                                      export the backbone and head as one network
-  croc export RUN --to timm|transformers|torchhub|onnx|safetensors
+  croc export RUN --to timm|transformers|onnx
                                      export a run's backbone and a model card to a folder
   croc export RUN --to NAME.safetensors
                                      the same as a single file, for --weights and --init

@@ -191,7 +191,7 @@ def recognize(tensors: Mapping[str, Tensor], source: str = "the file") -> Recogn
     storages = {x.untyped_storage().data_ptr(): x.untyped_storage() for x in weights.values()}
     if sum(x.nbytes for x in weights.values()) > sum(x.nbytes() for x in storages.values()):
         raise UserError(f"{source} has expanded tensors that are larger than the file")
-    fill(network, weights, source, resample=False)
+    fill(network, weights, source)
     check_finite(weights, source)
     layout = f"{kind} in {keys} keys"
     for fragments, name in reversed(SIGNATURES):
@@ -357,12 +357,12 @@ def measure_vit(own: dict[str, Tensor], is_eva: bool) -> tuple[str, dict[str, An
     return name if timm.is_model(name) else "vit_base_patch16_224", options
 
 
-def fill(
-    network: nn.Module, weights: dict[str, Tensor], source: str, resample: bool = True
-) -> None:
-    """Load weights in timm's layout, a ViT's position embedding resampled to its grid."""
+def fill(network: nn.Module, weights: dict[str, Tensor], source: str) -> None:
+    """Load weights in timm's layout, also into a run's backbone; a ViT's position embedding is
+    resampled to its grid."""
+    network = getattr(network, "vit", network)
     try:
-        if resample and isinstance(network, Vit) and network.pos_embed is not None:
+        if isinstance(network, Vit) and network.pos_embed is not None and "pos_embed" in weights:
             prefix = 0 if network.no_embed_class else network.num_prefix_tokens
             positions = resample_abs_pos_embed(
                 weights["pos_embed"].float(), list(network.patch_embed.grid_size), None, prefix
@@ -370,7 +370,7 @@ def fill(
             weights = {**weights, "pos_embed": positions}
         is_meta = any(parameter.is_meta for parameter in network.parameters())
         network.load_state_dict(weights, assign=is_meta)
-    except RuntimeError as error:
+    except (RuntimeError, LookupError) as error:
         lines = str(error).splitlines()
         reason = "; ".join(one_line(line)[:200] for line in lines[1:4] or lines)
         raise UserError(f"{source} does not fit: {reason}") from None

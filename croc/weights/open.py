@@ -23,17 +23,21 @@ from croc.errors import UserError
 from croc.method.backbone import Backbone, Vit
 from croc.tables import one_line
 from croc.weights import hub
-from croc.weights.blueprint import Blueprint, build_network, norm_patches, read_blueprint
-from croc.weights.card import LICENSE, WeightsRecord, make_record, read_record
 from croc.weights.checkpoint import find_checkpoint, open_run, untrained
 from croc.weights.checksum import save_sealed, verify
 from croc.weights.colors import color_features
 from croc.weights.files import first_line, read_arguments, read_named_tensors
-from croc.weights.layouts import (
-    COUNTERS,
-    check_finite,
-    fill,
-    recognize,
+from croc.weights.layouts import COUNTERS, fill, recognize
+from croc.weights.record import (
+    Blueprint,
+    Record,
+    WeightsRecord,
+    build,
+    build_recorded,
+    metadata,
+    norm_patches,
+    read_record,
+    vit_blueprint,
 )
 
 WEIGHTS, INIT = "--weights", "--init"
@@ -46,7 +50,7 @@ NETWORK = {"model.name", "model.patch-px", "model.depth"}
 VARIANTS = ["vit_*_patch14_224", "vit_*_dinov2", "deit3_*_224"]
 """timm's models that a file of a known layout may contain."""
 Config = TypeVar("Config", bound=PretrainConfig)
-Made = WeightsRecord | Blueprint | None
+Made = Record | None
 """What a network can be built from again."""
 VIT_SIZES = {(192, 12): "Ti", (384, 12): "S", (768, 12): "B", (1024, 24): "L", (1280, 32): "H"}
 """Width and number of blocks, as the ViT papers name them."""
@@ -151,7 +155,8 @@ def open_backbone(
     if kind == "random" and (Path(name) / CONFIG_FILE).is_file():
         config, _ = read_config(Path(name) / CONFIG_FILE)
         vit = untrained(config).vit
-        made = Blueprint(config.model.name, _arguments(vit))
+        sizes = vit.patch_embed.patch_size[0], len(vit.blocks), config.views.size_px
+        made = vit_blueprint(config.model.name, *sizes)
         return VitBackbone(vit, f"{Path(name).name}@0", made=made)
     if kind in ("timm", "random") and name:
         return _open_timm(kind, name, image_px, seed, flag)
@@ -163,30 +168,20 @@ def open_backbone(
         )
     checkpoint = find_checkpoint(path)
     if checkpoint is not None:
-        run = open_run(*checkpoint)
-        origin, made = f"{run.name}, the {run.network}", make_record(run, LICENSE, None)
-        return VitBackbone(run.backbone.vit, run.name, origin, made)
-    name = hub.name_of(spec) or path.stem
-    record = read_record(path)
-    if record is not None:
+        backbone, _, record = open_run(*checkpoint)
+        name = f"{checkpoint[0].absolute().name}@{record.step}"
+        return VitBackbone(backbone.vit, name, f"{name}, the {record.network}", record)
+    name, record = hub.name_of(spec) or path.stem, read_record(path)
+    if isinstance(record, WeightsRecord):
         origin = f"{name}, {record.recipe}, {record.images_seen:,} images seen"
-        return VitBackbone(build_exported(path, record).vit, name, one_line(origin), record)
-    blueprint = read_blueprint(path)
-    if blueprint is not None:
-        return _wrap(build_network(path, blueprint), name, made=blueprint)
-    recognized = recognize(read_named_tensors(path), str(path))
-    origin = f"{spec if name != path.stem else path.name} ({recognized.layout})"
-    blueprint = Blueprint(recognized.architecture, recognized.arguments(image_px))
-    network: Any = blueprint.build()
-    fill(network, recognized.weights, str(path))
-    return _wrap(network, name, origin, blueprint)
-
-
-def _arguments(vit: Any) -> dict[str, Any]:
-    """Of a run's network, for timm."""
-    sizes = {"img_size": vit.patch_embed.img_size[0], "patch_size": vit.patch_embed.patch_size[0]}
-    fixed = {"num_classes": 0, "global_pool": "token", "dynamic_img_size": True}
-    return {**sizes, **fixed, "depth": len(vit.blocks)}
+        return VitBackbone(build_recorded(path, record).vit, name, one_line(origin), record)
+    weights, origin = read_named_tensors(path), ""
+    if record is None:
+        recognized = recognize(weights, str(path))
+        record = Blueprint(recognized.architecture, recognized.arguments(image_px))
+        weights = recognized.weights
+        origin = f"{spec if name != path.stem else path.name} ({recognized.layout})"
+    return _wrap(build(record.build, weights, str(path)), name, origin, record)
 
 
 def _wrap(network: Any, name: str, origin: str = "", made: Made = None) -> Any:
@@ -202,7 +197,7 @@ def save_backbone(backbone: VitBackbone | ConvBackbone, path: Path) -> None:
     weights = {name: x.detach().cpu().contiguous() for name, x in network.state_dict().items()}
     short = {name: x.bfloat16() if x.dtype == torch.float32 else x for name, x in weights.items()}
     is_exact = all(torch.equal(short[name].to(x.dtype), x) for name, x in weights.items())
-    save_sealed(short if is_exact else weights, path, backbone.made.metadata())
+    save_sealed(short if is_exact else weights, path, metadata(backbone.made))
 
 
 def load_backbone(weights: str) -> VitBackbone | ConvBackbone:
@@ -244,28 +239,6 @@ def find_weights(spec: str) -> Path:
 def shipped_hint() -> str:
     """For messages."""
     return f"bundled weights: {', '.join(sorted(shipped())) or 'none here'}"
-
-
-def build_exported(path: Path, record: WeightsRecord) -> Backbone:
-    """The network that a record describes, filled from its file.
-
-    It is first built without memory, since the record may describe a network larger than its file.
-    """
-    weights = read_named_tensors(path)
-    check_finite(weights, str(path))
-    if record.depth > len(weights):
-        raise UserError(f"{path} does not have the {record.depth:,} blocks that it claims")
-    model = ModelConfig(record.model, patch_px=record.patch_px, depth=record.depth)
-    with torch.random.fork_rng(devices=[]):  # timm's initial values are overwritten
-        try:
-            with torch.device("meta"):
-                sketch = Backbone(model, record.image_px)
-        except UserError as error:
-            raise UserError(f"{path} describes a network that cannot be built: {error}") from None
-        fill(sketch.vit, weights, str(path), resample=False)
-        backbone = Backbone(model, record.image_px)
-    fill(backbone.vit, weights, str(path))
-    return backbone
 
 
 def _open_timm(
@@ -418,8 +391,8 @@ def describe_file(path: Path) -> list[str]:
     """Layout, network and the arguments that its authors saved, one line each."""
     path = find_weights(str(path))
     record = read_record(path)
-    if record is not None:
-        build_exported(path, record)
+    if isinstance(record, WeightsRecord):
+        build_recorded(path, record)
         lines = asdict(record) | {"checksum": "matches" if verify(path) else "none in the file"}
     else:
         tensors = read_named_tensors(path)

@@ -126,8 +126,9 @@ def _find_class(vit: Any) -> tuple[Names, dict[str, Any]]:
     if is_eva:
         rope = vit.rope
         plain = RotaryEmbeddingDinoV3(rope.dim, rope.temperature)
-        is_plain = type(rope) is type(plain) and block.attn.rotate_half and has_scales
-        if not is_plain or not torch.equal(plain.get_embed([2, 3]), rope.get_embed([2, 3])):
+        if type(rope) is not type(plain) or not block.attn.rotate_half or not has_scales:
+            raise ValueError("not DINOv3")
+        if not torch.equal(*(type(plain).get_embed(each, [2, 3]) for each in (plain, rope))):
             raise ValueError("not DINOv3's positions")
         kind, names = ("DINOv3ViTModel", "dinov3_vit"), DINOV3
         config |= {

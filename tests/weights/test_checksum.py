@@ -80,11 +80,11 @@ def test_commands_refuse_a_damaged_checkpoint_and_name_a_good_one(
 
 def test_sums_of_an_exported_folder(run: Path, tmp_path: Path):
     folder = tmp_path / "x"
-    assert main(["export", str(run), "--to", "torchhub", "--folder", str(folder)]) == 0
+    assert main(["export", str(run), "--to", "timm", "--folder", str(folder)]) == 0
     check = ["sha256sum", "--check", "SHA256SUMS"]
     assert subprocess.run(check, cwd=folder, capture_output=True).returncode == 0
-    content = (folder / "hubconf.py").read_bytes()
-    (folder / "hubconf.py").write_bytes(flipped(content, 99))
+    content = (folder / "config.json").read_bytes()
+    (folder / "config.json").write_bytes(flipped(content, 99))
     assert subprocess.run(check, cwd=folder, capture_output=True).returncode == 1
 
 
