@@ -9,6 +9,7 @@ hash a file than to read it.
 """
 
 import hashlib
+import mmap
 import os
 import re
 from collections.abc import Iterator
@@ -82,16 +83,20 @@ def verify(path: Path) -> bool:
 def _digest(path: Path, end: int, place: int) -> str:
     """Of the first `end` bytes, in which the checksum at `place` counts as zeros."""
 
-    def hash_piece(start: int) -> bytes:
-        with path.open("rb", buffering=0) as file:
-            file.seek(start)
-            piece = file.read(min(PIECE, end - start))
-        low, high = max(place - start, 0), min(place + DIGITS - start, len(piece))
-        if low < high:
-            piece = piece[:low] + b"0" * (high - low) + piece[high:]
-        return hashlib.sha256(piece).digest()
+    with (
+        path.open("rb") as file,
+        mmap.mmap(file.fileno(), end, access=mmap.ACCESS_READ) as content,
+        memoryview(content) as view,
+        ThreadPoolExecutor(min(8, cores())) as pool,
+    ):
 
-    with ThreadPoolExecutor(min(8, cores())) as pool:
+        def hash_piece(start: int) -> bytes:
+            piece = view[start : start + PIECE]
+            low, high = max(place - start, 0), min(place + DIGITS - start, len(piece))
+            if low < high:
+                piece = bytes(piece[:low]) + b"0" * (high - low) + bytes(piece[high:])
+            return hashlib.sha256(piece).digest()
+
         return hashlib.sha256(b"".join(pool.map(hash_piece, range(0, end, PIECE)))).hexdigest()
 
 
