@@ -34,33 +34,6 @@ MOMENTUM = {
 """Moving averages of another network: if both are there, these projects evaluate the other one."""
 AVERAGED = {"ema", "model_ema", "state_dict_ema", "ema_state_dict"}
 
-# Key fragments that only this project's files have, all of them, and its name; the first fits.
-SIGNATURES = (
-    (("modules.", "backbone.vit."), "CrOC checkpoint"),
-    (("croc_loss.",), "the authors' CrOC full checkpoint"),
-    (("centroids_queue_cpu",), "CrIBo full checkpoint"),
-    (("dino_loss.",), "DINO full checkpoint"),
-    (("ibot_loss.",), "iBOT full checkpoint"),
-    (("masked_embed",), "iBOT"),
-    (("decoder_pred.", "decoder_embed."), "MAE full checkpoint"),
-    (("storage_tokens",), "DINOv3"),
-    (("layer_scale1.", "position_embeddings"), "DINOv2 in transformers' keys"),
-    (("layer_scale1.", "register_tokens"), "DINOv3 in transformers' keys"),
-    (("ls1.gamma", "mask_token"), "DINOv2"),
-    (("rope.freqs_cos",), "EVA-02"),
-    (("encoder_q.", "decode_head."), "CP² full checkpoint"),
-    (("patch_embed.", "projection_head.", "prototypes."), "Leopart"),
-    (("maps_projector.",), "VICRegL full checkpoint"),
-    (("queue2",), "DenseCL full checkpoint"),
-    (("local_intra_head.",), "ORL full checkpoint"),
-    (("online_net.",), "BYOL full checkpoint, OpenMMLab's"),
-    (("online_network.",), "BYOL full checkpoint"),
-    (("neck_k.",), "SoCo full checkpoint"),
-    (("encoder_k.", "value_transform."), "PixPro"),
-    (("encoder_q.fpn_",), "ReSim full checkpoint"),
-    (("encoder_q.",), "MoCo full checkpoint"),
-)
-
 RENAMES = (
     # The authors of DINOv2 and DINOv3, who train the blocks in chunks, and of EVA-02.
     (r"^blocks\.\d+\.(?=\d)", "blocks."),
@@ -93,28 +66,22 @@ HEAD_WIDTH = 64
 HEADS, EVA_HEADS = {1280: 16, 1408: 16, 1664: 16}, {4096: 32}
 """Of the huge and giant ViTs, whose heads are wider."""
 
-RESNET_KEYS: dict[str, tuple[str, tuple[Any, ...]]] = {
-    "stem.conv1.weight": (
-        "detectron2's",
-        (
-            (r"^stem\.", ""),
-            (r"^res(\d)\.", lambda match: f"layer{int(match[1]) - 1}."),
-            (r"conv(\d)\.norm\.", r"bn\1."),
-            (r"shortcut\.norm\.", "downsample.1."),
-            (r"shortcut\.weight$", "downsample.0.weight"),
-        ),
+RESNET_KEYS: dict[str, tuple[Any, ...]] = {
+    "stem.conv1.weight": (  # detectron2's
+        (r"^stem\.", ""),
+        (r"^res(\d)\.", lambda match: f"layer{int(match[1]) - 1}."),
+        (r"conv(\d)\.norm\.", r"bn\1."),
+        (r"shortcut\.norm\.", "downsample.1."),
+        (r"shortcut\.weight$", "downsample.0.weight"),
     ),
-    "conv1.weight": ("torchvision's", ()),
-    "0.weight": (
-        "a torchvision Sequential's",
-        (
-            (r"^0\.", "conv1."),
-            (r"^1\.", "bn1."),
-            (r"^([4-7])\.(?=\d)", lambda match: f"layer{int(match[1]) - 3}."),
-        ),
+    "conv1.weight": (),  # torchvision's, and timm's
+    "0.weight": (  # of torchvision's children in a row
+        (r"^0\.", "conv1."),
+        (r"^1\.", "bn1."),
+        (r"^([4-7])\.(?=\d)", lambda match: f"layer{int(match[1]) - 3}."),
     ),
 }
-"""By the first layer, the longest name first: whose keys they are, and their names in timm."""
+"""By the first layer, the longest name first: from the keys to timm's."""
 RESNETS: dict[tuple[tuple[int, ...], bool], str] = {
     ((2, 2, 2, 2), False): "resnet18",
     ((3, 4, 6, 3), False): "resnet34",
@@ -136,7 +103,7 @@ class Recognized:
     """For timm.create_model, in addition to the name."""
     weights: dict[str, Tensor]
     layout: str
-    """For people: whose layout, and which of its networks."""
+    """For people: the kind of network, and where in the file it is."""
 
     def arguments(self, image_px: int) -> dict[str, Any]:
         """For timm.create_model, in addition to the name: of a ViT for images of that size, or of a
@@ -167,11 +134,9 @@ def recognize(tensors: Mapping[str, Tensor], source: str = "the file") -> Recogn
     kind, needed = ("ResNet", ("layer",)) if is_resnet else ("ViT", VIT_NEEDED)
     try:
         if is_resnet:
-            keys, renames = RESNET_KEYS[networks[prefix]]
-            own = _rename(own, *renames)
+            own = _rename(own, *RESNET_KEYS[networks[prefix]])
             architecture, options = _measure_resnet(own), {}
         else:
-            keys = "timm's" if networks[prefix] == PATCHES else "transformers'"
             own, is_eva = _to_timm(own)
             architecture, options = measure_vit(own, is_eva)
             if "base_encoder" in prefix and options["embed_dim"] == 384:
@@ -193,12 +158,8 @@ def recognize(tensors: Mapping[str, Tensor], source: str = "the file") -> Recogn
         raise UserError(f"{source} has expanded tensors that are larger than the file")
     fill(network, weights, source)
     check_finite(weights, source)
-    layout = f"{kind} in {keys} keys"
-    for fragments, name in reversed(SIGNATURES):
-        if all(any(fragment in key for key in tensors) for fragment in fragments):
-            layout = name
-    layout += f", from {prefix.rstrip('.')}" if prefix else ""
-    return Recognized(architecture, options, weights, layout)
+    place = f", from {prefix.rstrip('.')}" if prefix else ""
+    return Recognized(architecture, options, weights, kind + place)
 
 
 def check_finite(weights: Mapping[str, Tensor], source: str) -> None:

@@ -172,60 +172,60 @@ def croc_run(w: State) -> dict[str, Any]:
 CP2 = ("module.encoder_q.decode_head.conv_seg.weight", "module.queue")
 LEOPART = ("projection_head.0.weight", "prototypes.weight")
 VITS: dict[str, tuple[Content, str]] = {
-    "cribo": (cribo, "CrIBo full checkpoint, from teacher.backbone"),
-    "croc_authors": (croc_authors, "the authors' CrOC full checkpoint, from teacher.backbone"),
+    "cribo": (cribo, "ViT, from teacher.backbone"),
+    "croc_authors": (croc_authors, "ViT, from teacher.backbone"),
     "dino_full": (
         self_distilled("dino_loss", "module.backbone."),
-        "DINO full checkpoint, from teacher.module.backbone",
+        "ViT, from teacher.module.backbone",
     ),
-    "dino_backbone": (OrderedDict, "ViT in timm's keys"),
+    "dino_backbone": (OrderedDict, "ViT"),
     "ibot_full": (
         self_distilled("ibot_loss", "backbone."),
-        "iBOT full checkpoint, from teacher.backbone",
+        "ViT, from teacher.backbone",
     ),
-    "ibot_teacher": (lambda w: {"state_dict": w | zeros("masked_embed")}, "iBOT, from state_dict"),
-    "mae_encoder": (lambda w: {"model": w}, "ViT in timm's keys, from model"),
-    "mae_full": (mae_full, "MAE full checkpoint, from model"),
+    "ibot_teacher": (lambda w: {"state_dict": w | zeros("masked_embed")}, "ViT, from state_dict"),
+    "mae_encoder": (lambda w: {"model": w}, "ViT, from model"),
+    "mae_full": (mae_full, "ViT, from model"),
     # wangf3014/CP2, main.py: mmseg segmentors inside MoCo
     "cp2": (
         lambda w: {
             "state_dict": two("module.encoder_q.backbone.", w, "module.encoder_k.backbone.", *CP2)
         },
-        "CP² full checkpoint, from state_dict.module.encoder_q.backbone",
+        "ViT, from state_dict.module.encoder_q.backbone",
     ),
     # MkuuWaUjinga/leopart, leopart_vits16.ckpt: a Lightning module's names
-    "leopart": (lambda w: two("model.", w, "teacher.", *LEOPART), "Leopart, from model"),
-    "croc_run": (croc_run, "CrOC checkpoint, from modules.teacher.backbone.vit"),
+    "leopart": (lambda w: two("model.", w, "teacher.", *LEOPART), "ViT, from model"),
+    "croc_run": (croc_run, "ViT, from modules.teacher.backbone.vit"),
 }
 """What a project saves, and the layout that is recognized."""
 
 
 FOUNDATIONS: dict[str, tuple[str, Content, str]] = {
-    "dinov2": ("vit_small_patch14_dinov2", dinov2, "DINOv2"),
-    "dinov2_registers": ("vit_small_patch14_reg4_dinov2", dinov2, "DINOv2"),
+    "dinov2": ("vit_small_patch14_dinov2", dinov2, "ViT"),
+    "dinov2_registers": ("vit_small_patch14_reg4_dinov2", dinov2, "ViT"),
     "dinov2_teacher": (
         "vit_small_patch14_reg4_dinov2",
         dinov2_teacher,
-        "DINOv2, from teacher.backbone",
+        "ViT, from teacher.backbone",
     ),
-    "franca": ("vit_giant_patch14_dinov2", dinov2_teacher, "DINOv2, from teacher.backbone"),
+    "franca": ("vit_giant_patch14_dinov2", dinov2_teacher, "ViT, from teacher.backbone"),
     # vpariza/NeCo, Lightning's checkpoints while it trains
     "neco": (
         "vit_small_patch14_dinov2",
         lambda w: {"state_dict": two("model.", dinov2(w), "teacher.", "projection_head.0.weight")},
-        "DINOv2, from state_dict.model",
+        "ViT, from state_dict.model",
     ),
-    "dinov3": ("vit_small_patch16_dinov3", dinov3, "DINOv3"),
-    "dinov3_biases": ("vit_small_patch16_dinov3_qkvb", dinov3, "DINOv3"),
-    "dinov3_gated": ("vit_small_plus_patch16_dinov3", dinov3, "DINOv3"),
-    "dinov3_timm": ("vit_small_plus_patch16_dinov3_qkvb", OrderedDict, "ViT in timm's keys"),
-    "eva02_small": ("eva02_small_patch14_224", eva02_pretrained, "EVA-02, from module"),
-    "eva02_base": ("eva02_base_patch14_224", eva02_pretrained, "EVA-02, from module"),
-    "eva02_finetuned": ("eva02_base_patch14_224", eva02_finetuned, "EVA-02, from model"),
+    "dinov3": ("vit_small_patch16_dinov3", dinov3, "ViT"),
+    "dinov3_biases": ("vit_small_patch16_dinov3_qkvb", dinov3, "ViT"),
+    "dinov3_gated": ("vit_small_plus_patch16_dinov3", dinov3, "ViT"),
+    "dinov3_timm": ("vit_small_plus_patch16_dinov3_qkvb", OrderedDict, "ViT"),
+    "eva02_small": ("eva02_small_patch14_224", eva02_pretrained, "ViT, from module"),
+    "eva02_base": ("eva02_base_patch14_224", eva02_pretrained, "ViT, from module"),
+    "eva02_finetuned": ("eva02_base_patch14_224", eva02_finetuned, "ViT, from model"),
     "eva02_timm": (
         "eva02_tiny_patch14_224",
         lambda w: renamed(w, (r"^norm\.", "fc_norm.")) | zeros("head.weight", "head.bias"),
-        "ViT in timm's keys",
+        "ViT",
     ),
 }
 """timm's network, what its authors save, and the layout that is recognized."""

@@ -43,7 +43,7 @@ def test_where_shipped_weights_are(shipped: Path, tmp_path: Path, monkeypatch: p
         open_backbone("small-a")
     path = shipped / "small-b.safetensors"
     save_file(load_file(path), path)
-    assert "timm's keys" in open_backbone("small-b").origin
+    assert open_backbone("small-b").origin == "small-b.safetensors (ViT)"
 
 
 def test_the_environment_variable_comes_before_the_checkout(tmp_path: Path, monkeypatch):
@@ -61,7 +61,7 @@ def test_show_weights(shipped: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
     vit: Any = timm.create_model("vit_tiny_patch16_224", depth=1, img_size=32)
     torch.save(croc_authors(vit.state_dict()), tmp_path / "croc.pth")
     lines = describe_file(tmp_path / "croc.pth")
-    assert lines[0] == "layout: the authors' CrOC full checkpoint, from teacher.backbone"
+    assert lines[0] == "layout: ViT, from teacher.backbone"
     assert lines[1].startswith("network: vit_tiny_patch16_224")
     student = sum(value.numel() for value in vit.state_dict().values())
     left_out = student + 1000 * (192 + 1) + 4 * 4 * 4  # classifier, two heads and two centers
