@@ -282,7 +282,6 @@ def test_what_the_hub_refuses(run: Path, hub: ThreadingHTTPServer, tmp_path: Pat
     Hub.repositories |= {
         "me/mine": {**known, "files": {"model.safetensors": content}},
         "me/two": {**known, "files": {"a.pth": b"", "b.pth": b""}},
-        "me/onnx": {**known, "files": {"model.onnx": b""}},
     }
     push = ["export", "mine.safetensors", "--to", "timm", "--push"]
     weights = ["show", "weights"]
@@ -297,8 +296,7 @@ def test_what_the_hub_refuses(run: Path, hub: ThreadingHTTPServer, tmp_path: Pat
         (TOKEN, [*weights, "hf:me/nowhere"], "there is no such repository"),
         (TOKEN, [*weights, "hf:me/mine@v9"], "has no such revision"),
         (TOKEN, [*weights, "hf:me/mine/b.pth"], "has no such file"),
-        (TOKEN, [*weights, "hf:me/two"], "has a.pth, b.pth: choose one with hf:me/two/FILE"),
-        (TOKEN, [*weights, "hf:me/onnx"], "has no weights file"),
+        (TOKEN, [*weights, "hf:me/two"], "has no such file: name one, hf:USER/NAME/FILE"),
         (TOKEN, [*weights, "hf:mine"], "write hf:USER/NAME"),
         (TOKEN, set_constant("ENDPOINT", "http://127.0.0.1:9"), ""),
         (TOKEN, [*push, "me/new"], "failed, and nothing was written here: [Errno 111]"),
