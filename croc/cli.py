@@ -242,7 +242,7 @@ class Pack:
         tyro.conf.Positional,
         tyro.conf.arg(metavar="SOURCE ...", help_behavior_hint="(required)"),
     ]
-    """Folders, tar shards or pipes, as for --data.root."""
+    """Folders or tar shards, as for --data.root."""
     to: str
     """The folder to create."""
     canvas_px: int = DataConfig.canvas_px
@@ -253,7 +253,7 @@ class Pack:
 
 def pack_command(arguments: list[str]) -> None:
     options = parse(Pack, arguments, "croc data pack")
-    require(bool(options.sources), "no images: pass a folder, tar shards or a pipe as SOURCE")
+    require(bool(options.sources), "no images: pass a folder or tar shards as SOURCE")
     from croc.data.loader import worker_count
     from croc.data.pack import pack
     from croc.data.sources import open_source
