@@ -1,10 +1,8 @@
 """A run's checkpoints: where they are, what is in one, and the backbone in it."""
 
-import contextlib
 import json
 import re
 import warnings
-import zipfile
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -16,7 +14,7 @@ from croc.data.loader import steps_per_epoch
 from croc.errors import UserError
 from croc.io import read_metrics
 from croc.method.backbone import Backbone, start_as_mae
-from croc.weights.checksum import verify, verifying
+from croc.weights.checksum import verifying
 from croc.weights.files import first_line
 from croc.weights.record import LICENSE, WeightsRecord, without_paths
 
@@ -43,12 +41,12 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
         with warnings.catch_warnings(action="ignore"), verifying(path):
             state = torch.load(path, map_location="cpu", weights_only=True)
     except UserError as error:
-        raise UserError(f"{error}; {_good_before(path)}") from None
+        raise UserError(f"{error}; {_advice(path)}") from None
     except (FileNotFoundError, MemoryError):
         raise
     except Exception as error:  # torch raises almost anything for a broken file
         raise UserError(
-            f"checkpoint {path} cannot be read ({first_line(error)}); {_good_before(path)}"
+            f"checkpoint {path} cannot be read ({first_line(error)}); {_advice(path)}"
         ) from None
     if not isinstance(state, dict) or not isinstance(state.get("format"), int):
         raise UserError(f"{path} is not a checkpoint of a CrOC run")
@@ -60,16 +58,15 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     return state
 
 
-def _good_before(path: Path) -> str:
+def _advice(path: Path) -> str:
     """What to do about a damaged checkpoint."""
     saved = checkpoints(path.parent.parent)
     if path not in saved:
         return "name the run's folder or one of its checkpoints"
-    for earlier in reversed(saved[: saved.index(path)]):
-        with contextlib.suppress(UserError, OSError):
-            if verify(earlier) or zipfile.is_zipfile(earlier):
-                return f"{earlier.name} is good: remove the damaged file to resume from there"
-    return "there is no good checkpoint before it"
+    earlier = saved[: saved.index(path)]
+    if not earlier:
+        return "there is no checkpoint before it"
+    return f"remove it to resume from {earlier[-1].name}"
 
 
 def find_checkpoint(path: Path) -> tuple[Path, Path] | None:

@@ -167,16 +167,12 @@ def write_onnx(folder: Path, record: WeightsRecord, vit: Any, weights: Weights) 
     config = {
         "architecture": record.model,
         "input": {
-            "name": "images",
-            "shape": ["batch", 3, f"{patch_px} × rows", f"{patch_px} × columns"],
             "mean": list(IMAGENET_MEAN),
             "std": list(IMAGENET_STD),
             "interpolation": "bicubic",
             "trained_at_px": record.image_px,
         },
-        "outputs": {"cls": ["batch", width], "patches": ["batch", "rows × columns", width]},
         "patch_px": patch_px,
-        "dtype": "float32",
     }
     _write_json(folder / "config.json", config)
 

@@ -5,7 +5,6 @@ import difflib
 import hashlib
 import logging
 import os
-import re
 import site
 import sys
 from collections.abc import Collection
@@ -244,32 +243,28 @@ def shipped_hint() -> str:
 def _open_timm(
     kind: str, name: str, image_px: int, seed: int, flag: str
 ) -> VitBackbone | ConvBackbone:
-    name, _, file = name.partition("@")
-    if file and kind == "random":
-        raise UserError(f"{flag} random:{name} takes no file; timm:{name}@{file} does")
-    bare = name.partition(".")[0]
-    if bare not in timm.list_models():
-        near = ", ".join(difflib.get_close_matches(bare, timm.list_models(), n=3))
-        raise UserError(f"{flag}: timm has no model {name!r}; did you mean {near or 'another'}?")
-    options: dict[str, Any] = {"pretrained": kind == "timm"}
+    name, _, file = name.partition("@") if kind == "timm" else (name, "", "")
+    if not timm.is_model(name):
+        close = difflib.get_close_matches(name.partition(".")[0], timm.list_models(), n=3)
+        near = ", ".join(close) or "another"
+        raise UserError(f"{flag}: timm has no model {name!r}; did you mean {near}?")
     weights = read_named_tensors(Path(file)) if file else {}
     for wrapper in (*WRAPPERS, *WRAPPERS):  # one may be in another
         inner = {k.removeprefix(wrapper): x for k, x in weights.items() if k.startswith(wrapper)}
         weights = inner or weights
-    if file:
-        # timm resamples the position embedding and drops nothing but its own classifier's names.
-        options["pretrained_cfg_overlay"] = {"state_dict": weights}
+    own: dict[str, Any] = {"features_only": True, "output_stride": 16}
+    is_vit = timm.models.is_model_in_modules(name, ("vision_transformer", "deit", "eva"))
+    if is_vit:
+        own = {"num_classes": 0, "img_size": image_px, "dynamic_img_size": True}
+    # timm resamples the position embedding and drops nothing but its own classifier's names.
+    source: dict[str, Any] = {"pretrained_cfg_overlay": {"state_dict": weights}} if file else {}
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it reports every retry
-    network: Any = None
-    sizes: Any = {"num_classes": 0, "img_size": image_px, "dynamic_img_size": True}
     try:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            if re.search("vit|deit|^eva", name):
-                network = timm.create_model(name, **sizes, **options)
-            if not isinstance(network, Vit):
-                network = timm.create_model(name, features_only=True, output_stride=16, **options)
-                network.eval()(torch.zeros(1, 3, 64, 96))  # some networks take only one size
+            network: Any = timm.create_model(name, pretrained=kind == "timm", **own, **source)
+        if not is_vit:
+            network.eval()(torch.zeros(1, 3, 64, 96))  # some networks take only one size
     except OSError as error:
         raise UserError(
             f"timm's weights of {name} cannot be downloaded here ({first_line(error)}): "
@@ -288,7 +283,6 @@ def _open_timm(
                 f"{flag}: the file lacks {len(missing)} of {name}'s tensors "
                 f"({', '.join(missing[:3])} …); it has {', '.join(list(weights)[:3])} …"
             )
-    own = sizes if isinstance(network, Vit) else {"features_only": True, "output_stride": 16}
     return _wrap(network, name, made=Blueprint(name, own))
 
 
