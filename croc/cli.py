@@ -211,10 +211,10 @@ def sweep_command(arguments: list[str]) -> bool:
 
 @dataclass(frozen=True)
 class ShowWeights:
-    """Print a weights file's layout, its network and the authors' training arguments."""
+    """Print a weights file's network and the authors' training arguments."""
 
     file: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="FILE")]
-    """A CrOC, timm or published checkpoint, or hf:USER/NAME; no code in it is executed."""
+    """A run, a CrOC, timm or published checkpoint, or hf:USER/NAME; no code in it is executed."""
 
 
 def show_command(kind: str, arguments: list[str]) -> None:

@@ -22,7 +22,7 @@ from croc.errors import UserError
 from croc.method.backbone import Backbone, Vit
 from croc.tables import one_line
 from croc.weights import hub
-from croc.weights.checkpoint import find_checkpoint, open_run, untrained
+from croc.weights.checkpoint import checkpoints, find_checkpoint, open_run, untrained
 from croc.weights.checksum import save_sealed, verify
 from croc.weights.colors import color_features
 from croc.weights.files import first_line, read_arguments, read_named_tensors
@@ -382,26 +382,17 @@ def _shape(vit: Any) -> dict[str, object]:
 
 
 def describe_file(path: Path) -> list[str]:
-    """Layout, network and the arguments that its authors saved, one line each."""
+    """The network, what is known about it, and its authors' training arguments, one line each."""
     path = find_weights(str(path))
-    record = read_record(path)
-    if isinstance(record, WeightsRecord):
-        build_recorded(path, record)
-        lines = asdict(record) | {"checksum": "matches" if verify(path) else "none in the file"}
-    else:
-        tensors = read_named_tensors(path)
-        recognized = recognize(tensors, str(path))
-        numbers = sum(value.numel() for value in recognized.weights.values())
-        left_out = sum(value.numel() for value in tensors.values()) - numbers
-        options = ", ".join(f"{name} {value}" for name, value in recognized.options.items())
-        lines = {
-            "layout": recognized.layout,
-            "network": f"{recognized.architecture}, {numbers:,} numbers"
-            + (f" ({options})" if options else ""),
-            "left out": f"{left_out:,} numbers of heads and other networks",
-            "checksum": "matches" if verify(path) else "none in the file",
-            **read_arguments(path),
-        }
+    backbone: Any = open_backbone(str(path), flag="FILE")
+    path = checkpoints(path)[-1] if path.is_dir() else path
+    lines = {
+        "network": backbone.origin,
+        "parameters": f"{sum(value.numel() for value in backbone.parameters()):,}",
+        **asdict(backbone.made),
+        "checksum": "matches" if verify(path) else "none in the file",
+        **({} if isinstance(backbone.made, WeightsRecord) else read_arguments(path)),
+    }
     return [f"{name}: {one_line(str(value))}" for name, value in lines.items()]
 
 
