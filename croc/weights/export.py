@@ -63,13 +63,13 @@ def export(request: Export) -> tuple[Path | str, ...]:
     if request.push is not None:
         hub.check_push(request.push)
     backbone: Any = open_backbone(request.run, flag="RUN")
-    record, vit = backbone.made, getattr(backbone, "vit", None)
+    record = getattr(backbone, "made", None)
     if not isinstance(record, WeightsRecord):
         raise UserError(
             f"{request.run} is not a run: pass a folder of croc pretrain, a checkpoint in it, a "
             f"file of croc export, or a name ({shipped_hint()})"
         )
-    record = replace(record, license=request.license or record.license)
+    vit, record = backbone.vit, replace(record, license=request.license or record.license)
     usual = backbone.name.removesuffix(f"@{record.step}") if kind else file.stem
     name = usual if request.name is None else request.name
     if not name or Path(name).name != name or not name.isprintable():

@@ -16,7 +16,7 @@ from croc.method.backbone import Backbone
 from croc.weights import open as weights_open
 from croc.weights.checkpoint import checkpoints, load_checkpoint
 from croc.weights.open import DenseBackbone, describe_file, fingerprint, load_into, open_backbone
-from tests.weights.projects import croc_authors
+from tests.weights.projects import VITS
 
 TINY = ModelConfig("vit_tiny_patch16_224", patch_px=8, depth=2)
 
@@ -60,7 +60,7 @@ def test_show_weights(run: Path, shipped: Path, tmp_path: Path, capsys: pytest.C
         lines = capsys.readouterr().out.splitlines()
         assert {"images_seen: 24", "recipe: tiny"} <= set(lines)
     vit: Any = timm.create_model("vit_tiny_patch16_224", depth=1, img_size=32)
-    torch.save(croc_authors(vit.state_dict()), tmp_path / "croc.pth")
+    torch.save(VITS["croc_authors"](vit.state_dict()), tmp_path / "croc.pth")
     lines = describe_file(tmp_path / "croc.pth")
     assert lines[0] == "network: croc.pth (ViT, from teacher.backbone)"
     assert "architecture: vit_tiny_patch16_224" in lines
