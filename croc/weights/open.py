@@ -293,17 +293,22 @@ def load_into(backbone: Backbone, spec: str) -> str:
     the backbone's grid.
     """
     opened = _open_init(spec, backbone.vit.patch_embed.img_size[0])
-    theirs, ours = map(_shape, (opened.vit, backbone.vit))
-    different = [f"{name} {theirs[name]}, not {x}" for name, x in ours.items() if theirs[name] != x]
+    _copy(opened.vit, backbone.vit, f"--init {spec}")
+    fresh = isinstance(opened.vit.norm, nn.Identity)
+    return opened.origin + fresh * ", which has no final norm: that starts fresh"
+
+
+def _copy(theirs: Any, ours: Any, source: str) -> None:
+    """Refused unless both are of the same architecture; ours may have a final norm of its own, and
+    its positions are resampled."""
+    shapes, own = map(_shape, (theirs, ours))
+    different = [f"{name} {shapes[name]}, not {x}" for name, x in own.items() if shapes[name] != x]
     if different:
-        raise UserError(f"--init {spec} does not fit --model.name: it has {', '.join(different)}")
-    weights = opened.vit.state_dict()
-    origin = opened.origin
-    if isinstance(opened.vit.norm, nn.Identity):
-        weights |= {f"norm.{name}": value for name, value in backbone.vit.norm.state_dict().items()}
-        origin += ", which has no final norm: that starts fresh"
-    fill(backbone.vit, weights, f"--init {spec}")
-    return origin
+        raise UserError(f"{source} does not fit --model.name: it has {', '.join(different)}")
+    weights = theirs.state_dict()
+    if isinstance(theirs.norm, nn.Identity):
+        weights |= {f"norm.{name}": value for name, value in ours.norm.state_dict().items()}
+    fill(ours, weights, source)
 
 
 def _open_init(spec: str, image_px: int = 448) -> VitBackbone:
@@ -353,18 +358,9 @@ def _describe_network(vit: Any, model: ModelConfig) -> ModelConfig:
     options = [replace(model, name=name, patch_px=patch_px, depth=depth) for name in names]
     for option in (model, *options):
         with contextlib.suppress(UserError), torch.device("meta"):
-            if _tensors(Backbone(option, 16 * patch_px).vit) == _tensors(vit):
-                return option
+            _copy(vit, Backbone(option, 16 * patch_px).vit, "--init")
+            return option
     return model
-
-
-def _tensors(vit: Any) -> dict[str, object]:
-    """What two networks of the same architecture share; those without a final norm get one, and
-    positions are resampled."""
-    shapes = {name: value.shape for name, value in vit.state_dict().items()}
-    differing = ("pos_embed", "norm.", "fc_norm.")
-    kept = {name: shape for name, shape in shapes.items() if not name.startswith(differing)}
-    return {**kept, **_shape(vit)}
 
 
 def _shape(vit: Any) -> dict[str, object]:
