@@ -62,6 +62,7 @@ RENAMES = (
 VIT_NEEDED = ("blocks.", "patch_embed.", "norm_pre.", "norm.", "dist_token", "rope.freqs")
 """Parts that change the features, so that unknown ones cannot be dropped as heads can."""
 VIT_SIZES = {192: "tiny", 384: "small", 768: "base", 1024: "large", 1280: "huge"}
+VIT_SIZES |= {1408: "giant", 1536: "giant", 1664: "gigantic"}
 HEAD_WIDTH = 64
 HEADS, EVA_HEADS = {1280: 16, 1408: 16, 1664: 16}, {4096: 32}
 """Of the huge and giant ViTs, whose heads are wider."""
@@ -314,7 +315,13 @@ def measure_vit(own: dict[str, Tensor], is_eva: bool) -> tuple[str, dict[str, An
     if is_eva:
         return f"eva02_{size}_patch14_224", options
     options["no_embed_class"] = fits[0] == 0 and has_class + registers > 0
-    name = "vit_giant_patch14_dinov2" if is_packed else f"vit_{size}_patch16_224"
+    usual_px = 14 if width >= 1280 else 16
+    name = f"vit_{size}_patch{usual_px}_224"
+    if options["init_values"] and options["no_embed_class"] and not registers:
+        name = f"deit3_{size}_patch{usual_px}_224"
+    elif options["init_values"] or is_packed:
+        size = "giant" if is_packed else size
+        name = f"vit_{size}_patch14_{'reg4_' * (registers > 0)}dinov2"
     return name if timm.is_model(name) else "vit_base_patch16_224", options
 
 

@@ -46,8 +46,6 @@ COLORS = "colors"
 WRAPPERS = ("state_dict.", "model.", "teacher.")
 NETWORK = {"model.name", "model.patch-px", "model.depth"}
 """Options that describe the network."""
-VARIANTS = ["vit_*_patch14_224", "vit_*_dinov2", "deit3_*_224"]
-"""timm's models that a file of a known layout may contain."""
 Config = TypeVar("Config", bound=PretrainConfig)
 Made = Record | None
 """What a network can be built from again."""
@@ -350,13 +348,9 @@ def follow_init(config: Config, recipe: str, passed: Collection[str]) -> Config:
 
 
 def _describe_network(vit: Any, model: ModelConfig) -> ModelConfig:
-    """`model` with the name, patch size and depth of a network, if timm has a name for it: first
-    the one that it was built by, then those that DINOv2, DeiT III and others gave their variants.
-    """
-    patch_px, depth = vit.patch_embed.patch_size[0], len(vit.blocks)
-    names = [vit.pretrained_cfg["architecture"], *timm.list_models(VARIANTS)]
-    options = [replace(model, name=name, patch_px=patch_px, depth=depth) for name in names]
-    for option in (model, *options):
+    """`model` with the name, patch size and depth of a network, if that is all that it needs."""
+    patch_px, name = vit.patch_embed.patch_size[0], vit.pretrained_cfg["architecture"]
+    for option in (model, replace(model, name=name, patch_px=patch_px, depth=len(vit.blocks))):
         with contextlib.suppress(UserError), torch.device("meta"):
             _copy(vit, Backbone(option, 16 * patch_px).vit, "--init")
             return option
