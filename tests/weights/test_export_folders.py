@@ -103,12 +103,6 @@ vit = timm.create_model(
     NAME, checkpoint_path=FOLDER + "/model.safetensors", patch_size=PATCH, img_size=SIDE, depth=1,
     num_classes=0, global_pool="token", dynamic_img_size=True,
 )
-overlay = timm.create_model(
-    NAME, pretrained=True, pretrained_cfg_overlay={"file": FOLDER + "/model.safetensors"},
-    patch_size=PATCH, img_size=SIDE, depth=1, num_classes=0, global_pool="token",
-)
-for name, value in vit.state_dict().items():
-    assert torch.equal(value, overlay.state_dict()[name]), name
 """
 TOKENS = """
 def describe(images):
