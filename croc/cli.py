@@ -62,6 +62,8 @@ HELP = """CrOC: dense visual features from unlabeled images of scenes.
                                      export a run's backbone and a model card to a folder
   croc export RUN --to NAME.safetensors
                                      the same as a single file, for --weights and --init
+  croc export RUN --to ... --push USER/NAME
+                                     upload it to the Hugging Face hub, as hf:USER/NAME
   croc data pack SOURCE ... --to FOLDER
                                      decode images once, for faster data loading
   croc bench RECIPE [OPTIONS]        time the training step of a recipe on this machine

@@ -11,6 +11,7 @@ import tyro
 
 from croc.errors import UserError
 from croc.io import read_lines
+from croc.weights import hub
 from croc.weights.card import make_card
 from croc.weights.checksum import write_sums
 from croc.weights.formats import WRITERS, check_onnx, write_file
@@ -40,11 +41,16 @@ class Export:
     """A results.jsonl of croc evaluate; its scores for these weights are added to the card."""
     license: str | None = None
     """A license note for the weights; by default the note in the exported file, if any."""
+    push: str | None = None
+    """USER/NAME: upload the export and its card to this repository on the Hugging Face hub, from
+    where --weights hf:USER/NAME loads it. A new repository is private."""
+    public: bool = False
+    """With --push: make a new repository public."""
 
 
-def export(request: Export) -> tuple[Path, ...]:
+def export(request: Export) -> tuple[Path | str, ...]:
     """Write a folder in the layout of another library; or a file, whose metadata hold all that is
-    needed to build the network, and its card. Returns what is new."""
+    needed to build the network, and its card. Returns what is new, the page on the hub included."""
     kind, file = request.to if request.to in WRITERS else None, Path(request.to)
     if kind is None and file.suffix != ".safetensors":
         raise UserError(
@@ -54,6 +60,8 @@ def export(request: Export) -> tuple[Path, ...]:
         raise UserError("--folder and --name are for folders (--to timm …); --to names the file")
     if kind == "onnx":
         check_onnx(request.dtype)
+    if request.push is not None:
+        hub.check_push(request.push)
     backbone: Any = open_backbone(request.run, flag="RUN")
     record = getattr(backbone, "made", None)
     if not isinstance(record, WeightsRecord):
@@ -84,6 +92,7 @@ def export(request: Export) -> tuple[Path, ...]:
         "numbers": sum(value.numel() for value in weights.values()),
         "scores": _read_scores(request.scores, fingerprint(backbone), exact),
         "prefix": vit.num_prefix_tokens,
+        "push": request.push,
         "kind": kind,
         "folder": folder.name,
     }
@@ -96,6 +105,10 @@ def export(request: Export) -> tuple[Path, ...]:
         (partial / "README.md").write_text(make_card(name, record, **facts), encoding="utf-8")
         if kind:
             write_sums(partial)
+        pages = []
+        if request.push:  # before anything is in place, so that the same command may be repeated
+            files = {path.name: path for path in sorted(partial.iterdir())}
+            pages = [hub.push(request.push, files, request.public)]
         if kind:
             partial.rename(folder)
         else:
@@ -103,7 +116,7 @@ def export(request: Export) -> tuple[Path, ...]:
                 (partial / source).rename(target)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-    return targets
+    return *targets, *pages
 
 
 def _read_scores(path: str | None, rounded: str, exact: str) -> list[dict[str, Any]]:

@@ -1,5 +1,6 @@
 """`croc export`: files and folders give the same weights by themselves; the card describes them."""
 
+import itertools
 import json
 import os
 import shutil
@@ -159,8 +160,8 @@ def test_front_matter_and_licenses(run: Path, tmp_path: Path):
 
 def test_names_are_quoted_in_code():
     facts: dict[str, Any] = {"architecture": "ViT", "dtype": "float32", "numbers": 1, "prefix": 1}
-    for kind in (*WRITERS, None):
-        facts |= {"kind": kind, "model_class": "ViTModel", "folder": 'a"b\\c\nü'}
+    for kind, push in itertools.product((*WRITERS, None), (None, "me/mine")):
+        facts |= {"kind": kind, "push": push, "model_class": "ViTModel", "folder": 'a"b\\c\nü'}
         card = make_card("a", RECORD, **facts)
         compile(card.partition("```python\n")[2].partition("```")[0], "card", "exec")
 
