@@ -58,7 +58,7 @@ HELP = """CrOC: dense visual features from unlabeled images of scenes.
                                      segment images without labels, by clustering
   croc segment export HEAD --to FILE.onnx|FILE.pt2
                                      export the backbone and head as one network
-  croc export RUN --to timm|transformers|torchhub|onnx|safetensors
+  croc export RUN --to timm|transformers|onnx
                                      export a run's backbone and a model card to a folder
   croc export RUN --to NAME.safetensors
                                      the same as a single file, for --weights and --init
@@ -212,10 +212,10 @@ def sweep_command(arguments: list[str]) -> bool:
 
 @dataclass(frozen=True)
 class ShowWeights:
-    """Print a weights file's layout, its network and the authors' training arguments."""
+    """Print a weights file's network and the authors' training arguments."""
 
     file: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="FILE")]
-    """A CrOC, timm or published checkpoint, or hf:USER/NAME; no code in it is executed."""
+    """A run, a CrOC, timm or published checkpoint, or hf:USER/NAME; no code in it is executed."""
 
 
 def show_command(kind: str, arguments: list[str]) -> None:
@@ -243,7 +243,7 @@ class Pack:
         tyro.conf.Positional,
         tyro.conf.arg(metavar="SOURCE ..."),
     ]
-    """Folders, tar shards or pipes, as for --data.root."""
+    """Folders or tar shards, as for --data.root."""
     to: str
     """The folder to create."""
     canvas_px: int = DataConfig.canvas_px
@@ -254,7 +254,7 @@ class Pack:
 
 def pack_command(arguments: list[str]) -> None:
     options = parse(Pack, arguments, "croc data pack")
-    require(bool(options.sources), "no images: pass a folder, tar shards or a pipe as SOURCE")
+    require(bool(options.sources), "no images: pass a folder or tar shards as SOURCE")
     from croc.data.loader import worker_count
     from croc.data.pack import pack
     from croc.data.sources import open_source

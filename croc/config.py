@@ -109,8 +109,8 @@ class DataConfig(Section):
 
     section = "data"
     root: Annotated[tuple[str, ...], tyro.conf.arg(help_behavior_hint=required_if_empty)] = ()
-    """Image folder(s), searched recursively; tar shard(s) such as 'coco-{000..009}.tar' or
-    'pipe:COMMAND'; a folder made by `croc data pack`; or `scenes` for synthetic scenes."""
+    """Image folder(s), searched recursively; tar shard(s) such as 'coco-{000..009}.tar'; a
+    folder made by `croc data pack`; or `scenes` for synthetic scenes."""
     subfolders: tuple[str, ...] = ()
     """Subfolders to read, if a root contains them (COCO: train2017); other roots are read in
     full."""

@@ -55,11 +55,10 @@ ROOTS = {  # values of --data.root
     "empty": "no images in empty (searched at any depth for jpg jpeg png",
     "shards": "to read its shards pass --data.root shards/*.tar",
     "coco --data.subfolders train2017 unlabeled2017": "coco/unlabeled2017",
-    "x.tar.gz": "if it is compressed, pass 'pipe:gzip -dc x.tar.gz'",
+    "x.tar.gz": "if it is compressed, unpack it first (gzip -d x.tar.gz)",
     "text.tar": "text.tar is not a readable tar archive",
     "shards/x-000.tar": "no images in shards/x-000.tar",
     "shards/x-{000..001}.tar": "no such shard: shards/x-001.tar",
-    "'pipe:cat no/such.tar'": "pipe:cat no/such.tar failed with exit code 1",
     "future": "future is damaged or of another version",
     "thesis": "1 images do not fill a batch of 24: pass --optim.batch 1",
 }

@@ -4,12 +4,8 @@ import contextlib
 import json
 import os
 import re
-import shutil
-import subprocess
 import sys
 import tarfile
-import tempfile
-import weakref
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, groupby
@@ -25,7 +21,6 @@ from croc.errors import UserError
 from croc.signals import is_first_process
 
 SCENE_PX = 96
-_PIPE = "pipe:"
 _SUFFIXES = tuple(f".{extension}".encode() for extension in IMAGE_EXTENSIONS)
 # A member is read at once; the largest image that is decoded has about this size uncompressed.
 _MAX_MEMBER_BYTES = 1 << 29
@@ -73,7 +68,7 @@ def _kind(root: str) -> str:
         return "scenes"
     if os.path.isdir(root):
         return "packed" if os.path.exists(os.path.join(root, "pack.json")) else "folder"
-    if root.startswith(_PIPE) or root.endswith((".tar", ".tar.gz", ".tgz")):
+    if root.endswith((".tar", ".tar.gz", ".tgz")):
         return "shards"
     problem = "is neither a folder nor a .tar shard" if os.path.exists(root) else "does not exist"
     raise UserError(f"{root} {problem}: pass a folder or .tar shards as --data.root")
@@ -176,20 +171,15 @@ def walk_images(root: bytes) -> Iterator[bytes]:
 
 
 class ShardSource:
-    """The images in tar shards (WebDataset), shard by shard: indexed once, then read by offset.
-
-    The output of a 'pipe:COMMAND' shard is first stored in a temporary folder (under $TMPDIR,
-    removed at exit), so that it can be read at random too and a run resumed exactly.
-    """
+    """The images in tar shards (WebDataset), shard by shard: indexed once, then read by offset."""
 
     def __init__(self, shards: Sequence[str], canvas_px: int) -> None:
         self.canvas_px = canvas_px
         self._shards: list[str] = []
         for pattern in shards:  # a name that exists is taken literally
             self._shards += [pattern] if os.path.exists(pattern) else expand_braces(pattern)
-        self._paths = self._download()
-        shards_of_images = map(_index_shard, self._shards, self._paths)
-        members = [(n, *image) for n, images in enumerate(shards_of_images) for image in images]
+        indexed = enumerate(map(_index_shard, self._shards))
+        members = [(number, *image) for number, images in indexed for image in images]
         if not members:
             raise UserError(f"no images in {', '.join(shards)}: pass another --data.root")
         self._names = np.array([name for _, name, _, _ in members])
@@ -207,64 +197,39 @@ class ShardSource:
         if size > _MAX_MEMBER_BYTES:
             raise UndecodableImage(f"too large: {size:,} bytes")
         try:
-            with open(self._paths[shard], "rb") as file:
+            with open(self._shards[shard], "rb") as file:
                 file.seek(offset)
                 data = file.read(size)
         except OSError as error:
             raise UndecodableImage(f"cannot be read: {error.strerror}") from error
         return decode_image(data, self.canvas_px)
 
-    def _download(self) -> list[str]:
-        """Runs the pipes' commands; the paths of all shards."""
-        paths = list(self._shards)
-        pipes = [number for number, shard in enumerate(paths) if shard.startswith(_PIPE)]
-        folder = tempfile.mkdtemp(prefix="croc-shards-") if pipes else ""
-        weakref.finalize(self, _remove, folder, os.getpid())
-        for number in pipes:
-            paths[number] = f"{folder}/{number}.tar"
-            with open(paths[number], "wb") as file:
-                command = self._shards[number].removeprefix(_PIPE)
-                status = subprocess.run(command, shell=True, stdout=file).returncode
-            if status:
-                raise UserError(f"{self._shards[number]} failed with exit code {status}")
-        return paths
-
-
-def _remove(folder: str, owner: int) -> None:
-    if folder and os.getpid() == owner:  # not when a forked worker's copy is collected
-        shutil.rmtree(folder, ignore_errors=True)
-
 
 def expand_braces(text: str) -> list[str]:
-    """As bash does, without nesting: 'x-{000..009}-{a,b}.tar' becomes twenty names."""
-    braces = re.search(r"\{(?:(\d+)\.\.(\d+)|([^{}]*,[^{}]*))\}", text)
+    """As bash does: 'x-{000..009}.tar' becomes ten names."""
+    braces = re.search(r"\{(\d+)\.\.(\d+)\}", text)
     if not braces:
         return [text]
-    first, last, listed = braces.groups()
-    if listed is not None:
-        choices = listed.split(",")
-    else:
-        is_padded = any(number != str(int(number)) for number in (first, last))
-        width = max(len(first), len(last)) if is_padded else 0
-        step = 1 if int(first) <= int(last) else -1
-        choices = [f"{n:0{width}d}" for n in range(int(first), int(last) + step, step)]
+    first, last = braces.groups()
+    numbers = (f"{n:0{len(first)}d}" for n in range(int(first), int(last) + 1))
+    starts = (text[: braces.start()] + number for number in numbers)
     rests = expand_braces(text[braces.end() :])
-    return [text[: braces.start()] + choice + rest for choice in choices for rest in rests]
+    return [start + rest for start in starts for rest in rests]
 
 
-def _index_shard(shard: str, path: str) -> list[tuple[bytes, int, int]]:
+def _index_shard(path: str) -> list[tuple[bytes, int, int]]:
     """Name, offset and size of the images that are complete; prints what is left out.
 
     Nothing is unpacked, so a name that points elsewhere (../x.jpg) is just a name.
     """
     if not os.path.isfile(path):  # opening a named pipe would block forever
-        raise UserError(f"no such shard: {shard}")
+        raise UserError(f"no such shard: {path}")
     try:
         archive = tarfile.open(path, "r:")  # noqa: SIM115, closed below
     except Exception as error:  # on forged headers tarfile raises more than its own errors
         raise UserError(
-            f"{shard} is not a readable tar archive ({error}); "
-            f"if it is compressed, pass 'pipe:gzip -dc {shard}'"
+            f"{path} is not a readable tar archive ({error}): if it is compressed, unpack it first "
+            f"(gzip -d {path})"
         ) from error
     images: list[tuple[bytes, int, int]] = []
     left_out, last, is_complete, length = 0, -1, False, os.path.getsize(path)
@@ -285,9 +250,9 @@ def _index_shard(shard: str, path: str) -> list[tuple[bytes, int, int]]:
         except Exception:  # what came before is good
             is_complete = False
     if not is_complete:
-        _warn(f"{shard} is truncated or damaged: only images before byte {archive.offset:,} used")
+        _warn(f"{path} is truncated or damaged: only images before byte {archive.offset:,} used")
     if left_out:
-        _warn(f"{shard}: {left_out} images left out (links, special or incomplete files)")
+        _warn(f"{path}: {left_out} images left out (links, special or incomplete files)")
     return images
 
 

@@ -29,10 +29,12 @@ class ImageToClasses(nn.Module):
 
     def __init__(self, segmenter: Segmenter) -> None:
         super().__init__()
-        self.network: Any = plain_network(segmenter.backbone)
+        backbone: Any = segmenter.backbone
+        self.is_vit = isinstance(backbone, VitBackbone)
+        network = backbone.vit if self.is_vit else backbone.network
+        self.network: Any = plain_network(backbone.made, network)
         self.blocks = segmenter.blocks
         self.head: Any = segmenter.head
-        self.is_vit = isinstance(segmenter.backbone, VitBackbone)
         statistics = [torch.tensor(each)[:, None, None] for each in (IMAGENET_MEAN, IMAGENET_STD)]
         self.mean, self.deviation = map(nn.Buffer, statistics)
 

@@ -1,21 +1,22 @@
 """A run's checkpoints: where they are, what is in one, and the backbone in it."""
 
-import contextlib
 import json
 import re
 import warnings
-import zipfile
-from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from croc.config import CONFIG_FILE, MaeConfig, PretrainConfig, read_config
+from croc.config import CONFIG_FILE, MaeConfig, PretrainConfig, config_dict, read_config
+from croc.data.loader import steps_per_epoch
 from croc.errors import UserError
+from croc.io import read_metrics
 from croc.method.backbone import Backbone, start_as_mae
-from croc.weights.checksum import verify, verifying
+from croc.weights.checksum import verifying
 from croc.weights.files import first_line
+from croc.weights.record import LICENSE, WeightsRecord, without_paths
 
 FORMAT = 2
 
@@ -40,12 +41,12 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
         with warnings.catch_warnings(action="ignore"), verifying(path):
             state = torch.load(path, map_location="cpu", weights_only=True)
     except UserError as error:
-        raise UserError(f"{error}; {_good_before(path)}") from None
+        raise UserError(f"{error}; {_advice(path)}") from None
     except (FileNotFoundError, MemoryError):
         raise
     except Exception as error:  # torch raises almost anything for a broken file
         raise UserError(
-            f"checkpoint {path} cannot be read ({first_line(error)}); {_good_before(path)}"
+            f"checkpoint {path} cannot be read ({first_line(error)}); {_advice(path)}"
         ) from None
     if not isinstance(state, dict) or not isinstance(state.get("format"), int):
         raise UserError(f"{path} is not a checkpoint of a CrOC run")
@@ -57,35 +58,15 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     return state
 
 
-def _good_before(path: Path) -> str:
+def _advice(path: Path) -> str:
     """What to do about a damaged checkpoint."""
     saved = checkpoints(path.parent.parent)
     if path not in saved:
         return "name the run's folder or one of its checkpoints"
-    for earlier in reversed(saved[: saved.index(path)]):
-        with contextlib.suppress(UserError, OSError):
-            if verify(earlier) or zipfile.is_zipfile(earlier):
-                return f"{earlier.name} is good: remove the damaged file to resume from there"
-    return "there is no good checkpoint before it"
-
-
-@dataclass(frozen=True)
-class RunWeights:
-    """A checkpoint's backbone, and what is known about the run."""
-
-    folder: Path
-    config: PretrainConfig
-    recipe: str
-    backbone: Backbone
-    network: str
-    """The teacher, or the student if the method has no teacher."""
-    step: int
-    images: int
-    """In the data."""
-
-    @property
-    def name(self) -> str:
-        return f"{self.folder.name}@{self.step}"
+    earlier = saved[: saved.index(path)]
+    if not earlier:
+        return "there is no checkpoint before it"
+    return f"remove it to resume from {earlier[-1].name}"
 
 
 def find_checkpoint(path: Path) -> tuple[Path, Path] | None:
@@ -106,10 +87,11 @@ def find_checkpoint(path: Path) -> tuple[Path, Path] | None:
     return None
 
 
-def open_run(run: Path, checkpoint: Path) -> RunWeights:
+def open_run(run: Path, checkpoint: Path) -> tuple[Backbone, PretrainConfig, WeightsRecord]:
+    """A checkpoint's backbone, and what is known about the run."""
     config, recipe = read_config(run / CONFIG_FILE)
     state = load_checkpoint(checkpoint)
-    backbone = untrained(config)
+    backbone, step, batch = untrained(config), state["step"], config.optim.batch
     network = "teacher" if "teacher" in state["modules"] else "student"
     try:
         weights = state["modules"].get(network, {}).items()
@@ -118,7 +100,33 @@ def open_run(run: Path, checkpoint: Path) -> RunWeights:
     except (RuntimeError, AttributeError) as error:
         reason = str(error).strip().splitlines()[-1].strip()
         raise UserError(f"{checkpoint} does not fit {run / CONFIG_FILE}: {reason}") from None
-    return RunWeights(run, config, recipe, backbone, network, state["step"], state["images"])
+    public = config_dict(without_paths(config), recipe)
+    record = WeightsRecord(
+        model=config.model.name,
+        patch_px=backbone.patch_px,
+        depth=len(backbone.vit.blocks),
+        image_px=config.views.size_px,
+        recipe=recipe,
+        method=public["method"],
+        network=network,
+        data=list(public["data"]["root"]),
+        step=step,
+        images_seen=step * batch,
+        epochs=step / steps_per_epoch(state["images"], batch),
+        seconds=seconds_trained(run, step),
+        license=LICENSE,
+        config=public,
+    )
+    return backbone, config, record
+
+
+def seconds_trained(run: Path, step: int) -> float | None:
+    """Time of training up to a step, all starts together; None without metrics."""
+    if not (run / "metrics.jsonl").exists():
+        return None
+    marks = [line["seconds"] for line in read_metrics(run) if line["step"] <= step]
+    ends = [before for before, after in pairwise(marks) if after < before]
+    return sum(ends) + marks[-1] if marks else None
 
 
 def untrained(config: PretrainConfig) -> Backbone:

@@ -5,17 +5,17 @@ checksum in its zip comment, a safetensors file in its metadata. No flipped bit,
 checksum, can make a file look like one without a checksum.
 
 The checksum is the SHA-256 of the SHA-256s of the content's pieces, since one core takes longer to
-hash a file than to read it. Files of earlier versions have the SHA-256 of all content.
+hash a file than to read it.
 """
 
 import hashlib
+import mmap
 import os
 import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from safetensors.torch import save_file
 from torch import Tensor
@@ -23,13 +23,14 @@ from torch import Tensor
 from croc.errors import UserError
 from croc.io import cores, make_readable
 
-TAG, WHOLE_TAG, DIGITS = b"sha256t ", b"sha256 ", 64
-"""Before the digits in a zip comment; the second is that of earlier versions."""
+TAG, DIGITS = b"sha256t ", 64
+"""Before the digits in a zip comment."""
 END = b"PK\x05\x06"
 """Of a zip: this, 16 bytes, the length of the comment in two bytes, the comment."""
 BLANK = "0" * DIGITS
-IN_METADATA = re.compile(rb'"(sha256t?)":"(.{64})"|"([^"]{6,7})":"([0-9a-f]{64})"', re.DOTALL)
-PIECE, CHUNK = 2**22, 2**20  # chunks stay in a core's cache
+IN_METADATA = re.compile(rb'"sha256t":"(.{64})"|"[^"]{7}":"([0-9a-f]{64})"', re.DOTALL)
+"""Either is enough: the key or the digits may be what is damaged."""
+PIECE = 2**22
 
 
 def seal_zip(path: Path) -> None:
@@ -67,35 +68,36 @@ def write_sums(folder: Path) -> None:
 def verify(path: Path) -> bool:
     """Raises for a damaged file; False for one without a checksum: of an earlier version, or of
     other projects."""
-    match = _find_in_safetensors(path) if path.suffix == ".safetensors" else _find_in_zip(path)
-    if match is None:
+    is_zip = path.suffix != ".safetensors"
+    place = _find_in_zip(path) if is_zip else _find_in_safetensors(path)
+    if place is None:
         return False
-    place, expected, in_pieces = match
-    end = path.stat().st_size if path.suffix == ".safetensors" else place
-    if _digest(path, end, place, in_pieces).encode() != expected:
+    with path.open("rb") as file:
+        file.seek(place)
+        expected = file.read(DIGITS)
+    if _digest(path, place if is_zip else path.stat().st_size, place).encode() != expected:
         raise UserError(f"{path} is damaged: its checksum does not match")
     return True
 
 
-def _digest(path: Path, end: int, place: int, in_pieces: bool = True) -> str:
+def _digest(path: Path, end: int, place: int) -> str:
     """Of the first `end` bytes, in which the checksum at `place` counts as zeros."""
-    size = PIECE if in_pieces else end
-    with path.open("rb", buffering=0) as file, ThreadPoolExecutor(min(8, cores())) as pool:
 
-        def hash_piece(start: int) -> Any:
-            digest, stop = hashlib.sha256(), min(start + size, end)
-            for at in range(start, stop, CHUNK):
-                chunk = os.pread(file.fileno(), min(CHUNK, stop - at), at)
-                low, high = max(place, at) - at, min(place + DIGITS, at + len(chunk)) - at
-                if low < high:
-                    chunk = chunk[:low] + b"0" * (high - low) + chunk[high:]
-                digest.update(chunk)
-            return digest
+    with (
+        path.open("rb") as file,
+        mmap.mmap(file.fileno(), end, access=mmap.ACCESS_READ) as content,
+        memoryview(content) as view,
+        ThreadPoolExecutor(min(8, cores())) as pool,
+    ):
 
-        pieces = list(pool.map(hash_piece, range(0, end, size)))
-    if not in_pieces:
-        return pieces[0].hexdigest()
-    return hashlib.sha256(b"".join(piece.digest() for piece in pieces)).hexdigest()
+        def hash_piece(start: int) -> bytes:
+            piece = view[start : start + PIECE]
+            low, high = max(place - start, 0), min(place + DIGITS - start, len(piece))
+            if low < high:
+                piece = bytes(piece[:low]) + b"0" * (high - low) + bytes(piece[high:])
+            return hashlib.sha256(piece).digest()
+
+        return hashlib.sha256(b"".join(pool.map(hash_piece, range(0, end, PIECE)))).hexdigest()
 
 
 @contextmanager
@@ -110,29 +112,24 @@ def verifying(path: Path) -> Iterator[None]:
             verification.result()
 
 
-def _find_in_zip(path: Path) -> tuple[int, bytes, bool] | None:
-    """Where the checksum is, the checksum, and whether it is of pieces."""
+def _find_in_zip(path: Path) -> int | None:
+    """Where the checksum is."""
     with path.open("rb") as file:
         place = file.seek(0, 2) - DIGITS
-        for tag in (TAG, WHOLE_TAG):
-            start = place - len(tag) - 18 - len(END)
-            if start < 0:
-                continue
-            file.seek(start)
-            end = file.read()
-            length = (len(tag) + DIGITS).to_bytes(2, "little")
-            # Either is enough: one of them may be what is damaged.
-            if (end[:4] == END and end[20:22] == length) or end[22:-DIGITS] == tag:
-                return place, end[-DIGITS:], tag == TAG
-    return None
+        start = place - len(TAG) - 18 - len(END)
+        if start < 0:
+            return None
+        file.seek(start)
+        end = file.read(place - start)
+    length = (len(TAG) + DIGITS).to_bytes(2, "little")
+    # Either is enough: one of them may be what is damaged.
+    is_sealed = (end[:4] == END and end[20:22] == length) or end[22:] == TAG
+    return place if is_sealed else None
 
 
-def _find_in_safetensors(path: Path) -> tuple[int, bytes, bool] | None:
+def _find_in_safetensors(path: Path) -> int | None:
     match = IN_METADATA.search(_header(path))
-    if match is None:
-        return None
-    key = 1 if match[1] else 3
-    return match.start(key + 1), match[key + 1], match[key] != b"sha256"
+    return match and match.start(match.lastindex or 0)
 
 
 def _header(path: Path) -> bytes:

@@ -3,7 +3,6 @@
 import json
 import shutil
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -11,20 +10,13 @@ import torch
 import tyro
 
 from croc.errors import UserError
-from croc.io import read_lines, read_metrics, replacing
+from croc.io import read_lines
 from croc.weights import hub
-from croc.weights.card import LICENSE, WeightsRecord, make_card, make_record, read_record
-from croc.weights.checkpoint import find_checkpoint, open_run
-from croc.weights.checksum import save_sealed, write_sums
-from croc.weights.formats import WRITERS, check_onnx
-from croc.weights.open import (
-    VitBackbone,
-    architecture,
-    build_exported,
-    find_weights,
-    fingerprint,
-    shipped_hint,
-)
+from croc.weights.card import make_card
+from croc.weights.checksum import write_sums
+from croc.weights.formats import WRITERS, check_onnx, write_file
+from croc.weights.open import architecture, fingerprint, open_backbone, shipped_hint
+from croc.weights.record import WeightsRecord
 
 SAME_SETTINGS = ("protocol", "data", "config", "hold_out", "weights_hash", "machine")
 
@@ -37,8 +29,8 @@ class Export:
     """A run folder (its last checkpoint is used), a checkpoint, a file written by croc export,
     hf:USER/NAME, or the name of bundled weights."""
     to: str
-    """timm, transformers, torchhub, onnx or safetensors: write a folder in that format. Or
-    NAME.safetensors: write a single file, with NAME.md next to it. Nothing is overwritten."""
+    """timm, transformers or onnx: write a folder in that format. Or NAME.safetensors: write one
+    file, with NAME.md next to it. Nothing is overwritten."""
     folder: str | None = None
     """Output folder; by default NAME-FORMAT in the current directory."""
     name: str | None = None
@@ -59,31 +51,39 @@ class Export:
 def export(request: Export) -> tuple[Path | str, ...]:
     """Write a folder in the layout of another library; or a file, whose metadata hold all that is
     needed to build the network, and its card. Returns what is new, the page on the hub included."""
-    is_folder, file = request.to in WRITERS, Path(request.to)
-    if not is_folder and file.suffix != ".safetensors":
+    kind, file = request.to if request.to in WRITERS else None, Path(request.to)
+    if kind is None and file.suffix != ".safetensors":
         raise UserError(
             f"--to {request.to}: pass {', '.join(WRITERS)}, or a file that ends in .safetensors"
         )
-    if not is_folder and (request.folder or request.name):
+    if kind is None and (request.folder or request.name):
         raise UserError("--folder and --name are for folders (--to timm …); --to names the file")
-    if request.to == "onnx":
+    if kind == "onnx":
         check_onnx(request.dtype)
     if request.push is not None:
         hub.check_push(request.push)
-    record, backbone = _open_source(request)
-    name = backbone.name if request.name is None else request.name
+    backbone: Any = open_backbone(request.run, flag="RUN")
+    record = getattr(backbone, "made", None)
+    if not isinstance(record, WeightsRecord):
+        raise UserError(
+            f"{request.run} is not a run: pass a folder of croc pretrain, a checkpoint in it, a "
+            f"file of croc export, or a name ({shipped_hint()})"
+        )
+    vit, record = backbone.vit, replace(record, license=request.license or record.license)
+    usual = backbone.name.removesuffix(f"@{record.step}") if kind else file.stem
+    name = usual if request.name is None else request.name
     if not name or Path(name).name != name or not name.isprintable():
         raise UserError(f"--name {name!r}: pass a name that is valid for a folder")
-    folder = Path(request.folder or f"{name}-{request.to}")
-    targets = (folder,) if is_folder else (file, file.with_suffix(".md"))
+    folder = Path(request.folder or f"{name}-{kind}") if kind else file.with_suffix("")
+    targets = (folder,) if kind else (file, file.with_suffix(".md"))
     for path in targets:
         if path.exists() or path.is_symlink():
             raise UserError(
                 f"{path} already exists and will not be overwritten: choose another name"
             )
 
-    dtype = request.dtype or ("float32" if is_folder else "bfloat16")
-    exact, vit = fingerprint(backbone), backbone.vit
+    dtype = request.dtype or ("float32" if kind else "bfloat16")
+    exact = fingerprint(backbone)
     weights = {k: x.to(getattr(torch, dtype)).contiguous() for k, x in vit.state_dict().items()}
     vit.load_state_dict(weights)
     facts: dict[str, Any] = {
@@ -93,61 +93,30 @@ def export(request: Export) -> tuple[Path | str, ...]:
         "scores": _read_scores(request.scores, fingerprint(backbone), exact),
         "prefix": vit.num_prefix_tokens,
         "push": request.push,
+        "kind": kind,
+        "folder": folder.name,
     }
-    if not is_folder:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(file) as partial, replacing(file.with_suffix(".md")) as card:
-            save_sealed(weights, partial, record.metadata())
-            card.write_text(make_card(file.stem, record, **facts), encoding="utf-8")
-            pages = _push(request, {"model.safetensors": partial, "README.md": card})
-        return *targets, *pages
     partial = folder.with_name(f"{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)  # of an export that was killed
     partial.mkdir(parents=True)
     try:
-        facts["model_class"] = WRITERS[request.to](partial, record, weights)
-        card = make_card(name, record, **facts, kind=request.to, folder=folder.name)
-        (partial / "README.md").write_text(card, encoding="utf-8")
-        write_sums(partial)
-        pages = _push(request, {path.name: path for path in sorted(partial.iterdir())})
-        partial.rename(folder)
+        write = WRITERS[kind] if kind else write_file
+        facts["model_class"] = write(partial, record, vit, weights)
+        (partial / "README.md").write_text(make_card(name, record, **facts), encoding="utf-8")
+        if kind:
+            write_sums(partial)
+        pages = []
+        if request.push:  # before anything is in place, so that the same command may be repeated
+            files = {path.name: path for path in sorted(partial.iterdir())}
+            pages = [hub.push(request.push, files, request.public)]
+        if kind:
+            partial.rename(folder)
+        else:
+            for source, target in zip(("model.safetensors", "README.md"), targets):
+                (partial / source).rename(target)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return *targets, *pages
-
-
-def _push(request: Export, files: dict[str, Path]) -> list[str]:
-    """Before anything is in place here, so that the same command may be repeated."""
-    return [hub.push(request.push, files, request.public)] if request.push else []
-
-
-def _open_source(request: Export) -> tuple[WeightsRecord, VitBackbone]:
-    """The backbone that `croc.load_backbone` gives, and what is known about it."""
-    path = find_weights(request.run)
-    checkpoint = find_checkpoint(path) if path.exists() else None
-    if checkpoint is not None:
-        run = open_run(*checkpoint)
-        seconds = seconds_trained(run.folder, run.step)
-        record = make_record(run, request.license or LICENSE, seconds)
-        return record, VitBackbone(run.backbone.vit, run.folder.resolve().name)
-    record = read_record(path) if path.is_file() else None
-    if record is None:
-        raise UserError(
-            f"{request.run} is not a run: pass a folder of croc pretrain, a checkpoint in it, a "
-            f"file of croc export, or a name ({shipped_hint()})"
-        )
-    name = hub.name_of(request.run) or path.stem
-    backbone = VitBackbone(build_exported(path, record).vit, name)
-    return replace(record, license=request.license or record.license), backbone
-
-
-def seconds_trained(run: Path, step: int) -> float | None:
-    """Time of training up to a step, all starts together; None without metrics."""
-    if not (run / "metrics.jsonl").exists():
-        return None
-    marks = [line["seconds"] for line in read_metrics(run) if line["step"] <= step]
-    ends = [before for before, after in pairwise(marks) if after < before]
-    return sum(ends) + marks[-1] if marks else None
 
 
 def _read_scores(path: str | None, rounded: str, exact: str) -> list[dict[str, Any]]:

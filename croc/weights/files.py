@@ -9,7 +9,6 @@ import builtins
 import codecs
 import pickle
 import re
-import reprlib
 import warnings
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -28,10 +27,6 @@ from croc.tables import one_line
 from croc.weights.checksum import verifying
 
 ARGUMENTS = ("args", "opt", "hyper_parameters", "cfg", "config", "meta")
-BRIEF = reprlib.Repr()
-BRIEF.maxlevel, BRIEF.maxlist, BRIEF.maxtuple, BRIEF.maxdict = 3, 20, 20, 20
-BRIEF.maxstring = BRIEF.maxother = 200
-PLAIN = (str, int, float, type(None), PurePosixPath)
 NOT_WEIGHTS = {"optimizer", "optimizer_states", "optimizers", "scheduler", "lr_schedulers", "amp"}
 LEGACY = pickle.dumps(torch.serialization.MAGIC_NUMBER, protocol=2)
 """The first bytes of torch's files from before version 1.6."""
@@ -216,8 +211,5 @@ def read_arguments(path: Path) -> dict[str, str]:
         arguments = arguments.state if isinstance(arguments, Record) else arguments
         if isinstance(arguments, dict) and arguments:
             with opening(path):
-                return {
-                    one_line(str(name)): str(x) if isinstance(x, PLAIN) else BRIEF.repr(x)
-                    for name, x in arguments.items()
-                }
+                return {one_line(str(name)): str(x)[:200] for name, x in arguments.items()}
     return {}

@@ -1,8 +1,7 @@
-"""The layouts of timm, transformers, torch.hub and ONNX."""
+"""The layouts of timm, transformers and ONNX."""
 
 import json
 import logging
-import shutil
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -11,7 +10,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import timm
 import torch
 from timm.layers.pos_embed_sincos import RotaryEmbeddingDinoV3
 from torch import Tensor, nn
@@ -19,10 +17,9 @@ from torch.export import Dim
 
 from croc.errors import UserError
 from croc.method.photometric import IMAGENET_MEAN, IMAGENET_STD
-from croc.weights.blueprint import Blueprint
-from croc.weights.card import WeightsRecord, hub_license
+from croc.weights.card import hub_license
 from croc.weights.checksum import save_sealed
-from croc.weights.open import ConvBackbone, VitBackbone
+from croc.weights.record import Record, WeightsRecord, metadata
 from croc.weights.transformers import convert
 
 Weights = dict[str, Tensor]
@@ -30,15 +27,20 @@ OPSET = 18
 """The first whose Resize has antialiasing: the lower, the more runtimes know it."""
 
 
-def write_timm(folder: Path, record: WeightsRecord, weights: Weights) -> None:
+def write_file(folder: Path, record: WeightsRecord, vit: Any, weights: Weights) -> None:
+    """What `open_backbone` reads."""
+    save_sealed(weights, folder / "model.safetensors", metadata(record))
+
+
+def write_timm(folder: Path, record: WeightsRecord, vit: Any, weights: Weights) -> None:
     """As timm's own on model hubs; by its metadata the file is one of croc's as well."""
-    save_sealed(weights, folder / "model.safetensors", record.metadata())
+    write_file(folder, record, vit, weights)
     config = {
         "architecture": record.model,
         "num_classes": 0,
-        "num_features": weights["cls_token"].shape[-1],
+        "num_features": vit.embed_dim,
         "global_pool": "token",
-        "model_args": _timm_arguments(record),
+        "model_args": record.blueprint.options,
         "pretrained_cfg": {
             "tag": "croc",
             "input_size": [3, record.image_px, record.image_px],
@@ -57,14 +59,9 @@ def write_timm(folder: Path, record: WeightsRecord, weights: Weights) -> None:
     _write_json(folder / "config.json", config)
 
 
-def write_torchhub(folder: Path, record: WeightsRecord, weights: Weights) -> None:
-    write_timm(folder, record, weights)
-    shutil.copyfile(Path(__file__).with_name("hubconf.py"), folder / "hubconf.py")
-
-
-def write_transformers(folder: Path, record: WeightsRecord, weights: Weights) -> str:
+def write_transformers(folder: Path, record: WeightsRecord, vit: Any, weights: Weights) -> str:
     """As the library transformers saves its own; returns its class."""
-    renamed, config = convert(_plain_vit(record, weights), record.model)
+    renamed, config = convert(plain_network(record, vit), record.model)
     save_sealed(renamed, folder / "model.safetensors", {"format": "pt"})
     _write_json(folder / "config.json", config)
     processor = {
@@ -89,17 +86,10 @@ class _ClsAndPatches(nn.Module):
     def __init__(self, vit: Any) -> None:
         super().__init__()
         self.vit = vit
-        trace_rotations(vit)
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
         tokens = self.vit.forward_features(images)
         return tokens[:, 0], tokens[:, self.vit.num_prefix_tokens :]
-
-
-def trace_rotations(network: Any) -> None:
-    """Make DINOv3's rotary positions depend on the size of the images in a graph as well."""
-    if isinstance(getattr(network, "rope", None), RotaryEmbeddingDinoV3):
-        network.rope.get_embed = partial(_rotations, network.rope)
 
 
 def _rotations(rope: Any, shape: Any) -> Tensor:
@@ -159,15 +149,14 @@ def make_graph(
     return program
 
 
-def write_onnx(folder: Path, record: WeightsRecord, weights: Weights) -> None:
+def write_onnx(folder: Path, record: WeightsRecord, vit: Any, weights: Weights) -> None:
     """One graph for batches and images of any size that the patches divide; it resizes the
     position embedding as timm does."""
-    vit = _plain_vit(record, weights)
     patch_px, width, rows = record.patch_px, vit.embed_dim, vit.patch_embed.grid_size[0]
     # Not the training's grid: for that one timm resizes nothing, and neither would the graph.
     example = torch.zeros(2, 3, patch_px * (rows + 1), patch_px * (rows + 2))
     program = make_graph(
-        _ClsAndPatches(vit).eval(),
+        _ClsAndPatches(plain_network(record, vit)).eval(),
         example,
         ["images"],
         ["cls", "patches"],
@@ -178,51 +167,24 @@ def write_onnx(folder: Path, record: WeightsRecord, weights: Weights) -> None:
     config = {
         "architecture": record.model,
         "input": {
-            "name": "images",
-            "shape": ["batch", 3, f"{patch_px} × rows", f"{patch_px} × columns"],
             "mean": list(IMAGENET_MEAN),
             "std": list(IMAGENET_STD),
             "interpolation": "bicubic",
             "trained_at_px": record.image_px,
         },
-        "outputs": {"cls": ["batch", width], "patches": ["batch", "rows × columns", width]},
         "patch_px": patch_px,
-        "dtype": "float32",
     }
     _write_json(folder / "config.json", config)
 
 
-def _timm_arguments(record: WeightsRecord) -> dict[str, Any]:
-    """What `timm.create_model` needs in addition to the name."""
-    return {
-        "img_size": record.image_px,
-        "patch_size": record.patch_px,
-        "depth": record.depth,
-        "num_classes": 0,
-        "global_pool": "token",
-        "dynamic_img_size": True,
-    }
-
-
-def _plain_vit(record: WeightsRecord, weights: Weights) -> Any:
-    """Of timm's own layers, instead of ours."""
-    with torch.random.fork_rng(devices=[]):  # timm's initial values are overwritten
-        vit: Any = timm.create_model(record.model, **_timm_arguments(record))
-    vit.load_state_dict(weights)
-    return vit.eval().requires_grad_(False)
-
-
-def plain_network(backbone: VitBackbone | ConvBackbone) -> Any:
-    """A copy of timm's own layers, for a graph."""
-    made = backbone.made
-    network: Any = backbone.vit if isinstance(backbone, VitBackbone) else backbone.network
-    if isinstance(made, WeightsRecord):
-        made = Blueprint(made.model, _timm_arguments(made))
-    if made is None:
-        raise UserError(f"{backbone.name} was not opened by croc, so it cannot be exported")
-    plain: Any = made.build()
+def plain_network(record: Record, network: nn.Module) -> Any:
+    """A copy in timm's own layers instead of ours, with rotary positions that depend on the size of
+    the images in a graph as well."""
+    blueprint = record.blueprint if isinstance(record, WeightsRecord) else record
+    plain: Any = blueprint.build()
     plain.load_state_dict(network.state_dict())
-    trace_rotations(plain)
+    if isinstance(getattr(plain, "rope", None), RotaryEmbeddingDinoV3):
+        plain.rope.get_embed = partial(_rotations, plain.rope)
     return plain.eval().requires_grad_(False)
 
 
@@ -230,10 +192,4 @@ def _write_json(path: Path, content: dict[str, Any]) -> None:
     path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-WRITERS = {
-    "timm": write_timm,
-    "transformers": write_transformers,
-    "torchhub": write_torchhub,
-    "onnx": write_onnx,
-    "safetensors": write_timm,
-}
+WRITERS = {"timm": write_timm, "transformers": write_transformers, "onnx": write_onnx}

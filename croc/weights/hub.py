@@ -22,8 +22,6 @@ from croc.weights.files import first_line
 PREFIX = "hf:"
 REPOSITORY = r"[\w.-]+/[\w.-]+"
 ADDRESS = re.compile(rf"hf:({REPOSITORY})(?:@(refs/(?:pr|convert)/[^/]+|[^/]+))?(?:/(.+))?")
-USUAL = ("model.safetensors", "pytorch_model.bin")
-SUFFIXES = (".safetensors", ".bin", ".pth", ".pt", ".ckpt", ".pkl")
 REASONS: dict[type[Exception], str] = {
     GatedRepoError: "its owner has to grant you access, on its page",
     RepositoryNotFoundError: "there is no such repository, or it is private and your token (hf "
@@ -31,31 +29,19 @@ REASONS: dict[type[Exception], str] = {
     RevisionNotFoundError: "the repository has no such revision",
     LocalEntryNotFoundError: "the hub cannot be reached, and the file is not in the hub's cache",
     OfflineModeIsEnabled: "HF_HUB_OFFLINE is set",
-    EntryNotFoundError: "the repository has no such file",
+    EntryNotFoundError: "the repository has no such file: name one, hf:USER/NAME/FILE",
 }
 STATUS = {401: "your token is not valid", 403: "your token does not have that permission"}
 
 
 def download(spec: str) -> Path:
-    """The file in the hub's own cache: the one that is named, or model.safetensors, or the only one
-    with weights."""
+    """The file, in the hub's own cache: the one that is named, or model.safetensors."""
     address = ADDRESS.fullmatch(spec)
     if address is None:
         raise UserError(f"{spec}: write hf:USER/NAME, hf:USER/NAME@REVISION or hf:USER/NAME/FILE")
     repository, revision, file = address.groups()
     with _talking(f"{spec} cannot be downloaded"):
-        try:
-            return Path(hf_hub_download(repository, file or USUAL[0], revision=revision))
-        except EntryNotFoundError as error:
-            if file or isinstance(error, LocalEntryNotFoundError):
-                raise
-        names = HfApi().list_repo_files(repository, revision=revision)
-        names = [name for name in names if name.endswith(SUFFIXES)]
-        names = [name for name in USUAL if name in names] or names
-        if len(names) != 1:
-            listed = ", ".join(names[:5]) or "no weights file"
-            raise UserError(f"{spec} has {listed}: choose one with hf:{repository}/FILE")
-        return Path(hf_hub_download(repository, names[0], revision=revision))
+        return Path(hf_hub_download(repository, file or "model.safetensors", revision=revision))
 
 
 def name_of(spec: str) -> str | None:

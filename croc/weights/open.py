@@ -5,7 +5,6 @@ import difflib
 import hashlib
 import logging
 import os
-import re
 import site
 import sys
 from collections.abc import Collection
@@ -23,17 +22,21 @@ from croc.errors import UserError
 from croc.method.backbone import Backbone, Vit
 from croc.tables import one_line
 from croc.weights import hub
-from croc.weights.blueprint import Blueprint, build_network, norm_patches, read_blueprint
-from croc.weights.card import LICENSE, WeightsRecord, make_record, read_record
-from croc.weights.checkpoint import find_checkpoint, open_run, untrained
+from croc.weights.checkpoint import checkpoints, find_checkpoint, open_run, untrained
 from croc.weights.checksum import save_sealed, verify
 from croc.weights.colors import color_features
 from croc.weights.files import first_line, read_arguments, read_named_tensors
-from croc.weights.layouts import (
-    COUNTERS,
-    check_finite,
-    fill,
-    recognize,
+from croc.weights.layouts import COUNTERS, fill, recognize
+from croc.weights.record import (
+    Blueprint,
+    Record,
+    WeightsRecord,
+    build,
+    build_recorded,
+    metadata,
+    norm_patches,
+    read_record,
+    vit_blueprint,
 )
 
 WEIGHTS, INIT = "--weights", "--init"
@@ -43,10 +46,8 @@ COLORS = "colors"
 WRAPPERS = ("state_dict.", "model.", "teacher.")
 NETWORK = {"model.name", "model.patch-px", "model.depth"}
 """Options that describe the network."""
-VARIANTS = ["vit_*_patch14_224", "vit_*_dinov2", "deit3_*_224"]
-"""timm's models that a file of a known layout may contain."""
 Config = TypeVar("Config", bound=PretrainConfig)
-Made = WeightsRecord | Blueprint | None
+Made = Record | None
 """What a network can be built from again."""
 VIT_SIZES = {(192, 12): "Ti", (384, 12): "S", (768, 12): "B", (1024, 24): "L", (1280, 32): "H"}
 """Width and number of blocks, as the ViT papers name them."""
@@ -151,7 +152,8 @@ def open_backbone(
     if kind == "random" and (Path(name) / CONFIG_FILE).is_file():
         config, _ = read_config(Path(name) / CONFIG_FILE)
         vit = untrained(config).vit
-        made = Blueprint(config.model.name, _arguments(vit))
+        sizes = vit.patch_embed.patch_size[0], len(vit.blocks), config.views.size_px
+        made = vit_blueprint(config.model.name, *sizes)
         return VitBackbone(vit, f"{Path(name).name}@0", made=made)
     if kind in ("timm", "random") and name:
         return _open_timm(kind, name, image_px, seed, flag)
@@ -163,30 +165,20 @@ def open_backbone(
         )
     checkpoint = find_checkpoint(path)
     if checkpoint is not None:
-        run = open_run(*checkpoint)
-        origin, made = f"{run.name}, the {run.network}", make_record(run, LICENSE, None)
-        return VitBackbone(run.backbone.vit, run.name, origin, made)
-    name = hub.name_of(spec) or path.stem
-    record = read_record(path)
-    if record is not None:
+        backbone, _, record = open_run(*checkpoint)
+        name = f"{checkpoint[0].absolute().name}@{record.step}"
+        return VitBackbone(backbone.vit, name, f"{name}, the {record.network}", record)
+    name, record = hub.name_of(spec) or path.stem, read_record(path)
+    if isinstance(record, WeightsRecord):
         origin = f"{name}, {record.recipe}, {record.images_seen:,} images seen"
-        return VitBackbone(build_exported(path, record).vit, name, one_line(origin), record)
-    blueprint = read_blueprint(path)
-    if blueprint is not None:
-        return _wrap(build_network(path, blueprint), name, made=blueprint)
-    recognized = recognize(read_named_tensors(path), str(path))
-    origin = f"{spec if name != path.stem else path.name} ({recognized.layout})"
-    blueprint = Blueprint(recognized.architecture, recognized.arguments(image_px))
-    network: Any = blueprint.build()
-    fill(network, recognized.weights, str(path))
-    return _wrap(network, name, origin, blueprint)
-
-
-def _arguments(vit: Any) -> dict[str, Any]:
-    """Of a run's network, for timm."""
-    sizes = {"img_size": vit.patch_embed.img_size[0], "patch_size": vit.patch_embed.patch_size[0]}
-    fixed = {"num_classes": 0, "global_pool": "token", "dynamic_img_size": True}
-    return {**sizes, **fixed, "depth": len(vit.blocks)}
+        return VitBackbone(build_recorded(path, record).vit, name, one_line(origin), record)
+    weights, origin = read_named_tensors(path), ""
+    if record is None:
+        recognized = recognize(weights, str(path))
+        record = Blueprint(recognized.architecture, recognized.arguments(image_px))
+        weights = recognized.weights
+        origin = f"{spec if name != path.stem else path.name} ({recognized.layout})"
+    return _wrap(build(record.build, weights, str(path)), name, origin, record)
 
 
 def _wrap(network: Any, name: str, origin: str = "", made: Made = None) -> Any:
@@ -202,7 +194,7 @@ def save_backbone(backbone: VitBackbone | ConvBackbone, path: Path) -> None:
     weights = {name: x.detach().cpu().contiguous() for name, x in network.state_dict().items()}
     short = {name: x.bfloat16() if x.dtype == torch.float32 else x for name, x in weights.items()}
     is_exact = all(torch.equal(short[name].to(x.dtype), x) for name, x in weights.items())
-    save_sealed(short if is_exact else weights, path, backbone.made.metadata())
+    save_sealed(short if is_exact else weights, path, metadata(backbone.made))
 
 
 def load_backbone(weights: str) -> VitBackbone | ConvBackbone:
@@ -246,57 +238,31 @@ def shipped_hint() -> str:
     return f"bundled weights: {', '.join(sorted(shipped())) or 'none here'}"
 
 
-def build_exported(path: Path, record: WeightsRecord) -> Backbone:
-    """The network that a record describes, filled from its file.
-
-    It is first built without memory, since the record may describe a network larger than its file.
-    """
-    weights = read_named_tensors(path)
-    check_finite(weights, str(path))
-    if record.depth > len(weights):
-        raise UserError(f"{path} does not have the {record.depth:,} blocks that it claims")
-    model = ModelConfig(record.model, patch_px=record.patch_px, depth=record.depth)
-    with torch.random.fork_rng(devices=[]):  # timm's initial values are overwritten
-        try:
-            with torch.device("meta"):
-                sketch = Backbone(model, record.image_px)
-        except UserError as error:
-            raise UserError(f"{path} describes a network that cannot be built: {error}") from None
-        fill(sketch.vit, weights, str(path), resample=False)
-        backbone = Backbone(model, record.image_px)
-    fill(backbone.vit, weights, str(path))
-    return backbone
-
-
 def _open_timm(
     kind: str, name: str, image_px: int, seed: int, flag: str
 ) -> VitBackbone | ConvBackbone:
-    name, _, file = name.partition("@")
-    if file and kind == "random":
-        raise UserError(f"{flag} random:{name} takes no file; timm:{name}@{file} does")
-    bare = name.partition(".")[0]
-    if bare not in timm.list_models():
-        near = ", ".join(difflib.get_close_matches(bare, timm.list_models(), n=3))
-        raise UserError(f"{flag}: timm has no model {name!r}; did you mean {near or 'another'}?")
-    options: dict[str, Any] = {"pretrained": kind == "timm"}
+    name, _, file = name.partition("@") if kind == "timm" else (name, "", "")
+    if not timm.is_model(name):
+        close = difflib.get_close_matches(name.partition(".")[0], timm.list_models(), n=3)
+        near = ", ".join(close) or "another"
+        raise UserError(f"{flag}: timm has no model {name!r}; did you mean {near}?")
     weights = read_named_tensors(Path(file)) if file else {}
     for wrapper in (*WRAPPERS, *WRAPPERS):  # one may be in another
         inner = {k.removeprefix(wrapper): x for k, x in weights.items() if k.startswith(wrapper)}
         weights = inner or weights
-    if file:
-        # timm resamples the position embedding and drops nothing but its own classifier's names.
-        options["pretrained_cfg_overlay"] = {"state_dict": weights}
+    own: dict[str, Any] = {"features_only": True, "output_stride": 16}
+    is_vit = timm.models.is_model_in_modules(name, ("vision_transformer", "deit", "eva"))
+    if is_vit:
+        own = {"num_classes": 0, "img_size": image_px, "dynamic_img_size": True}
+    # timm resamples the position embedding and drops nothing but its own classifier's names.
+    source: dict[str, Any] = {"pretrained_cfg_overlay": {"state_dict": weights}} if file else {}
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it reports every retry
-    network: Any = None
-    sizes: Any = {"num_classes": 0, "img_size": image_px, "dynamic_img_size": True}
     try:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            if re.search("vit|deit|^eva", name):
-                network = timm.create_model(name, **sizes, **options)
-            if not isinstance(network, Vit):
-                network = timm.create_model(name, features_only=True, output_stride=16, **options)
-                network.eval()(torch.zeros(1, 3, 64, 96))  # some networks take only one size
+            network: Any = timm.create_model(name, pretrained=kind == "timm", **own, **source)
+        if not is_vit:
+            network.eval()(torch.zeros(1, 3, 64, 96))  # some networks take only one size
     except OSError as error:
         raise UserError(
             f"timm's weights of {name} cannot be downloaded here ({first_line(error)}): "
@@ -315,7 +281,6 @@ def _open_timm(
                 f"{flag}: the file lacks {len(missing)} of {name}'s tensors "
                 f"({', '.join(missing[:3])} …); it has {', '.join(list(weights)[:3])} …"
             )
-    own = sizes if isinstance(network, Vit) else {"features_only": True, "output_stride": 16}
     return _wrap(network, name, made=Blueprint(name, own))
 
 
@@ -326,17 +291,22 @@ def load_into(backbone: Backbone, spec: str) -> str:
     the backbone's grid.
     """
     opened = _open_init(spec, backbone.vit.patch_embed.img_size[0])
-    theirs, ours = map(_shape, (opened.vit, backbone.vit))
-    different = [f"{name} {theirs[name]}, not {x}" for name, x in ours.items() if theirs[name] != x]
+    _copy(opened.vit, backbone.vit, f"--init {spec}")
+    fresh = isinstance(opened.vit.norm, nn.Identity)
+    return opened.origin + fresh * ", which has no final norm: that starts fresh"
+
+
+def _copy(theirs: Any, ours: Any, source: str) -> None:
+    """Refused unless both are of the same architecture; ours may have a final norm of its own, and
+    its positions are resampled."""
+    shapes, own = map(_shape, (theirs, ours))
+    different = [f"{name} {shapes[name]}, not {x}" for name, x in own.items() if shapes[name] != x]
     if different:
-        raise UserError(f"--init {spec} does not fit --model.name: it has {', '.join(different)}")
-    weights = opened.vit.state_dict()
-    origin = opened.origin
-    if isinstance(opened.vit.norm, nn.Identity):
-        weights |= {f"norm.{name}": value for name, value in backbone.vit.norm.state_dict().items()}
-        origin += ", which has no final norm: that starts fresh"
-    fill(backbone.vit, weights, f"--init {spec}")
-    return origin
+        raise UserError(f"{source} does not fit --model.name: it has {', '.join(different)}")
+    weights = theirs.state_dict()
+    if isinstance(theirs.norm, nn.Identity):
+        weights |= {f"norm.{name}": value for name, value in ours.norm.state_dict().items()}
+    fill(ours, weights, source)
 
 
 def _open_init(spec: str, image_px: int = 448) -> VitBackbone:
@@ -378,26 +348,13 @@ def follow_init(config: Config, recipe: str, passed: Collection[str]) -> Config:
 
 
 def _describe_network(vit: Any, model: ModelConfig) -> ModelConfig:
-    """`model` with the name, patch size and depth of a network, if timm has a name for it: first
-    the one that it was built by, then those that DINOv2, DeiT III and others gave their variants.
-    """
-    patch_px, depth = vit.patch_embed.patch_size[0], len(vit.blocks)
-    names = [vit.pretrained_cfg["architecture"], *timm.list_models(VARIANTS)]
-    options = [replace(model, name=name, patch_px=patch_px, depth=depth) for name in names]
-    for option in (model, *options):
+    """`model` with the name, patch size and depth of a network, if that is all that it needs."""
+    patch_px, name = vit.patch_embed.patch_size[0], vit.pretrained_cfg["architecture"]
+    for option in (model, replace(model, name=name, patch_px=patch_px, depth=len(vit.blocks))):
         with contextlib.suppress(UserError), torch.device("meta"):
-            if _tensors(Backbone(option, 16 * patch_px).vit) == _tensors(vit):
-                return option
+            _copy(vit, Backbone(option, 16 * patch_px).vit, "--init")
+            return option
     return model
-
-
-def _tensors(vit: Any) -> dict[str, object]:
-    """What two networks of the same architecture share; those without a final norm get one, and
-    positions are resampled."""
-    shapes = {name: value.shape for name, value in vit.state_dict().items()}
-    differing = ("pos_embed", "norm.", "fc_norm.")
-    kept = {name: shape for name, shape in shapes.items() if not name.startswith(differing)}
-    return {**kept, **_shape(vit)}
 
 
 def _shape(vit: Any) -> dict[str, object]:
@@ -415,26 +372,17 @@ def _shape(vit: Any) -> dict[str, object]:
 
 
 def describe_file(path: Path) -> list[str]:
-    """Layout, network and the arguments that its authors saved, one line each."""
+    """The network, what is known about it, and its authors' training arguments, one line each."""
     path = find_weights(str(path))
-    record = read_record(path)
-    if record is not None:
-        build_exported(path, record)
-        lines = asdict(record) | {"checksum": "matches" if verify(path) else "none in the file"}
-    else:
-        tensors = read_named_tensors(path)
-        recognized = recognize(tensors, str(path))
-        numbers = sum(value.numel() for value in recognized.weights.values())
-        left_out = sum(value.numel() for value in tensors.values()) - numbers
-        options = ", ".join(f"{name} {value}" for name, value in recognized.options.items())
-        lines = {
-            "layout": recognized.layout,
-            "network": f"{recognized.architecture}, {numbers:,} numbers"
-            + (f" ({options})" if options else ""),
-            "left out": f"{left_out:,} numbers of heads and other networks",
-            "checksum": "matches" if verify(path) else "none in the file",
-            **read_arguments(path),
-        }
+    backbone: Any = open_backbone(str(path), flag="FILE")
+    path = checkpoints(path)[-1] if path.is_dir() else path
+    lines = {
+        "network": backbone.origin,
+        "parameters": f"{sum(value.numel() for value in backbone.parameters()):,}",
+        **asdict(backbone.made),
+        "checksum": "matches" if verify(path) else "none in the file",
+        **({} if isinstance(backbone.made, WeightsRecord) else read_arguments(path)),
+    }
     return [f"{name}: {one_line(str(value))}" for name, value in lines.items()]
 
 

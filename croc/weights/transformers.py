@@ -6,14 +6,16 @@ The names are those of the published files, which every version of transformers 
 from functools import partial
 from typing import Any
 
+import timm
 import torch
-from timm.layers.mlp import GluMlp, SwiGLU, SwiGLUPacked
+from timm.layers.mlp import GluMlp, SwiGLU
 from timm.layers.pos_embed_sincos import RotaryEmbeddingDinoV3
 from timm.models.eva import Eva
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from croc.errors import UserError
+from croc.weights.layouts import measure_vit
 
 Names = dict[str, tuple[str, ...]]
 """By a layer's or parameter's name in timm, within its block, the one that it has here; three for
@@ -66,23 +68,23 @@ DINOV3: Names = {
 def convert(vit: VisionTransformer | Eva, model: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """The weights under transformers' names, and config.json; refused if no class computes what the
     network does. Messages call the network `model`."""
-    match = _find_class(vit)
-    if match is None:
+    try:
+        names, config = _find_class(vit)
+        renamed = {}
+        for name, value in vit.state_dict().items():
+            place, inner = "", name
+            if name.startswith("blocks."):
+                _, number, inner = name.split(".", 2)
+                place = f"{names['blocks'][0]}.{number}."
+            layer, dot, kind = (inner, "", "") if inner in names else inner.rpartition(".")
+            parts = names[layer]
+            for part, chunk in zip(parts, value.chunk(len(parts))):
+                renamed[f"{place}{part}{dot}{kind}"] = chunk.contiguous()
+    except (LookupError, ValueError, AttributeError):
         raise UserError(
             f"{model} is none of transformers' ViTModel, Dinov2Model, Dinov2WithRegistersModel and "
-            "DINOv3ViTModel: pass --to timm, torchhub, onnx or safetensors"
-        )
-    names, config = match
-    renamed = {}
-    for name, value in vit.state_dict().items():
-        place, inner = "", name
-        if name.startswith("blocks."):
-            _, number, inner = name.split(".", 2)
-            place = f"{names['blocks'][0]}.{number}."
-        layer, dot, kind = (inner, "", "") if inner in names else inner.rpartition(".")
-        parts = names[layer]
-        for part, chunk in zip(parts, value.chunk(len(parts))):
-            renamed[f"{place}{part}{dot}{kind}"] = chunk.contiguous()
+            "DINOv3ViTModel: pass --to timm or onnx"
+        ) from None
     cls = renamed["embeddings.cls_token"]
     if names is not VIT:  # for masked images: those of transformers have one
         renamed["embeddings.mask_token"] = torch.zeros_like(cls if names is DINOV3 else cls[0])
@@ -94,54 +96,41 @@ def convert(vit: VisionTransformer | Eva, model: str) -> tuple[dict[str, Tensor]
     return renamed, config
 
 
-def _find_class(vit: Any) -> tuple[Names, dict[str, Any]] | None:
-    """A network is of a class if timm's network with that class's options has the same layers,
-    tensors and rotations."""
-    block: Any = vit.blocks[0]
-    is_eva, is_gated = isinstance(vit, Eva), isinstance(block.mlp, GluMlp | SwiGLU)
-    registers = vit.num_prefix_tokens - 1
-    has_scales = any(name.endswith(("gamma", "gamma_1")) for name in block.state_dict())
-    try:
-        width, eps, hidden = vit.embed_dim, block.norm1.eps, block.mlp.fc2.in_features
-        has_bias = (block.attn.q_bias if is_eva else block.attn.qkv.bias) is not None
-    except AttributeError:
-        return None
-    options: dict[str, Any] = {
-        "img_size": vit.patch_embed.img_size,
-        "patch_size": vit.patch_embed.patch_size[0],
-        "embed_dim": width,
-        "depth": len(vit.blocks),
-        "num_heads": block.attn.num_heads,
-        "qkv_bias": has_bias,
-        # Half a neuron more, since timm rounds width × ratio down.
-        "mlp_ratio": (hidden * (2 if is_gated and not is_eva else 1) + 0.5) / width,
-        "init_values": 1.0 if has_scales else None,
-        "norm_layer": partial(nn.LayerNorm, eps=eps),
-        "dynamic_img_size": True,
-        "num_classes": 0,
-        "global_pool": "token",
-    }
+def _find_class(vit: Any) -> tuple[Names, dict[str, Any]]:
+    """Its names and config.json. Raises unless the network has the layers of the plain one that its
+    tensors' shapes describe; a part that the class lacks has no name."""
+    block, is_eva, registers = vit.blocks[0], isinstance(vit, Eva), vit.num_prefix_tokens - 1
+    architecture, options = measure_vit(vit.state_dict(), is_eva)
+    norm = partial(nn.LayerNorm, eps=block.norm1.eps)
+    options |= {"num_heads": block.attn.num_heads, "norm_layer": norm, "num_classes": 0}
+    if not is_eva:
+        options["no_embed_class"] = registers > 0
+    with torch.device("meta"):
+        twin: Any = timm.create_model(architecture, dynamic_img_size=True, **options)
+    shapes = [{k: x.shape for k, x in each.state_dict().items()} for each in (vit, twin)]
+    if str(vit) != str(twin) or shapes[0] != shapes[1] or isinstance(vit.norm, nn.Identity):
+        raise ValueError("not plain")
+    width, hidden, has_bias = vit.embed_dim, block.mlp.fc2.in_features, options["qkv_bias"]
+    has_scales, is_gated = bool(options["init_values"]), isinstance(block.mlp, GluMlp | SwiGLU)
     config: dict[str, Any] = {
         "dtype": str(vit.cls_token.dtype).removeprefix("torch."),
         "hidden_size": width,
         "num_hidden_layers": len(vit.blocks),
         "num_attention_heads": block.attn.num_heads,
         "hidden_act": "gelu",
-        "layer_norm_eps": eps,
+        "layer_norm_eps": block.norm1.eps,
         "image_size": vit.patch_embed.img_size[0],
         "patch_size": vit.patch_embed.patch_size[0],
         "num_channels": 3,
     }
     if is_eva:
         rope = vit.rope
-        if not has_scales or type(rope) is not RotaryEmbeddingDinoV3 or not block.attn.rotate_half:
-            return None
         plain = RotaryEmbeddingDinoV3(rope.dim, rope.temperature)
-        if not torch.equal(plain.get_embed([2, 3]), rope.get_embed([2, 3])):
-            return None
+        if type(rope) is not type(plain) or not block.attn.rotate_half or not has_scales:
+            raise ValueError("not DINOv3")
+        if not torch.equal(*(type(plain).get_embed(each, [2, 3]) for each in (plain, rope))):
+            raise ValueError("not DINOv3's positions")
         kind, names = ("DINOv3ViTModel", "dinov3_vit"), DINOV3
-        options |= {"use_abs_pos_emb": False, "use_rot_pos_emb": True, "rope_type": "dinov3"}
-        options |= {"swiglu_mlp": is_gated, "swiglu_align_to": 1, "num_reg_tokens": registers}
         config |= {
             "hidden_act": "silu" if is_gated else "gelu",
             "intermediate_size": hidden,
@@ -155,34 +144,20 @@ def _find_class(vit: Any) -> tuple[Names, dict[str, Any]] | None:
             "pos_embed_jitter": rope.jitter_coords,
             "pos_embed_rescale": rope.rescale_coords,
         }
-        make = Eva
+    elif has_scales:
+        kind, names = ("Dinov2Model", "dinov2"), DINOV2_GATED if is_gated else DINOV2
+        # transformers has the ratio alone, and takes two thirds for a gated MLP.
+        ratios = {
+            (width * ratio * 2 // 3 + 7) // 8 * 8 if is_gated else width * ratio: ratio
+            for ratio in range(1, 17)
+        }
+        config |= {"mlp_ratio": ratios[hidden], "use_swiglu_ffn": is_gated, "qkv_bias": has_bias}
+        if registers:
+            kind = "Dinov2WithRegistersModel", "dinov2_with_registers"
+            config |= {"num_register_tokens": registers}
     else:
-        options |= {"reg_tokens": registers, "no_embed_class": registers > 0}
         if is_gated:
-            options |= {"mlp_layer": SwiGLUPacked, "act_layer": nn.SiLU}
-        config |= {"qkv_bias": has_bias}
-        if has_scales:
-            kind, names = ("Dinov2Model", "dinov2"), DINOV2_GATED if is_gated else DINOV2
-            # transformers has the ratio alone, and takes two thirds for a gated MLP.
-            ratios = {
-                (width * ratio * 2 // 3 + 7) // 8 * 8 if is_gated else width * ratio: ratio
-                for ratio in range(1, 17)
-            }
-            if hidden not in ratios:
-                return None
-            config |= {"mlp_ratio": ratios[hidden], "use_swiglu_ffn": is_gated}
-            if registers:
-                kind = "Dinov2WithRegistersModel", "dinov2_with_registers"
-                config |= {"num_register_tokens": registers}
-        elif registers or is_gated:
-            return None
-        else:
-            kind, names = ("ViTModel", "vit"), VIT
-            config |= {"intermediate_size": hidden}
-        make = VisionTransformer
-    with torch.device("meta"):
-        twin = make(**options)
-    shapes = [{k: x.shape for k, x in each.state_dict().items()} for each in (vit, twin)]
-    if str(vit) != str(twin) or shapes[0] != shapes[1]:
-        return None
+            raise ValueError("ViTModel has no gates")
+        kind, names = ("ViTModel", "vit"), VIT
+        config |= {"intermediate_size": hidden, "qkv_bias": has_bias}
     return names, {"architectures": [kind[0]], "model_type": kind[1], **config}

@@ -1,9 +1,7 @@
 """Tar shards: read at random; damaged, forged or odd ones give one line and write nothing."""
 
 import os
-import pickle
 import tarfile
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -176,14 +174,12 @@ def test_only_images_are_read_in_any_order(tmp_path: Path, capsys: pytest.Captur
     [
         ("x.tar", "x.tar"),
         ("y-{009..011}.tar", "y-009.tar y-010.tar y-011.tar"),
-        ("{8..10}{a,b}", "8a 8b 9a 9b 10a 10b"),
-        ("{2..0}", "2 1 0"),
-        ("awk '{print}' {x}{,y}", "awk '{print}' {x}|awk '{print}' {x}y"),
-        ("{000..009", "{000..009"),
+        ("{8..10}-{0..1}", "8-0 8-1 9-0 9-1 10-0 10-1"),
+        ("{a,b}{000..009", "{a,b}{000..009"),
     ],
 )
 def test_braces_expand_as_in_bash(pattern: str, expected: str):
-    assert expand_braces(pattern) == expected.split("|" if "|" in expected else " ")
+    assert expand_braces(pattern) == expected.split()
 
 
 def test_several_shards_and_one_whose_name_has_braces(tmp_path: Path):
@@ -193,20 +189,3 @@ def test_several_shards_and_one_whose_name_has_braces(tmp_path: Path):
     literal.write_bytes(good(9) + END)
     source = ShardSource([f"{tmp_path}/{{0..2}}.tar", str(literal)], 32)
     assert_pictures(source, 0, 1, 2, 9)
-
-
-def test_output_of_pipes_is_stored_and_removed(tmp_path: Path, monkeypatch, capsys):
-    path, stored = tmp_path / "x.tar", tmp_path / "stored"
-    path.write_bytes(good(0) + good(1) + END)
-    stored.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(stored))
-    source = ShardSource([f"pipe:cat '{path}'", str(path), f"pipe:head -c {ONE + 700} {path}"], 32)
-    assert "is truncated or damaged" in capsys.readouterr().err
-    assert source.name(0) == f"pipe:cat '{path}':0.png"
-    assert_pictures(source, 0, 1, 0, 1, 0)
-    copy = pickle.loads(pickle.dumps(source))
-    assert_pictures(copy, 0, 1, 0, 1, 0)
-    del copy
-    assert len(os.listdir(stored)) == 1
-    del source
-    assert os.listdir(stored) == []

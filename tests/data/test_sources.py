@@ -90,8 +90,8 @@ def test_every_kind_of_root_can_be_opened_and_mixed(tree, tmp_path, monkeypatch)
     shard = write_tar(tmp_path / "x.tar", {"k.png": encode(noise(5, 6, 1))})
     pack(FolderSource([str(tree)], 32), tmp_path / "packed", 32)
     monkeypatch.setenv("HOME", str(tree))
-    kinds = {tree: FolderSource, shard: ShardSource, f"pipe:cat {shard}": ShardSource}
-    kinds |= {tmp_path / "packed": PackedSource, "scenes": ScenesSource, "~/a": FolderSource}
+    kinds = {tree: FolderSource, shard: ShardSource, "~/a": FolderSource}
+    kinds |= {tmp_path / "packed": PackedSource, "scenes": ScenesSource}
     for root, kind in kinds.items():
         assert isinstance(opened(root), kind)
     source = opened(tree, shard, "scenes", tmp_path / "packed", tree, scenes=2)

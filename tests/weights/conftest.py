@@ -10,8 +10,8 @@ from safetensors.torch import save_file
 from croc.config import ModelConfig
 from croc.method.backbone import Backbone
 from croc.weights import open as weights_open
-from croc.weights.card import WeightsRecord
 from croc.weights.export import Export, export
+from croc.weights.record import WeightsRecord, metadata
 
 RECORD = WeightsRecord(
     model="vit_tiny_patch16_224",
@@ -48,5 +48,5 @@ def make_file(path: Path, model: str, patch_px: int = 16, image_px: int = 32) ->
         torch.manual_seed(0)
         vit = Backbone(ModelConfig(model, patch_px=patch_px, depth=1), image_px).vit
         weights = {name: x + 0.1 * torch.randn_like(x) for name, x in vit.state_dict().items()}
-    save_file(weights, path, record.metadata())
+    save_file(weights, path, metadata(record))
     return path

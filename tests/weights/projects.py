@@ -81,9 +81,6 @@ def self_distilled(loss: str, teacher: str, arguments: Namespace = CROC_ARGS) ->
     }
 
 
-croc_authors = self_distilled("croc_loss", "backbone.")
-
-
 def mae_full(w: State) -> dict[str, Any]:
     """facebookresearch/mae, checkpoint-*.pth with its decoder."""
     decoder = ("mask_token", "decoder_pos_embed", "decoder_embed.weight", "decoder_pred.weight")
@@ -171,64 +168,46 @@ def croc_run(w: State) -> dict[str, Any]:
 
 CP2 = ("module.encoder_q.decode_head.conv_seg.weight", "module.queue")
 LEOPART = ("projection_head.0.weight", "prototypes.weight")
-VITS: dict[str, tuple[Content, str]] = {
-    "cribo": (cribo, "CrIBo full checkpoint, from teacher.backbone"),
-    "croc_authors": (croc_authors, "the authors' CrOC full checkpoint, from teacher.backbone"),
-    "dino_full": (
-        self_distilled("dino_loss", "module.backbone."),
-        "DINO full checkpoint, from teacher.module.backbone",
-    ),
-    "dino_backbone": (OrderedDict, "ViT in timm's keys"),
-    "ibot_full": (
-        self_distilled("ibot_loss", "backbone."),
-        "iBOT full checkpoint, from teacher.backbone",
-    ),
-    "ibot_teacher": (lambda w: {"state_dict": w | zeros("masked_embed")}, "iBOT, from state_dict"),
-    "mae_encoder": (lambda w: {"model": w}, "ViT in timm's keys, from model"),
-    "mae_full": (mae_full, "MAE full checkpoint, from model"),
+VITS: dict[str, Content] = {
+    "cribo": cribo,
+    "croc_authors": self_distilled("croc_loss", "backbone."),
+    "dino_full": self_distilled("dino_loss", "module.backbone."),
+    "dino_backbone": OrderedDict,
+    "ibot_full": self_distilled("ibot_loss", "backbone."),
+    "ibot_teacher": lambda w: {"state_dict": w | zeros("masked_embed")},
+    "mae_encoder": lambda w: {"model": w},
+    "mae_full": mae_full,
     # wangf3014/CP2, main.py: mmseg segmentors inside MoCo
-    "cp2": (
-        lambda w: {
-            "state_dict": two("module.encoder_q.backbone.", w, "module.encoder_k.backbone.", *CP2)
-        },
-        "CP² full checkpoint, from state_dict.module.encoder_q.backbone",
-    ),
+    "cp2": lambda w: {
+        "state_dict": two("module.encoder_q.backbone.", w, "module.encoder_k.backbone.", *CP2)
+    },
     # MkuuWaUjinga/leopart, leopart_vits16.ckpt: a Lightning module's names
-    "leopart": (lambda w: two("model.", w, "teacher.", *LEOPART), "Leopart, from model"),
-    "croc_run": (croc_run, "CrOC checkpoint, from modules.teacher.backbone.vit"),
+    "leopart": lambda w: two("model.", w, "teacher.", *LEOPART),
+    "croc_run": croc_run,
 }
-"""What a project saves, and the layout that is recognized."""
-
-
-FOUNDATIONS: dict[str, tuple[str, Content, str]] = {
-    "dinov2": ("vit_small_patch14_dinov2", dinov2, "DINOv2"),
-    "dinov2_registers": ("vit_small_patch14_reg4_dinov2", dinov2, "DINOv2"),
-    "dinov2_teacher": (
-        "vit_small_patch14_reg4_dinov2",
-        dinov2_teacher,
-        "DINOv2, from teacher.backbone",
-    ),
-    "franca": ("vit_giant_patch14_dinov2", dinov2_teacher, "DINOv2, from teacher.backbone"),
+FOUNDATIONS: dict[str, tuple[str, Content]] = {
+    "dinov2": ("vit_small_patch14_dinov2", dinov2),
+    "dinov2_registers": ("vit_small_patch14_reg4_dinov2", dinov2),
+    "dinov2_teacher": ("vit_small_patch14_reg4_dinov2", dinov2_teacher),
+    "franca": ("vit_giant_patch14_dinov2", dinov2_teacher),
     # vpariza/NeCo, Lightning's checkpoints while it trains
     "neco": (
         "vit_small_patch14_dinov2",
         lambda w: {"state_dict": two("model.", dinov2(w), "teacher.", "projection_head.0.weight")},
-        "DINOv2, from state_dict.model",
     ),
-    "dinov3": ("vit_small_patch16_dinov3", dinov3, "DINOv3"),
-    "dinov3_biases": ("vit_small_patch16_dinov3_qkvb", dinov3, "DINOv3"),
-    "dinov3_gated": ("vit_small_plus_patch16_dinov3", dinov3, "DINOv3"),
-    "dinov3_timm": ("vit_small_plus_patch16_dinov3_qkvb", OrderedDict, "ViT in timm's keys"),
-    "eva02_small": ("eva02_small_patch14_224", eva02_pretrained, "EVA-02, from module"),
-    "eva02_base": ("eva02_base_patch14_224", eva02_pretrained, "EVA-02, from module"),
-    "eva02_finetuned": ("eva02_base_patch14_224", eva02_finetuned, "EVA-02, from model"),
+    "dinov3": ("vit_small_patch16_dinov3", dinov3),
+    "dinov3_biases": ("vit_small_patch16_dinov3_qkvb", dinov3),
+    "dinov3_gated": ("vit_small_plus_patch16_dinov3", dinov3),
+    "dinov3_timm": ("vit_small_plus_patch16_dinov3_qkvb", OrderedDict),
+    "eva02_small": ("eva02_small_patch14_224", eva02_pretrained),
+    "eva02_base": ("eva02_base_patch14_224", eva02_pretrained),
+    "eva02_finetuned": ("eva02_base_patch14_224", eva02_finetuned),
     "eva02_timm": (
         "eva02_tiny_patch14_224",
         lambda w: renamed(w, (r"^norm\.", "fc_norm.")) | zeros("head.weight", "head.bias"),
-        "ViT in timm's keys",
     ),
 }
-"""timm's network, what its authors save, and the layout that is recognized."""
+"""timm's network, and what its authors save."""
 
 
 def moco(w: State, *heads: str) -> dict[str, Any]:

@@ -21,8 +21,8 @@ from croc.method.types import Canvases
 from croc.method.views import make_views
 from croc.photographs import own_photographs
 from croc.recipes import RECIPES
-from croc.weights.card import read_record, without_paths
 from croc.weights.open import fingerprint, shipped
+from croc.weights.record import WeightsRecord, read_record, without_paths
 
 NAME = "coco-20min"
 SIDE = 20
@@ -49,7 +49,7 @@ def test_the_file_is_the_exported_one():
 
 def test_the_recipe_is_still_that_of_the_weights():
     record = read_record(shipped()[NAME])
-    assert record is not None
+    assert isinstance(record, WeightsRecord)
     config, recipe = parse_config(record.config, NAME)
     expected = RECIPES[recipe]()
     assert recipe == NAME

@@ -3,6 +3,7 @@
 import itertools
 import json
 import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,12 @@ from croc.config import CrocConfig, parse_config
 from croc.eval.evaluate import identify_network
 from croc.eval.results import read_results
 from croc.train.loop import pretrain
-from croc.weights.card import bare, hub_license, make_card, read_record, without_paths
+from croc.weights.card import hub_license, make_card
 from croc.weights.checkpoint import checkpoints
 from croc.weights.export import Export, export
 from croc.weights.formats import WRITERS
 from croc.weights.open import fingerprint, open_backbone
+from croc.weights.record import WeightsRecord, bare, read_record, without_paths
 from tests.tiny import tiny_config
 from tests.weights.conftest import RECORD, make_file
 
@@ -62,7 +64,7 @@ def test_every_source(run: Path, shipped: Path, tmp_path: Path, monkeypatch: pyt
     assert exact != rounded
     for source, name, kind, weights in (
         (str(run), "tiny", "timm", exact),
-        (str(checkpoints(run)[-1]), "tiny", "safetensors", exact),
+        (str(checkpoints(run)[-1]), "tiny", "timm", exact),
         ("one.safetensors", "one", "timm", exact),
         ("small-a", "small-a", "timm", rounded),
     ):
@@ -71,7 +73,7 @@ def test_every_source(run: Path, shipped: Path, tmp_path: Path, monkeypatch: pyt
         assert fingerprint(croc.load_backbone(f"{folder}/model.safetensors")) == weights
         assert f"\n# {name}\n" in (folder / "README.md").read_text()
         record = read_record(folder / "model.safetensors")
-        assert record
+        assert isinstance(record, WeightsRecord)
         assert (record.model, record.patch_px, record.depth) == ("vit_tiny_patch16_224", 8, 2)
         assert (record.image_px, record.step, record.images_seen) == (32, 3, 24)
         assert (record.recipe, record.method, record.network) == ("tiny", "croc", "teacher")
@@ -79,6 +81,7 @@ def test_every_source(run: Path, shipped: Path, tmp_path: Path, monkeypatch: pyt
         config, recipe = parse_config(record.config, "record")
         assert isinstance(config, CrocConfig)
         assert (config.cluster, recipe) == (tiny_config().cluster, "tiny")
+        shutil.rmtree(folder)
 
 
 def test_no_path_leaves_the_machine(run: Path, tmp_path: Path):
@@ -168,7 +171,7 @@ def test_a_folder_is_whole_and_new(run: Path, tmp_path: Path, monkeypatch: pytes
     monkeypatch.chdir(tmp_path)
     Path("new/made.partial").mkdir(parents=True)
     Path("new/made.partial/stale").touch()
-    assert main(["export", str(run), "--to", "torchhub", "--folder", "new/made"]) == 0
+    assert main(["export", str(run), "--to", "timm", "--folder", "new/made"]) == 0
     assert os.listdir("new") == ["made"]
-    names = ["README.md", "SHA256SUMS", "config.json", "hubconf.py", "model.safetensors"]
+    names = ["README.md", "SHA256SUMS", "config.json", "model.safetensors"]
     assert sorted(os.listdir("new/made")) == names

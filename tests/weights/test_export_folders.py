@@ -103,12 +103,6 @@ vit = timm.create_model(
     NAME, checkpoint_path=FOLDER + "/model.safetensors", patch_size=PATCH, img_size=SIDE, depth=1,
     num_classes=0, global_pool="token", dynamic_img_size=True,
 )
-overlay = timm.create_model(
-    NAME, pretrained=True, pretrained_cfg_overlay={"file": FOLDER + "/model.safetensors"},
-    patch_size=PATCH, img_size=SIDE, depth=1, num_classes=0, global_pool="token",
-)
-for name, value in vit.state_dict().items():
-    assert torch.equal(value, overlay.state_dict()[name]), name
 """
 TOKENS = """
 def describe(images):
@@ -265,10 +259,10 @@ def test_gated_networks_of_transformers(registers: int, tmp_path: Path):
     vit = VisionTransformer(
         img_size=32,
         patch_size=8,
-        embed_dim=48,
+        embed_dim=64,
         depth=2,
-        num_heads=3,
-        mlp_ratio=2 * 128 / 48,
+        num_heads=2,
+        mlp_ratio=2 * 176 / 64,
         mlp_layer=SwiGLUPacked,
         act_layer=torch.nn.SiLU,
         init_values=1.0,

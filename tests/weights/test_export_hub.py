@@ -231,7 +231,7 @@ def test_push_and_pull(run: Path, hub: ThreadingHTTPServer, tmp_path: Path):
             (TOKEN, ["export", str(run), "--to", "a.safetensors", "--push", "me/file", "--public"]),
             *((TOKEN, result_of(code)) for code in codes.values()),
             (None, ["show", "weights", "hf:me/file/model.safetensors"]),
-            (TOKEN, ["export", "hf:me/timm", "--to", "safetensors"]),
+            (TOKEN, ["export", "hf:me/timm", "--to", "timm"]),
             (TOKEN, ["export", source, "--to", "timm", "--folder", "again", "--push", "me/timm"]),
             (None, set_constant("HF_HUB_OFFLINE", True)),
             (None, result_of(codes["file"])),
@@ -244,7 +244,7 @@ def test_push_and_pull(run: Path, hub: ThreadingHTTPServer, tmp_path: Path):
     assert outputs[0].split() == ["dinov3-timm", f"{endpoint}/me/timm"]
     assert outputs[2].split() == ["a.safetensors", "a.md", f"{endpoint}/me/file"]
     assert "images_seen: 24" in outputs[7].splitlines()
-    assert outputs[8] == "timm-safetensors\n"
+    assert outputs[8] == "timm-timm\n"
     assert {name: each["private"] for name, each in Hub.repositories.items()} == {
         "me/timm": True,
         "me/transformers": True,
@@ -270,7 +270,7 @@ def test_push_and_pull(run: Path, hub: ThreadingHTTPServer, tmp_path: Path):
     expected = [ours, ours, trained, here.features(images).flatten()]
     for output, tokens in zip(outputs[3:7], expected):
         assert torch.allclose(torch.tensor(json.loads(output)), tokens, atol=1e-5)
-    again = croc.load_backbone(str(tmp_path / "timm-safetensors" / "model.safetensors"))
+    again = croc.load_backbone(str(tmp_path / "timm-timm" / "model.safetensors"))
     assert fingerprint(again) == fingerprint(here)
 
 
@@ -282,7 +282,6 @@ def test_what_the_hub_refuses(run: Path, hub: ThreadingHTTPServer, tmp_path: Pat
     Hub.repositories |= {
         "me/mine": {**known, "files": {"model.safetensors": content}},
         "me/two": {**known, "files": {"a.pth": b"", "b.pth": b""}},
-        "me/onnx": {**known, "files": {"model.onnx": b""}},
     }
     push = ["export", "mine.safetensors", "--to", "timm", "--push"]
     weights = ["show", "weights"]
@@ -297,8 +296,7 @@ def test_what_the_hub_refuses(run: Path, hub: ThreadingHTTPServer, tmp_path: Pat
         (TOKEN, [*weights, "hf:me/nowhere"], "there is no such repository"),
         (TOKEN, [*weights, "hf:me/mine@v9"], "has no such revision"),
         (TOKEN, [*weights, "hf:me/mine/b.pth"], "has no such file"),
-        (TOKEN, [*weights, "hf:me/two"], "has a.pth, b.pth: choose one with hf:me/two/FILE"),
-        (TOKEN, [*weights, "hf:me/onnx"], "has no weights file"),
+        (TOKEN, [*weights, "hf:me/two"], "has no such file: name one, hf:USER/NAME/FILE"),
         (TOKEN, [*weights, "hf:mine"], "write hf:USER/NAME"),
         (TOKEN, set_constant("ENDPOINT", "http://127.0.0.1:9"), ""),
         (TOKEN, [*push, "me/new"], "failed, and nothing was written here: [Errno 111]"),

@@ -30,7 +30,7 @@ def save_timm(name: str) -> None:
 def save_dino() -> None:
     options: dict[str, Any] = {**SMALL, "patch_size": 8}
     vit = timm.create_model("vit_small_patch16_224", **options)
-    torch.save(VITS["dino_full"][0](dict(vit.state_dict())), "w.pth")
+    torch.save(VITS["dino_full"](dict(vit.state_dict())), "w.pth")
 
 
 def save_without_norm() -> None:

@@ -16,7 +16,7 @@ from croc.method.backbone import Backbone
 from croc.weights import open as weights_open
 from croc.weights.checkpoint import checkpoints, load_checkpoint
 from croc.weights.open import DenseBackbone, describe_file, fingerprint, load_into, open_backbone
-from tests.weights.projects import croc_authors
+from tests.weights.projects import VITS
 
 TINY = ModelConfig("vit_tiny_patch16_224", patch_px=8, depth=2)
 
@@ -43,7 +43,7 @@ def test_where_shipped_weights_are(shipped: Path, tmp_path: Path, monkeypatch: p
         open_backbone("small-a")
     path = shipped / "small-b.safetensors"
     save_file(load_file(path), path)
-    assert "timm's keys" in open_backbone("small-b").origin
+    assert open_backbone("small-b").origin == "small-b.safetensors (ViT)"
 
 
 def test_the_environment_variable_comes_before_the_checkout(tmp_path: Path, monkeypatch):
@@ -54,18 +54,16 @@ def test_the_environment_variable_comes_before_the_checkout(tmp_path: Path, monk
     assert Path(__file__).parents[2] / "weights" in weights_open.shipped_folders()
 
 
-def test_show_weights(shipped: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    assert main(["show", "weights", "small-a"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert {"images_seen: 24", "recipe: tiny"} <= set(lines)
+def test_show_weights(run: Path, shipped: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    for weights in ("small-a", str(run)):
+        assert main(["show", "weights", weights]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert {"images_seen: 24", "recipe: tiny"} <= set(lines)
     vit: Any = timm.create_model("vit_tiny_patch16_224", depth=1, img_size=32)
-    torch.save(croc_authors(vit.state_dict()), tmp_path / "croc.pth")
+    torch.save(VITS["croc_authors"](vit.state_dict()), tmp_path / "croc.pth")
     lines = describe_file(tmp_path / "croc.pth")
-    assert lines[0] == "layout: the authors' CrOC full checkpoint, from teacher.backbone"
-    assert lines[1].startswith("network: vit_tiny_patch16_224")
-    student = sum(value.numel() for value in vit.state_dict().values())
-    left_out = student + 1000 * (192 + 1) + 4 * 4 * 4  # classifier, two heads and two centers
-    assert f"left out: {left_out:,} numbers of heads and other networks" in lines
+    assert lines[0] == "network: croc.pth (ViT, from teacher.backbone)"
+    assert "architecture: vit_tiny_patch16_224" in lines
     assert "n_centroids_max: 8" in lines
 
 

@@ -24,9 +24,9 @@ from croc.method.backbone import Backbone
 from croc.method.photometric import normalize
 from croc.method.randomness import sample_key
 from croc.method.types import Canvases, Views
-from croc.weights.card import LARGEST_PX, read_record
 from croc.weights.checkpoint import checkpoint_path, checkpoints, open_run, step_of, untrained
-from croc.weights.open import build_exported, find_weights, shipped_hint
+from croc.weights.open import find_weights, shipped_hint
+from croc.weights.record import LARGEST_PX, WeightsRecord, build_recorded, read_record
 
 
 @dataclass(frozen=True)
@@ -64,8 +64,8 @@ def look_at_run(run: Path, step: int | None = None) -> Look:
         kept = ", ".join(["0", *(str(step_of(path)) for path in paths)])
         of_step = "" if step is None else f" of step {step}"
         raise UserError(f"{run} has no checkpoint{of_step}, only of {kept} (untrained)")
-    opened = open_run(run, path)
-    return Look(f"{title}, step {opened.step:,}", opened.config, opened.backbone, run)
+    backbone, config, record = open_run(run, path)
+    return Look(f"{title}, step {record.step:,}", config, backbone, run)
 
 
 def look_at_weights(spec: str) -> Look:
@@ -75,19 +75,19 @@ def look_at_weights(spec: str) -> Look:
         config = CrocConfig(model=ModelConfig(name))
         return Look(f"{name}, untrained", config, untrained(config))
     path = find_weights(spec)
-    card = read_record(path) if path.is_file() else None
-    if card is None:
+    record = read_record(path) if path.is_file() else None
+    if not isinstance(record, WeightsRecord):
         raise UserError(
             f"--weights {spec}: give a file of croc export, random:NAME or bundled weights "
             f"({shipped_hint()}); a run's folder goes without --weights"
         )
-    config, _ = parse_config(card.config, f"the metadata of {path}")
+    config, _ = parse_config(record.config, f"the metadata of {path}")
     sizes = [config.views.size_px, config.data.canvas_px]
     if isinstance(config, CrocConfig):
         sizes += [config.cluster.k_start, config.cluster.sinkhorn_iterations]
     if max(sizes) > LARGEST_PX:
         raise UserError(f"{path} describes views or clusters of impossible sizes")
-    return Look(path.stem, config, build_exported(path, card))
+    return Look(path.stem, config, build_recorded(path, record))
 
 
 def read_photograph(name: str, longest_px: int = WHOLE_PX) -> UInt8[np.ndarray, "h w 3"]:
