@@ -1,24 +1,21 @@
 """`croc pretrain --dry-run`: what a run needs, from its first steps in a temporary folder."""
 
 import contextlib
-import gc
 import io
 import os
 import resource
 import shutil
-import subprocess
-import sys
 import time
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
 
 from croc.config import PretrainConfig
-from croc.data.decode import UndecodableImage
 from croc.data.loader import steps_per_epoch
-from croc.data.sources import ImageSource, open_source
+from croc.data.sources import open_source, read_images
 from croc.errors import UserError
 from croc.io import read_metrics
 from croc.lab.report.hook import ReportHook
@@ -31,8 +28,6 @@ CHECKED_IMAGES = 100
 """Number of images that are decoded to find corrupt files."""
 ON_CPU, ON_GPU = (15, 5), (60, 20)
 """Number of steps, and of timed steps at the end, when prefetched batches have been used up."""
-RESTART_STEPS = 5
-"""Steps of the second start on a GPU, until the step has been captured as a CUDA graph."""
 
 
 def dry_run(config: PretrainConfig, recipe: str) -> None:
@@ -44,7 +39,9 @@ def dry_run(config: PretrainConfig, recipe: str) -> None:
     if not os.access(existing, os.W_OK | os.X_OK):
         raise UserError(f"{existing} is not writable: choose another --run.folder")
     source = open_source(config.data, run.seed)
-    broken = undecodable(source)
+    checked = range(min(CHECKED_IMAGES, len(source)))
+    readable = {index for index, _ in read_images(source, checked)}
+    broken = [source.name(index) for index in checked if index not in readable]
     last_step = config.optim.epochs * steps_per_epoch(len(source), batch)
     last_step = min(last_step, run.stop_after_steps or last_step)
     saved = checkpoints(folder)
@@ -73,11 +70,6 @@ def dry_run(config: PretrainConfig, recipe: str) -> None:
         # What follows the last line of the metrics: a checkpoint, its gauges, the report.
         save_s = ended - (path / "metrics.jsonl").stat().st_mtime
         start_s = ended - started - save_s - step_s * last["step"]
-        compile_s = 0.0
-        alone = run.nodes == 1 and 1 in (run.devices, torch.cuda.device_count())
-        if on_gpu and alone and run.compile is not False:
-            again_s = start_again(path, f"{temporary}/again") - RESTART_STEPS * step_s
-            start_s, compile_s = again_s, max(0.0, start_s - again_s)
     saves = -(-left // run.checkpoint_every_steps)
     kept = min(saves, KEPT) + (left // run.keep_every_steps if run.keep_every_steps else 0)
     free = shutil.disk_usage(existing).free
@@ -87,7 +79,7 @@ def dry_run(config: PretrainConfig, recipe: str) -> None:
 
     names = "".join(f"\n{'':12}{name}" for name in broken[:5])
     say("images", f"{len(source):,} (first: {source.name(0)})")
-    say("undecodable", f"{len(broken)} of the first {min(CHECKED_IMAGES, len(source))}{names}")
+    say("undecodable", f"{len(broken)} of the first {len(checked)}{names}")
     resuming = f", resuming from step {last_step - left:,}" if saved else ""
     say("steps", f"{left:,} at batch size {batch}{resuming}")
     say("speed", f"{batch / step_s:,.0f} images/s, {1e3 * step_s:,.0f} ms per step")
@@ -95,48 +87,8 @@ def dry_run(config: PretrainConfig, recipe: str) -> None:
     if on_gpu:
         memory = f"{torch.cuda.max_memory_reserved() / 2**30:.1f} GiB of GPU memory, {memory}"
     say("memory", f"{memory} (peak of one process, without loader workers)")
-    say("time", f"{duration(start_s + step_s * left + save_s * saves)}")
+    say("time", f"{timedelta(seconds=round(start_s + step_s * left + save_s * saves))}")
     say("", f"{start_s:.0f} s to start, {save_s:.1f} s for each of {saves:,} checkpoints")
-    if compile_s:
-        say("", f"{compile_s:.0f} s more to compile, which this dry run has already done")
     needed = f"{kept * checkpoint / 2**30:.1f} GiB for {kept} checkpoints"
     say("disk", f"{needed}, {free / 2**30:.0f} GiB free")
     say("folder", str(folder))
-
-
-def start_again(run: Path, folder: str) -> float:
-    """Seconds that a second run takes for its first steps, in a new process, like a user's run: by
-    then, most compiled code is in torch's on-disk cache."""
-    gc.collect()
-    torch.cuda.empty_cache()
-    command = [sys.executable, "-m", "croc", "pretrain", str(run / "config.json")]
-    command += [
-        "--run.folder",
-        folder,
-        "--run.stop-after-steps",
-        str(RESTART_STEPS),
-        "--run.no-report",
-    ]
-    started = time.time()
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        raise UserError(f"the second start failed: {done.stderr.strip().splitlines()[-1]}")
-    return time.time() - started
-
-
-def undecodable(source: ImageSource) -> list[str]:
-    """The names of those among the first images that cannot be decoded."""
-    names = []
-    for index in range(min(CHECKED_IMAGES, len(source))):
-        try:
-            source.read(index)
-        except UndecodableImage:
-            names.append(source.name(index))
-    return names
-
-
-def duration(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 120 else f"{minutes / 60:.1f} h"
