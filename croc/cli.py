@@ -4,7 +4,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, make_dataclass, replace
+from dataclasses import dataclass, field, make_dataclass
 from functools import partial
 from pathlib import Path
 from typing import Annotated, NoReturn
@@ -15,16 +15,14 @@ from croc import __version__
 from croc.config import (
     CrocConfig,
     DataConfig,
-    PretrainConfig,
     option_names,
     parse,
-    read_config,
     require,
 )
 from croc.errors import Interrupted, LostPeerError, UserError
 from croc.eval.protocols import PROTOCOLS
 from croc.eval.protocols import run_command as evaluate_command
-from croc.recipes import RECIPES, demo
+from croc.recipes import RECIPES, demo, open_recipe
 from croc.signals import exit_process, is_first_process, process_number
 from croc.tables import one_line
 
@@ -135,16 +133,6 @@ def _run(arguments: list[str]) -> None:
     raise UserError(f"there is no command {' '.join(arguments[:2])!r}; there are: {known}")
 
 
-def _recipe(name: str) -> tuple[PretrainConfig, str]:
-    """The configuration and the name of a recipe, or of a run's config.json."""
-    if name in RECIPES:
-        return RECIPES[name](), name
-    if name.endswith(".json"):
-        config, recipe = read_config(Path(name))
-        return replace(config, run=replace(config.run, folder=str(Path(name).parent))), recipe
-    raise UserError(f"there is no recipe {name!r}; there are: {', '.join(RECIPES)}")
-
-
 def _recipes_help(command: str, arguments: list[str]) -> bool:
     """Print the list of recipes if --help was passed without one; return whether it was printed."""
     if arguments and arguments[0] not in ("-h", "--help"):
@@ -159,7 +147,7 @@ def _recipes_help(command: str, arguments: list[str]) -> bool:
 def pretrain_command(arguments: list[str]) -> None:
     if _recipes_help("pretrain", arguments):
         return
-    default, recipe = _recipe(arguments[0])
+    default, recipe = open_recipe(arguments[0])
     kind = type(default)
     dry = ("dry_run", Annotated[bool, tyro.conf.arg(help=DRY_RUN)], field(default=False))
     options = make_dataclass("Pretrain", [dry], bases=(kind,), frozen=True)
@@ -198,7 +186,7 @@ def bench_command(arguments: list[str]) -> None:
         return
     from croc.lab.bench import run_bench
 
-    run_bench(arguments[0], arguments[1:], _recipe)
+    run_bench(arguments[0], arguments[1:])
 
 
 def sweep_command(arguments: list[str]) -> bool:
@@ -206,7 +194,7 @@ def sweep_command(arguments: list[str]) -> bool:
         return True
     from croc.lab.sweep import run_command
 
-    return run_command(arguments[0], arguments[1:], _recipe)
+    return run_command(arguments[0], arguments[1:])
 
 
 @dataclass(frozen=True)

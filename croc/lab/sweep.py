@@ -16,7 +16,7 @@ import textwrap
 import time
 import traceback
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, make_dataclass, replace
 from pathlib import Path
 from statistics import fmean, stdev
@@ -46,6 +46,7 @@ from croc.eval.table_formats import fill_cells, layout, make_record, to_markdown
 from croc.io import try_lock
 from croc.lab.report.hook import ReportHook
 from croc.plotting import COLORS, save_chart, span_enough, verbatim
+from croc.recipes import open_recipe
 from croc.tables import one_line
 from croc.train.loop import make_method, pretrain
 from croc.train.run_folder import open_run_folder
@@ -114,11 +115,7 @@ class Run:
         return Path(str(self.config.run.folder))
 
 
-OpenRecipe = Callable[[str], tuple[PretrainConfig, str]]
-"""From the word on the command line to a recipe's configuration and name."""
-
-
-def run_command(recipe: str, arguments: Sequence[str], open_recipe: OpenRecipe) -> bool:
+def run_command(recipe: str, arguments: Sequence[str]) -> bool:
     """Run the sweep; whether every run succeeded.
 
     Options are split as text, since each setting adds its own to the recipe's, and they need to be
@@ -142,13 +139,11 @@ def run_command(recipe: str, arguments: Sequence[str], open_recipe: OpenRecipe) 
         words[part].append(word)
     own = ["--help"] if {"-h", "--help"} & set(arguments) else words["sweep"]
     sweep = parse(options, own, f"croc sweep {recipe}").sweep
-    runs = plan_runs(sweep, recipe, words["recipe"], open_recipe)
+    runs = plan_runs(sweep, recipe, words["recipe"])
     return run_sweep(name, sweep, runs, words["evaluation"])
 
 
-def plan_runs(
-    sweep: SweepConfig, recipe: str, words: Sequence[str], open_recipe: OpenRecipe
-) -> list[Run]:
+def plan_runs(sweep: SweepConfig, recipe: str, words: Sequence[str]) -> list[Run]:
     """Every setting with every seed, parsed and checked.
 
     Numbers are sorted, names stay in the order given. Seed by seed: a sweep that is stopped early

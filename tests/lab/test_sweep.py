@@ -15,7 +15,6 @@ import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from PIL import Image
 
-from croc.cli import _recipe as open_recipe
 from croc.cli import main
 from croc.config import PretrainConfig, read_config
 from croc.eval import evaluate
@@ -245,7 +244,7 @@ def test_processes_share_a_sweep_and_take_over_from_a_killed_one(tmp_path: Path,
 def test_settings_and_seeds_are_planned_in_order():
     def planned(*words: str, **options: Any) -> list[Any]:
         config = SweepConfig(to="x", data=("scenes",), **options)
-        return plan_runs(config, "demo", words, open_recipe)
+        return plan_runs(config, "demo", words)
 
     for option, values, expected in (
         ("cluster.position-weight", ("10", "inf", "2", "0.5"), ["0.5", "2", "10", "inf"]),
