@@ -184,11 +184,12 @@ def test_failing_runs_and_cells_cost_no_other(tmp_path: Path, trained: list[str]
 
 
 LOCKS_THE_FIRST = """
-import sys, time, zlib
+import os, sys, time
 from croc.io import try_lock
 
-with open(sys.argv[1] + "/sweep.lock", "ab") as file:
-    assert try_lock(file, zlib.crc32(b"1-seed-0"))
+os.makedirs(sys.argv[1] + "/locks")
+with open(sys.argv[1] + "/locks/1-seed-0", "ab") as file:
+    assert try_lock(file)
     print("locked", flush=True)
     time.sleep(300)
 """
