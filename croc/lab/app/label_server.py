@@ -1,16 +1,12 @@
 """The server of the labeling page: images, labels, masks and exports."""
 
-import base64
-import io
-import json
 import shutil
 import traceback
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -35,14 +31,13 @@ from croc.lab.app.labels import (
     read_labels,
     save_labels,
 )
-from croc.lab.app.local import LocalServer, read_body
+from croc.lab.app.local import LocalServer, png_url
 from croc.lab.app.photos import Photos
 from croc.plotting import PALETTE_HEX
 from croc.segmentation.segmenter import Segmenter, argmax_upsampled, save_segmenter
 from croc.tables import one_line
 from croc.weights.open import check_fit, open_backbone
 
-MAX_JSON_BYTES = 16 << 20
 MASK_PX = 320
 """Longer side of a mask on the page; exported ones have the image's own size."""
 MEASURED = 32
@@ -81,20 +76,14 @@ class LabelServer(LocalServer):
         self.worker.submit(self._work, self._compute)
 
     def routes(self) -> Sequence[Route]:
-        answers = {
-            "labels": self.set_labels,
-            "masks": self.find_masks,
-            "order": self.find_order,
-            "export": self.start_export,
-        }
         return [
             Route("/api/start", self.start),
             Route("/api/progress", self.progress),
             Route("/api/photographs/{index:int}", self.photograph),
-            *(
-                Route(f"/api/{name}", partial(self.answer, find), methods=["POST"])
-                for name, find in answers.items()
-            ),
+            self.post("labels", check_labels, self.set_labels),
+            self.post("masks", read_numbers, self.find_masks),
+            self.post("order", read_numbers, self.find_order),
+            self.post("export", read_numbers, self.start_export),
         ]
 
     async def start(self, request: Request) -> Response:
@@ -123,15 +112,6 @@ class LabelServer(LocalServer):
             raise HTTPException(404)
         return Response(self.photos.jpeg(index), media_type="image/jpeg")
 
-    async def answer(self, find: Callable[[Any], Any], request: Request) -> Response:
-        body = await read_body(request, MAX_JSON_BYTES)
-        try:
-            content = json.loads(body)
-            query = check_labels(content) if find == self.set_labels else read_numbers(content)
-        except Exception as error:
-            raise HTTPException(400, f"Not a query: {str(error)[:80]}") from None
-        return JSONResponse(await self.run(partial(find, query)))
-
     def set_labels(self, labels: dict[str, Any]) -> dict[str, Any]:
         """Save at once; the head is refitted when it is next needed."""
         save_labels(self.to, labels)
@@ -156,10 +136,8 @@ class LabelServer(LocalServer):
         for index, scores in self.scores(numbers):
             height, width = self.photos.sizes[index]
             width, height = fitting_size((width, height), MASK_PX)
-            file = io.BytesIO()
             mask = to_image(argmax_upsampled(scores, (height, width)), self.labels)
-            mask.save(file, "PNG", transparency=bytes([0] + [255] * 254), compress_level=1)
-            url = "data:image/png;base64," + base64.b64encode(file.getvalue()).decode("ascii")
+            url = png_url(mask, transparency=bytes([0] + [255] * 254))
             answer[index] = {"mask": url, "certainty": certainty(scores)}
         return {"masks": answer}
 
@@ -210,12 +188,11 @@ class LabelServer(LocalServer):
         shutil.rmtree(new, ignore_errors=True)
         metadata = {"made": "croc app label", "clicks": len(labels["clicks"])}
         save_segmenter(segmenter, new / "head", metadata)
-        names = mask_names([photos.names[index] for index in photos.sizes])
         for done, (index, size) in enumerate(photos.sizes.items()):
             if self.stopping:
                 return
             scores = head(photos.tokens(index)[None].float())[0]
-            path = new / "masks" / f"{names[photos.names[index]]}.png"
+            path = new / "masks" / f"{photos.mask_names[index]}.png"
             path.parent.mkdir(parents=True, exist_ok=True)
             to_image(argmax_upsampled(scores, size), labels).save(path)
             self.export_state = {"state": "running", "done": done + 1}
@@ -230,13 +207,6 @@ def to_image(classes: UInt8[np.ndarray, "h w"], labels: dict[str, Any]) -> Image
     colors = b"".join(bytes.fromhex(each["color"][1:]) for each in labels["classes"])
     image.putpalette(colors + bytes(768 - len(colors)))  # a full palette keeps 8 bits
     return image
-
-
-def mask_names(names: Sequence[str]) -> dict[str, str]:
-    """Without the extension, unless two photographs differ only in that."""
-    bare = {name: str(PurePosixPath(name).with_suffix("")) for name in names}
-    count = Counter(name.lower() for name in bare.values())  # some file systems ignore case
-    return {name: name if count[short.lower()] > 1 else short for name, short in bare.items()}
 
 
 def read_numbers(content: Any) -> list[int]:

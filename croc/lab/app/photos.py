@@ -42,6 +42,7 @@ class Photos:
         self.paths = [file.path for file in files]
         relative = (os.path.relpath(path, root) for path in self.paths)
         self.names = [printable(os.fsencode(name)) for name in relative]
+        self.mask_names = [file.name for file in files]
         self.number = {name: index for index, name in enumerate(self.names)}
         self.cache = to / "tokens" / f"{fingerprint(segmenter.backbone)}-{segmenter.image_px}"
         self.cache.mkdir(parents=True, exist_ok=True)
