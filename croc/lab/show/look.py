@@ -52,11 +52,9 @@ class Look:
 
 def look_at_run(run: Path, step: int | None = None) -> Look:
     """The teacher of a run's last checkpoint, or of the one at `step`; 0 is untrained."""
-    if not (run / CONFIG_FILE).is_file():
-        raise UserError(f"{run} has no run: pass a folder written by croc pretrain")
+    config, _ = read_config(run / CONFIG_FILE)
     title = run.resolve().name
     if step == 0:
-        config, _ = read_config(run / CONFIG_FILE)
         return Look(f"{title}, untrained", config, untrained(config), run)
     paths = checkpoints(run)
     path = paths[-1] if paths and step is None else checkpoint_path(run, step or 0)

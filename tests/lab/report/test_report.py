@@ -94,20 +94,19 @@ def test_command_writes_the_page(tmp_path: Path, capsys, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("metrics", "note", "step"),
+    ("metrics", "step", "curves"),
     [
-        ("", "metrics.jsonl has no lines yet", 0),
-        (json.dumps(line(1)) + '\n{"step": 2, "lo', None, 1),
-        ('{"step": 3, "loss": NaN, "rate": Infinity, "z": 0.5}', "2 non-finite values", 3),
+        ("", 0, 0),
+        (json.dumps(line(1)) + '\n{"step": 2, "lo', 1, len(line(1)) - 2),
+        ('{"step": 3, "loss": NaN, "rate": Infinity, "z": 0.5}', 3, 1),
     ],
 )
-def test_live_run_gives_a_page(metrics: str, note: str | None, step: int, tmp_path: Path):
+def test_live_run_gives_a_page(metrics: str, step: int, curves: int, tmp_path: Path):
     folder = make_run(tmp_path / "run", 1)
     (folder / "metrics.jsonl").write_text(metrics)
     run = read_run(folder)
-    assert run.step == step
-    assert len(run.notes) == (note is not None)
-    assert note is None or note in report([folder])
+    assert (run.step, len(run.metrics)) == (step, curves)
+    assert "<title>run</title>" in report([folder])
 
 
 def test_cut_off_scores_are_left_out(tmp_path: Path):
@@ -140,4 +139,4 @@ def test_scores_find_their_runs(tmp_path: Path):
     other.write_text("".join(json.dumps(result | change) + "\n" for change in changes))
     scores = find_scores(runs, [other])
     assert [score["run"] for score in scores] == [0, 1, 1, None]
-    assert [score["picture"] is None for score in scores] == [False, True, True, True]
+    assert [score["source"] is None for score in scores] == [False, True, True, True]
