@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import tyro
 
@@ -61,13 +61,6 @@ class ShowFeatures(_Show):
     """x and y, in pixels of the image, of the patch to compare with; by default the center."""
     together: bool = False
     """Fit one PCA across all images, so that colors are comparable."""
-    columns: tuple[Literal["photograph", "pca", "cosine", "attention", "clusters"], ...] = (
-        "photograph",
-        "pca",
-        "cosine",
-        "attention",
-    )
-    """What to draw for each image; `clusters` are those of the whole image."""
 
 
 def show(kind: str, arguments: list[str]) -> Path:
