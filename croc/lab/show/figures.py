@@ -34,6 +34,7 @@ def paint(
     valid: Bool[Tensor, "K"],
     grid: tuple[int, int],
     numbers: Int64[Tensor, "K"] | None = None,
+    least_px: int = LEAST_PX,
 ) -> list[np.ndarray]:
     """Each view in gray under the colors of its clusters, by default the largest has the first.
 
@@ -41,7 +42,7 @@ def paint(
     most is not valid.
     """
     colors = PALETTE[(by_size(assignments) if numbers is None else numbers) % len(PALETTE)]
-    scale = max(1.0, LEAST_PX / max(pixels.shape[-2:]))
+    scale = max(1.0, least_px / max(pixels.shape[-2:]))
     views = F.interpolate(pixels, scale_factor=scale, mode="bicubic").clamp(0, 1)
     return [
         to_array(blend(view, upsample(shares, grid, view), valid, colors))
