@@ -1,12 +1,10 @@
 """`croc bench`: the training step of a recipe, timed stage by stage."""
 
-import contextlib
 import dataclasses
 import json
 import os
 import statistics
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field, fields, replace
@@ -19,8 +17,6 @@ import torch
 import torch.nn.functional as F
 from lightning_fabric import Fabric
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.flop_counter import FlopCounterMode
 
 from croc.config import CrocConfig, Section, at_least, parse, require
 from croc.data.loader import batch_indices, make_loader, worker_count
@@ -32,7 +28,7 @@ from croc.method.randomness import sample_key
 from croc.method.types import Canvases
 from croc.recipes import open_recipe
 from croc.train.compile import WARM_UPS
-from croc.train.distributed import in_bfloat16, make_fabric
+from croc.train.distributed import make_fabric
 from croc.train.loop import OUT_OF_MEMORY, Trainer, schedule_at
 
 FILE = "bench.json"
@@ -89,21 +85,18 @@ def run_bench(recipe: str, arguments: list[str]) -> None:
     folder.mkdir(parents=True, exist_ok=True)  # now, so that no result is lost
 
     fabric = make_fabric(config.run)
-    dtype = torch.bfloat16 if in_bfloat16(run, fabric.device.type) else torch.float32
     try:
-        ceiling = measure_ceiling(fabric.device, dtype)
-        figures = measure(fabric, config, bench, ceiling, source)
+        figures = measure(fabric, config, bench, source)
     except torch.OutOfMemoryError as error:
         raise UserError(OUT_OF_MEMORY) from error
     results: dict[str, Any] = {
-        "format": 2,
+        "format": 3,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "recipe": name,
         "hardware": hardware(fabric.device),
         "versions": gpu_versions(),
         "bench": dataclasses.asdict(bench),
         "config": dataclasses.asdict(config),
-        "ceiling": ceiling,
         "figures": figures,
     }
     with replacing(folder / FILE) as partial:
@@ -131,15 +124,10 @@ class BenchTrainer(Trainer):
 
 
 def measure(
-    fabric: Fabric,
-    config: CrocConfig,
-    bench: BenchConfig,
-    ceiling: dict[str, Any],
-    source: ImageSource | None,
+    fabric: Fabric, config: CrocConfig, bench: BenchConfig, source: ImageSource | None
 ) -> dict[str, Any]:
     """The figures that docs/speed.md describes."""
     device, batch = fabric.device, config.optim.batch
-    flop = {stage: count * batch for stage, count in count_flop(config).items()}
     start = time.perf_counter()
     trainer = BenchTrainer(fabric, config)
     batches = synthetic_batches(config, BATCHES, device)
@@ -167,7 +155,6 @@ def measure(
     step_ms = _timed_ms(device, lambda: trainer.next_step(next(batches)), bench.steps)
     p10, median, p90 = torch.tensor(step_ms).quantile(torch.tensor([0.1, 0.5, 0.9])).tolist()
     images_per_s = 1e3 * batch / statistics.fmean(step_ms)
-    tflops = sum(flop.values()) * images_per_s / batch / 1e12
 
     peak_gib = reserved_gib = None
     if device.type == "cuda":
@@ -181,9 +168,6 @@ def measure(
         "reserved_gib": reserved_gib,
         "split_ms": split_ms,
         "watched_ms": watched_ms,
-        "flop": flop,
-        "tflops": tflops,
-        "of_ceiling": tflops / ceiling["tflops"],
         "recorded": trainer.uses_graph,
         "loaded": _measure_loaded(trainer, bench.steps, source, images_per_s) if source else None,
     }
@@ -215,46 +199,6 @@ def _measure_loaded(
         rate = steps * batch / (time.perf_counter() - start)
     record = {"images": len(source), "workers": worker_count(data)}
     return record | {"images_per_s": rate, "of_ready": rate / ready_rate}
-
-
-def count_flop(config: CrocConfig) -> dict[str, int]:
-    """Floating-point operations of one image's step in matrix products, by stage.
-
-    Counted by torch on a step of two images without kernels on the CPU, so that what a kernel
-    computes twice to save memory does not count; nor do the views and the optimizer.
-    """
-    run = replace(
-        config.run, accelerator="cpu", precision="float32", compile=False, cuda_graph=False
-    )
-    config = replace(config, run=run, optim=replace(config.optim, batch=2))
-    cpu, flop = torch.device("cpu"), Counter[str]()
-    trainer = BenchTrainer(make_fabric(run), config)
-
-    class FlopWatch(Stopwatch):
-        """Counts the operations of each stage in place of its time."""
-
-        @contextlib.contextmanager
-        def time(self, name: str) -> Iterator[None]:
-            before = counter.get_total_flops()
-            yield
-            flop[name] += counter.get_total_flops() - before
-
-    counter = FlopCounterMode(display=False)
-    with sdpa_kernel(SDPBackend.MATH), counter, FlopWatch(cpu).running():
-        trainer.next_step(next(synthetic_batches(config, 1, cpu)))
-    skipped = ("views", "update", "EMA")
-    return {name: n // 2 for name, n in flop.items() if n and name not in skipped}
-
-
-def measure_ceiling(device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
-    """The speed of one large matrix product. Of random numbers: zeros take less power, and the
-    clocks would be higher."""
-    side, warm_ups, runs = (8192, 100, 30) if device.type == "cuda" else (768, 2, 5)
-    a, b = torch.randn(2, side, side, device=device).to(dtype)
-    out = torch.empty_like(a)
-    taken_ms = _timed_ms(device, lambda: torch.mm(a, b, out=out), warm_ups + runs)[warm_ups:]
-    tflops = 2 * side**3 / statistics.median(taken_ms) / 1e9
-    return {"tflops": tflops, "dtype": str(dtype).removeprefix("torch."), "side": side}
 
 
 def synthetic_batches(config: CrocConfig, count: int, device: torch.device) -> Iterator[Canvases]:
@@ -311,8 +255,6 @@ def print_figures(results: dict[str, Any]) -> None:
         "step, ms": f"{step['median']:.2f}",
         "10th–90th percentile": f"{step['p10']:.1f}–{step['p90']:.1f}",
         "images/s": f"{figures['images_per_s']:,.5g}",
-        "TFLOP/s": f"{figures['tflops']:.3g}",
-        "of a large matrix product": f"{figures['of_ceiling']:.1%}",
         "time to first step, s": f"{figures['first_step_s']:.1f}",
     }
     if figures["peak_gib"] is not None:

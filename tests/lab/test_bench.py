@@ -9,7 +9,7 @@ import torch
 
 from croc.cli import main
 from croc.lab import bench
-from tests.tiny import FLAGS, tiny_config
+from tests.tiny import FLAGS
 
 QUICK = ["--bench.steps", "2", "--bench.warmup", "1"]
 STAGES = ["views", "teacher", "clustering", "heads", "loss", "student"]
@@ -34,9 +34,8 @@ def test_figures_of_a_step_add_up(tmp_path: Path, capsys: pytest.CaptureFixture[
     step = figures["step_ms"]
     assert 0 < step["p10"] <= step["median"] <= step["p90"]
     assert 8e3 / step["p90"] * 0.5 < figures["images_per_s"] < 8e3 / step["p10"] * 2
-    assert figures["tflops"] == pytest.approx(figures["of_ceiling"] * results["ceiling"]["tflops"])
     assert figures["loaded"]["images"] == 24
-    for word in (*STAGES, "images/s", "of preloaded batches", "of a large matrix product", "bench"):
+    for word in (*STAGES, "images/s", "of preloaded batches", "bench"):
         assert word in printed
 
 
@@ -48,15 +47,3 @@ def test_out_of_memory_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert main(["bench", "demo", *FLAGS, "--bench.to", str(tmp_path)]) == 2
     assert "out of GPU memory: try" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
-
-
-def test_flop_by_hand():
-    """Per image of the tiny ViT (192 wide, 2 blocks) on two views of 4² patches of 8 px."""
-    flop = bench.count_flop(tiny_config())
-    patches, tokens, width = 16, 17, 192
-    embedding = 2 * patches * width * 3 * 8 * 8
-    blocks = 2 * (2 * 12 * width**2 * tokens + 2 * 2 * tokens**2 * width)
-    assert flop["student"] == 2 * (embedding + blocks)
-    assert flop["teacher"] == flop["student"] + 2 * 2 * patches * width  # the saliency
-    assert flop["backward"] > 2 * flop["student"] - 2 * embedding
-    assert list(flop) == ["teacher", "clustering", "heads", "student", "backward"]
