@@ -53,12 +53,7 @@ PICTURE = "sweep.png"
 POLL_SECONDS = 1.0
 EVALUATION = (*(f"--{protocol}." for protocol in PROTOCOLS), "--device", "--precision", "--workers")
 """Prefixes of the options that are those of `croc evaluate table`."""
-OURS = {
-    "--run.seed": "--sweep.seeds sets the seeds",
-    "--run.folder": "--sweep.to sets the folder",
-    "--run.devices": "start the same command once per GPU: the processes share the runs",
-    "--run.nodes": "start the same command once per GPU: the processes share the runs",
-}
+OURS = ("--run.seed", "--run.folder", "--run.devices", "--run.nodes")
 
 
 @dataclass(frozen=True)
@@ -165,7 +160,7 @@ def plan_runs(sweep: SweepConfig, recipe: str, words: Sequence[str]) -> list[Run
             used = own.pop(0)[1:] if own and own[0].startswith("@") else recipe
             for flag in (word.partition("=")[0].replace("_", "-") for word in (*words, *own)):
                 if flag in OURS:
-                    raise UserError(f"leave out {flag}: {OURS[flag]}")
+                    raise UserError(f"leave out {flag}, which the sweep sets (see docs/sweep.md)")
             if slug in settings:
                 raise UserError(f"it would share a folder with {settings[slug].setting!r}")
             default, recipe_name = open_recipe(used)

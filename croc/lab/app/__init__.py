@@ -25,17 +25,11 @@ class App:
     weights: tuple[str, ...] = ()
     """In addition to or instead of a run: bundled weights, a file written by croc export, or
     random:NAME for an untrained timm ViT."""
-    checkpoint: tuple[int, ...] = ()
-    """Steps of checkpoints of a single run: two are compared with each other, one with the last
-    checkpoint."""
     port: int = 8000
     """Port on 127.0.0.1; 0 picks a free one."""
 
     def __post_init__(self) -> None:
-        if self.checkpoint and len(self.runs) != 1:
-            raise UserError("--checkpoint needs exactly one RUN, whose checkpoints it compares")
-        networks = max(len(self.runs), 2 * bool(self.checkpoint), len(self.checkpoint))
-        if not 1 <= networks + len(self.weights) <= 2:
+        if not 1 <= len(self.runs) + len(self.weights) <= 2:
             raise UserError("name one or two networks: croc app RUN [RUN2], or --weights NAME")
 
 
@@ -65,8 +59,7 @@ def explore(arguments: list[str]) -> None:
     from croc.lab.show.look import look_at_run, look_at_weights
 
     with open_port(options.port) as listening:  # first: opening the networks may take a while
-        steps = (*options.checkpoint, None)[:2] if options.checkpoint else (None,)
-        looks = [look_at_run(Path(run), step) for run in options.runs for step in steps]
+        looks = [look_at_run(Path(run)) for run in options.runs]
         server = Server([*looks, *map(look_at_weights, options.weights)])
         serve(server, listening, " and ".join(model.name for model in server.models))
 

@@ -175,7 +175,6 @@ class LabelServer(LocalServer):
             if self.stopping:
                 return
             self.photos.prepare(index)
-        self.photos.prune()
 
     @torch.inference_mode()
     def _export(self, head: nn.Conv2d, labels: dict[str, Any]) -> None:

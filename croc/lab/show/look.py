@@ -1,6 +1,5 @@
 """The network to draw, from a run or from weights, and photographs as it sees them."""
 
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,7 +23,7 @@ from croc.method.backbone import Backbone
 from croc.method.photometric import normalize
 from croc.method.randomness import sample_key
 from croc.method.types import Canvases, Views
-from croc.weights.card import LARGEST_PX, read_record
+from croc.weights.card import read_record
 from croc.weights.checkpoint import checkpoint_path, checkpoints, open_run, step_of, untrained
 from croc.weights.open import build_exported, find_weights, shipped_hint
 
@@ -80,11 +79,6 @@ def look_at_weights(spec: str) -> Look:
             f"({shipped_hint()}); a run's folder goes without --weights"
         )
     config, _ = parse_config(card.config, f"the metadata of {path}")
-    sizes = [config.views.size_px, config.data.canvas_px]
-    if isinstance(config, CrocConfig):
-        sizes += [config.cluster.k_start, config.cluster.sinkhorn_iterations]
-    if max(sizes) > LARGEST_PX:
-        raise UserError(f"{path} describes views or clusters of impossible sizes")
     return Look(path.stem, config, build_exported(path, card))
 
 
@@ -94,7 +88,6 @@ def read_photograph(name: str, longest_px: int = WHOLE_PX) -> UInt8[np.ndarray, 
         return decode_image(Path(name).read_bytes(), longest_px)
     except (OSError, UndecodableImage) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        reason = re.sub(r" <_io\..*", "", reason)  # Pillow prints the BytesIO object
         raise UserError(f"{name} cannot be read as an image: {reason}") from None
 
 
