@@ -91,30 +91,26 @@ def fit_head(
     All classes weigh the same, however many clicks they have; one without clicks is never
     predicted.
     """
-    mean, deviation = moments.mean, moments.deviation
+    points = (tokens - moments.mean) / moments.deviation
     clicks = classes.bincount(minlength=count)
-    shares = (1 / clicks.clamp_min(1))[classes]
-    with torch.inference_mode(False), torch.enable_grad():
-        points = ((tokens - mean) / deviation).clone()
-        labels, shares = classes.clone(), (shares / shares.sum()).clone()
-        weight = torch.zeros(count, points.shape[1], requires_grad=True)
-        bias = torch.zeros(count, requires_grad=True)
-        optimizer = torch.optim.LBFGS([weight, bias], max_iter=60, line_search_fn="strong_wolfe")
+    weight = torch.zeros(count, points.shape[1], requires_grad=True)
+    bias = torch.zeros(count, requires_grad=True)
+    optimizer = torch.optim.LBFGS([weight, bias], max_iter=60, line_search_fn="strong_wolfe")
 
-        def closure() -> Tensor:
-            optimizer.zero_grad()
-            losses = F.cross_entropy(F.linear(points, weight, bias), labels, reduction="none")
-            loss = (shares * losses).sum() + DECAY * weight.square().sum()
-            loss.backward()
-            return loss
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        logits = F.linear(points, weight, bias)
+        loss = F.cross_entropy(logits, classes, weight=1 / clicks.clamp_min(1))
+        loss = loss + DECAY * weight.square().sum()
+        loss.backward()
+        return loss
 
-        optimizer.step(closure)
-        folded: Any = nn.Conv2d(points.shape[1], count, kernel_size=1).requires_grad_(False)
-        scaled = weight.detach() / deviation.clone()
-        offset = bias.detach() - scaled @ mean.clone()
-        folded.weight.copy_(scaled[:, :, None, None])
-        folded.bias.copy_(offset.where(clicks.clone() > 0, NEVER))
-    return folded.eval()
+    optimizer.step(closure)  # which enables gradients
+    head: Any = nn.Conv2d(points.shape[1], count, kernel_size=1).requires_grad_(False)
+    scaled = weight.detach() / moments.deviation
+    head.weight.copy_(scaled[:, :, None, None])
+    head.bias.copy_((bias.detach() - scaled @ moments.mean).where(clicks > 0, NEVER))
+    return head.eval()
 
 
 def certainty(scores: Float[Tensor, "classes rows columns"]) -> float:

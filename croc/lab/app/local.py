@@ -101,8 +101,8 @@ class LocalServer:
         return Route(f"/api/{name}", answer, methods=["POST"])
 
     async def run(self, work: Callable[[], Any]) -> Any:
-        inference = torch.inference_mode()(work)
-        return await asyncio.get_running_loop().run_in_executor(self.pool, inference)
+        without_gradients = torch.no_grad()(work)
+        return await asyncio.get_running_loop().run_in_executor(self.pool, without_gradients)
 
 
 def png_url(image: Image.Image, **options: Any) -> str:
