@@ -78,14 +78,6 @@ def test_bad_input_is_one_line(
     assert "\n" not in str(error.value)
 
 
-def test_features_of_a_broken_file(tmp_path: Path):
-    broken = tmp_path / "broken.png"
-    Image.effect_noise((64, 64), 90).save(broken)
-    broken.write_bytes(broken.read_bytes()[:400])
-    with pytest.raises(croc.UserError, match=r"broken\.png cannot be read"):
-        croc.features(broken, RANDOM)
-
-
 @dataclass(frozen=True)
 class Data:
     """A data set whose `read` returns what it is given."""

@@ -16,6 +16,7 @@ from tests.tiny import FLAGS
 SWEEP = f"""sweep demo {shlex.join(FLAGS)} --workers 0 --linear.image-px 32 --linear.steps 5
 --sweep.to sweep --sweep.data scenes:4 --sweep.protocols linear"""
 VARY = "--sweep.vary cluster.position-weight --sweep.values"
+LABEL = "app label --weights random:vit_tiny_patch16_224 --port 0"
 BAD = [
     ("show clusters photo.png --run run --heads 3", "--heads 3: the network has heads 0 to 2"),
     ("show clusters photo.png --run run --image-px 64", "--image-px needs --whole"),
@@ -41,6 +42,12 @@ BAD = [
     ("app --weights nothing", "--weights nothing"),
     ("app run --port IN-USE", "address already in use; choose another with --port"),
     ("app run --host 0.0.0.0", "--host"),
+    (f"{LABEL} empty", "no images in"),
+    (f"{LABEL} none", "none does not exist: pass folders or image files"),
+    (f"{LABEL} texts", "none of the 1 images in"),
+    (f"{LABEL} . --image-px 100", "do not consist of"),
+    (f"{LABEL} . --to foreign", "labels.json cannot be read as labels"),
+    ("app label . --weights nothing", "--weights nothing: no such run or file"),
     ("bench demo --bench.steps 0", "--bench.steps must be at least 1"),
     ("bench demo --bench.to /proc/nowhere/bench", "/proc/nowhere"),
     ("bench demo --run.devices 2", "one device"),
@@ -64,15 +71,15 @@ BAD = [
 @pytest.fixture(scope="module")
 def place(run: Path, mae_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run with checkpoints of the steps 2 and 3, one of MAE, a photograph of 60 × 40, a text with
-    a photograph's name, a measurement, and the configuration of another project."""
+    a photograph's name, a measurement, and files of another project."""
     place = tmp_path_factory.mktemp("place")
     shutil.copytree(run, place / "run")
     shutil.copytree(mae_run, place / "mae")
     Image.fromarray(np.zeros((40, 60, 3), np.uint8)).save(place / "photo.png")
-    (place / "text.jpg").write_text("no picture")
-    for folder, name in (("there", "bench.json"), ("foreign", "config.json")):
-        (place / folder).mkdir()
-        (place / folder / name).write_text('{"architectures": ["ViTModel"]}')
+    (place / "empty").mkdir()
+    for name in ("there/bench.json", "foreign/config.json", "foreign/labels.json", "texts/a.jpg"):
+        (place / name).parent.mkdir(exist_ok=True)
+        (place / name).write_text('{"architectures": ["ViTModel"]}')
     return place
 
 

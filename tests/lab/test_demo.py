@@ -97,10 +97,3 @@ def test_a_run_that_is_resumed_needs_the_rest(tmp_path: Path, capsys):
     assert found["steps"] == "5 at batch size 8, resuming from step 4"
     assert (tmp_path / "run/metrics.jsonl").read_text() == before
     assert read_metrics(tmp_path / "run")[-1]["step"] == 4
-
-
-def test_it_refuses_what_training_would_refuse(tmp_path: Path, capsys):
-    (tmp_path / "other").write_text("not a run")
-    run = ["--run.folder", str(tmp_path), "--dry-run"]
-    assert main(["pretrain", "demo", *FLAGS, *run]) == 2
-    assert "exists and is not a run" in capsys.readouterr().err

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from PIL import Image
 
 from croc.cli import main
@@ -259,23 +258,3 @@ def test_settings_and_seeds_are_planned_in_order():
     runs = planned(settings=("a b=", "λ=--loss.alpha 2"), seeds=(3, 1))
     folders = ["a-b-seed-3", "λ-seed-3", "a-b-seed-1", "λ-seed-1"]
     assert [run.folder.name for run in runs] == folders
-
-
-@pytest.mark.parametrize(
-    "names",
-    [["1", "2", "inf"], ["a", "b" * 40, r"$\nonsense$ c"], [f"number {n}:" for n in range(20)]],
-)
-def test_picture_is_not_clipped_and_joins_only_numbers(names: list[str]):
-    cells = [{"value": 20.0, "deviation": 1.0, "best": False}]
-    rows = [{"label": name, "cells": cells, "runs": [{"scores": [20.0]}]} for name in names]
-    columns = [{"group": "Linear (mIoU)", "title": "Scenes"}]
-    figure = sweep.make_figure({"columns": columns, "rows": rows}, "loss.alpha")
-    canvas = FigureCanvasAgg(figure)
-    canvas.draw()
-    (axes,) = figure.axes
-    box = axes.get_tightbbox(canvas.get_renderer())
-    assert box is not None
-    assert min(box.x0, box.y0) >= -1
-    assert max(box.x1 - figure.bbox.x1, box.y1 - figure.bbox.y1) <= 1
-    (means,) = axes.lines
-    assert means.get_linestyle() == ("-" if "inf" in names else "None")

@@ -10,7 +10,6 @@ import pytest
 from PIL import Image
 
 from croc.cli import main
-from croc.data.sources import open_source
 from croc.io import read_metrics
 from croc.lab.report import hook
 from croc.lab.report.hook import ReportHook
@@ -22,7 +21,6 @@ from croc.lab.report.page import (
     read_run,
     report,
 )
-from croc.method.backbone import Backbone
 from croc.train.gauges import Gauges
 from croc.train.loop import pretrain as plain_pretrain
 from tests.lab.report.fakes import add_scores, line, make_run
@@ -68,20 +66,6 @@ def test_a_failure_is_reported_once_and_training_continues(tmp_path: Path, capsy
         assert printed.count(f"{part} (RuntimeError: no ink); training continues") == 1
     assert len(read_metrics(run)) == 9
     assert "as of step 9 of 9" in (run / "report.html").read_text()  # it is only without pictures
-
-
-def test_undecodable_images_are_passed_over(tmp_path: Path):
-    (tmp_path / "data").mkdir()
-    for number in range(6):
-        Image.new("RGB", (48, 40), (40 * number, 90, 30)).save(tmp_path / f"data/{number}.jpg")
-    (tmp_path / "data" / "0.jpg").write_bytes(b"\xff\xd8 none")
-    config = tiny_config()
-    config = replace(config, data=replace(config.data, root=(str(tmp_path / "data"),)))
-    weights = Backbone(config.model, config.views.size_px).state_dict()
-    ReportHook(config, open_source(config.data, 0), tmp_path, 0).draw(config, weights, 7)
-    with Image.open(picture_path(tmp_path, 7)) as picture:
-        names = json.loads(picture.info["comment"])["images"]
-    assert [Path(name).name for name in names] == ["1.jpg", "2.jpg", "3.jpg", "4.jpg"]
 
 
 def test_command_writes_the_page(tmp_path: Path, capsys, monkeypatch):
