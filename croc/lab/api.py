@@ -216,22 +216,20 @@ def _as_several(images: Any) -> Iterable[Any]:
 def _read_image(image: object) -> Tensor:
     """As "3 h w" of bytes, or of floats in 0 … 1, on the CPU."""
     if isinstance(image, str | os.PathLike):
-        return torch.from_numpy(read_photograph(os.fspath(image))).permute(2, 0, 1)
-    if isinstance(image, Image.Image):  # upright, transparency on white
+        image = read_photograph(os.fspath(image))
+    elif isinstance(image, Image.Image):  # upright, transparency on white
         if image.mode.startswith(("I", "F")):
             raise UserError(f"a PIL image of mode {image.mode} has no 8-bit colors: convert it")
         upright = ImageOps.exif_transpose(image).convert("RGBA")
         white = Image.new("RGBA", upright.size, "white")
         image = np.array(Image.alpha_composite(white, upright).convert("RGB"))
-        return torch.from_numpy(image).permute(2, 0, 1)
-    if isinstance(image, np.ndarray) and image.dtype == np.uint8 and image.shape[2:] == (3,):
-        return torch.from_numpy(np.ascontiguousarray(image)).permute(2, 0, 1)
+    if isinstance(image, np.ndarray) and image.dtype == np.uint8 and image.ndim == 3:
+        image = torch.from_numpy(np.ascontiguousarray(image)).permute(2, 0, 1)
     if not isinstance(image, Tensor) or image.ndim != 3 or image.shape[0] != 3:
-        shape = getattr(image, "shape", None)
-        got = f"of type {type(image).__name__}" if shape is None else tuple(shape)
+        shape = getattr(image, "shape", "")
         raise UserError(
             "an image must be a path, a PIL image, a uint8 array height × width × 3 or a tensor "
-            f"3 × height × width, not {got}"
+            f"3 × height × width, not {type(image).__name__} {shape}"
         )
     if image.dtype == torch.uint8:
         return image.cpu()

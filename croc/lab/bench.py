@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import os
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -67,12 +66,11 @@ def run_bench(recipe: str, arguments: list[str]) -> None:
         raise UserError(f"croc bench measures CrOC's step, and {recipe} is another method")
     options = parse(BenchOptions, arguments, f"croc bench {recipe}", BenchOptions(**vars(default)))
     bench, run = options.bench, options.run
-    several = run.nodes > 1 or run.devices not in ("auto", 1) or run.strategy != "ddp"
-    if several or int(os.environ.get("WORLD_SIZE", 1)) > 1:
-        raise UserError(
-            "croc bench measures one device: leave out --run.devices, --run.nodes, --run.strategy "
-            "and torchrun, and pass one device's share as --optim.batch"
-        )
+    require(
+        run.nodes == 1 and run.devices in ("auto", 1) and run.strategy == "ddp",
+        "croc bench measures one device: pass its share as --optim.batch, without --run.devices, "
+        "--run.nodes and --run.strategy",
+    )
     require(options.model.init is None, "croc bench measures with fresh weights: leave --init out")
     config = CrocConfig(**{each.name: getattr(options, each.name) for each in fields(CrocConfig)})
     config = replace(config, run=replace(run, devices=1))

@@ -35,7 +35,6 @@ BAD = [
     ("show report", "name a run's folder"),
     ("show report nothing", "there is no configuration nothing/config.json"),
     ("show report foreign", "foreign/config.json is not a CrOC run configuration"),
-    ("show report run --to page.txt", "must end in .html"),
     ("show report run --to no/page.html", "no/page.html"),
     ("show report run --scores run/metrics.jsonl", "is not a results.jsonl of croc evaluate"),
     ("app run run run", "name one or two networks"),

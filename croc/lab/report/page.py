@@ -57,8 +57,6 @@ def run_command(arguments: list[str]) -> None:
         raise UserError("name a run's folder: croc show report RUN")
     folders = [Path(run) for run in options.runs]
     to = Path(options.to or (folders[0] / FILE if len(folders) == 1 else FILE))
-    if to.suffix.lower() not in (".html", ".htm"):
-        raise UserError(f"--to {to}: the page's name must end in .html")
     print(write_report(folders, to, [Path(file) for file in options.scores]))
 
 
