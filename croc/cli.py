@@ -1,5 +1,6 @@
 """The command line. Heavy modules are imported only by the command that needs them."""
 
+import importlib
 import os
 import re
 import sys
@@ -7,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, make_dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import tyro
 
@@ -124,6 +125,9 @@ def _run(arguments: list[str]) -> None:
             entries = [each for each in entries if each.startswith(f"  croc {arguments[0]} ")]
         print("\n".join([start, *entries]))
         return
+    if arguments[0] in WITH_RECIPE and (len(arguments) == 1 or arguments[1] in ("-h", "--help")):
+        print_recipes(arguments[0])
+        return
     for words, command in COMMANDS.items():
         if tuple(arguments[: len(words)]) == words:
             if command(arguments[len(words) :]) is False:
@@ -133,20 +137,19 @@ def _run(arguments: list[str]) -> None:
     raise UserError(f"there is no command {' '.join(arguments[:2])!r}; there are: {known}")
 
 
-def _recipes_help(command: str, arguments: list[str]) -> bool:
-    """Print the list of recipes if --help was passed without one; return whether it was printed."""
-    if arguments and arguments[0] not in ("-h", "--help"):
-        return False
+def print_recipes(command: str) -> None:
     print(f"usage: croc {command} RECIPE [OPTIONS]\n\nRecipes (or a run's config.json):")
     for name, recipe in RECIPES.items():
         print(f"  {name:18}{(recipe.__doc__ or '').splitlines()[0]}")
     print(f"\nOptions of a recipe: croc {command} RECIPE --help")
-    return True
+
+
+def run_module(module: str, *arguments: Any) -> bool | None:
+    """A command with a module of its own, which is imported only now."""
+    return importlib.import_module(module).run_command(*arguments)
 
 
 def pretrain_command(arguments: list[str]) -> None:
-    if _recipes_help("pretrain", arguments):
-        return
     default, recipe = open_recipe(arguments[0])
     kind = type(default)
     dry = ("dry_run", Annotated[bool, tyro.conf.arg(help=DRY_RUN)], field(default=False))
@@ -181,22 +184,6 @@ def demo_command(arguments: list[str]) -> bool:
     return run_demo(config)
 
 
-def bench_command(arguments: list[str]) -> None:
-    if _recipes_help("bench", arguments):
-        return
-    from croc.lab.bench import run_bench
-
-    run_bench(arguments[0], arguments[1:])
-
-
-def sweep_command(arguments: list[str]) -> bool:
-    if _recipes_help("sweep", arguments):
-        return True
-    from croc.lab.sweep import run_command
-
-    return run_command(arguments[0], arguments[1:])
-
-
 @dataclass(frozen=True)
 class ShowWeights:
     """Print a weights file's layout, its network and the authors' training arguments."""
@@ -205,20 +192,11 @@ class ShowWeights:
     """A CrOC, timm or published checkpoint, or hf:USER/NAME; no code in it is executed."""
 
 
-def show_command(kind: str, arguments: list[str]) -> None:
-    if kind == "report":
-        from croc.lab.report.page import run_command as write_report
+def weights_command(arguments: list[str]) -> None:
+    options = parse(ShowWeights, arguments, "croc show weights")
+    from croc.weights.open import describe_file
 
-        write_report(arguments)
-    elif kind == "weights":
-        options = parse(ShowWeights, arguments, "croc show weights")
-        from croc.weights.open import describe_file
-
-        print(*describe_file(Path(options.file)), sep="\n")
-    else:
-        from croc.lab.show import show
-
-        print(show(kind, arguments))
+    print(*describe_file(Path(options.file)), sep="\n")
 
 
 @dataclass(frozen=True)
@@ -286,15 +264,6 @@ def segment_command(name: str, arguments: list[str]) -> None:
         print(export_head(export_options))
 
 
-def app_command(arguments: list[str]) -> None:
-    from croc.lab.app import explore, label
-
-    if arguments[:1] == ["label"]:
-        label(arguments[1:])
-    else:
-        explore(arguments)
-
-
 COMMANDS: dict[tuple[str, ...], Callable[[list[str]], bool | None]] = {
     ("demo",): demo_command,
     ("pretrain",): pretrain_command,
@@ -303,20 +272,23 @@ COMMANDS: dict[tuple[str, ...], Callable[[list[str]], bool | None]] = {
         for name in (*PROTOCOLS, "fewlabel", "all", "table", "curve")
     },
     **{
-        ("show", kind): partial(show_command, kind)
-        for kind in ("clusters", "merging", "features", "report", "weights")
+        ("show", kind): partial(run_module, "croc.lab.show", kind)
+        for kind in ("clusters", "merging", "features")
     },
+    ("show", "report"): partial(run_module, "croc.lab.report.page"),
+    ("show", "weights"): weights_command,
     **{
         ("segment", name): partial(segment_command, name)
         for name in ("fit", "predict", "discover", "export")
     },
     ("data", "pack"): pack_command,
-    ("bench",): bench_command,
-    ("sweep",): sweep_command,
+    ("bench",): partial(run_module, "croc.lab.bench"),
+    ("sweep",): partial(run_module, "croc.lab.sweep"),
     ("export",): export_command,
-    ("app",): app_command,
+    ("app",): partial(run_module, "croc.lab.app"),
 }
 """A command that returns False has partly failed: exit code 1."""
+WITH_RECIPE = ("pretrain", "bench", "sweep")
 
 
 def run() -> NoReturn:

@@ -59,12 +59,13 @@ class BenchOptions(CrocConfig):
     bench: BenchConfig = field(default_factory=BenchConfig)
 
 
-def run_bench(recipe: str, arguments: list[str]) -> None:
+def run_command(arguments: list[str]) -> None:
     """Measure a recipe with the options of the command line; write and print the results."""
+    recipe, *flags = arguments
     default, name = open_recipe(recipe)
     if not isinstance(default, CrocConfig):
         raise UserError(f"croc bench measures CrOC's step, and {recipe} is another method")
-    options = parse(BenchOptions, arguments, f"croc bench {recipe}", BenchOptions(**vars(default)))
+    options = parse(BenchOptions, flags, f"croc bench {recipe}", BenchOptions(**vars(default)))
     bench, run = options.bench, options.run
     require(
         run.nodes == 1 and run.devices in ("auto", 1) and run.strategy == "ddp",

@@ -115,21 +115,22 @@ class Run:
         return Path(str(self.config.run.folder))
 
 
-def run_command(recipe: str, arguments: Sequence[str]) -> bool:
+def run_command(arguments: Sequence[str]) -> bool:
     """Run the sweep; whether every run succeeded.
 
     Options are split as text, since each setting adds its own to the recipe's, and they need to be
     valid only together (`--cluster.k-select fixed` needs a k-max).
     """
+    recipe, *flags = arguments
     _, name = open_recipe(recipe)
     words: dict[str, list[str]] = {"sweep": [], "evaluation": [], "recipe": []}
     part = "recipe"
-    for word in arguments:
+    for word in flags:
         if word.startswith("--"):
             own = "evaluation" if word.startswith(EVALUATION) else "recipe"
             part = "sweep" if word.startswith("--sweep.") else own
         words[part].append(word)
-    own = ["--help"] if {"-h", "--help"} & set(arguments) else words["sweep"]
+    own = ["--help"] if {"-h", "--help"} & set(flags) else words["sweep"]
     sweep = parse(Sweep, own, f"croc sweep {recipe}").sweep
     runs = plan_runs(sweep, recipe, words["recipe"])
     return run_sweep(name, sweep, runs, words["evaluation"])

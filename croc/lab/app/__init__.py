@@ -51,6 +51,13 @@ class Label:
     """Port on 127.0.0.1; 0 picks a free one."""
 
 
+def run_command(arguments: list[str]) -> None:
+    if arguments[:1] == ["label"]:
+        label(arguments[1:])
+    else:
+        explore(arguments)
+
+
 def explore(arguments: list[str]) -> None:
     """Load the networks, bind a local port, and serve until Ctrl-C."""
     options = parse(App, arguments, "croc app")

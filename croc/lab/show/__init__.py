@@ -63,8 +63,8 @@ class ShowFeatures(_Show):
     """Fit one PCA across all images, so that colors are comparable."""
 
 
-def show(kind: str, arguments: list[str]) -> Path:
-    """croc show KIND IMAGE ... --run RUN, or --weights NAME; returns the path of the figure."""
+def run_command(kind: str, arguments: list[str]) -> None:
+    """croc show KIND IMAGE ... --run RUN, or --weights NAME; prints the path of the figure."""
     kinds = {"clusters": ShowClusters, "merging": ShowMerging, "features": ShowFeatures}
     options: Any = parse(kinds[kind], arguments, f"croc show {kind}")
     if (options.run is None) == (options.weights is None):
@@ -89,4 +89,4 @@ def show(kind: str, arguments: list[str]) -> Path:
     path = Path(options.to or default)
     draw: Any = {"clusters": draw_clusters, "merging": draw_merging, "features": draw_features}
     draw[kind](look, options).savefig(path)
-    return path
+    print(path)
