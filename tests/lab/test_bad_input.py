@@ -45,7 +45,6 @@ BAD = [
     (f"{LABEL} none", "none does not exist: pass folders or image files"),
     (f"{LABEL} texts", "none of the 1 images in"),
     (f"{LABEL} . --image-px 100", "do not consist of"),
-    (f"{LABEL} . --to foreign", "labels.json cannot be read as labels"),
     ("app label . --weights nothing", "--weights nothing: no such run or file"),
     ("bench demo --bench.steps 0", "--bench.steps must be at least 1"),
     ("bench demo --bench.to /proc/nowhere/bench", "/proc/nowhere"),
@@ -70,13 +69,13 @@ BAD = [
 @pytest.fixture(scope="module")
 def place(run: Path, mae_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run with checkpoints of the steps 2 and 3, one of MAE, a photograph of 60 × 40, a text with
-    a photograph's name, a measurement, and files of another project."""
+    a photograph's name, a measurement, and the configuration of another project."""
     place = tmp_path_factory.mktemp("place")
     shutil.copytree(run, place / "run")
     shutil.copytree(mae_run, place / "mae")
     Image.fromarray(np.zeros((40, 60, 3), np.uint8)).save(place / "photo.png")
     (place / "empty").mkdir()
-    for name in ("there/bench.json", "foreign/config.json", "foreign/labels.json", "texts/a.jpg"):
+    for name in ("there/bench.json", "foreign/config.json", "texts/a.jpg"):
         (place / name).parent.mkdir(exist_ok=True)
         (place / name).write_text('{"architectures": ["ViTModel"]}')
     return place

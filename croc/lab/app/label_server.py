@@ -25,7 +25,6 @@ from croc.eval.features import Moments
 from croc.io import cores, try_lock
 from croc.lab.app.labels import (
     certainty,
-    check_labels,
     clicked_tokens,
     fit_head,
     read_labels,
@@ -80,7 +79,7 @@ class LabelServer(LocalServer):
             Route("/api/start", self.start),
             Route("/api/progress", self.progress),
             Route("/api/photographs/{index:int}", self.photograph),
-            self.post("labels", check_labels, self.set_labels),
+            self.post("labels", dict, self.set_labels),
             self.post("masks", read_numbers, self.find_masks),
             self.post("order", read_numbers, self.find_order),
             self.post("export", read_numbers, self.start_export),

@@ -9,7 +9,6 @@ x and y are shares of the photograph's width and height, classes are numbered fr
 """
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +17,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
-from croc.errors import UserError
 from croc.eval.features import Moments
-from croc.eval.metrics import IGNORED
 from croc.io import replacing
 from croc.lab.app.photos import Photos
 
@@ -38,34 +35,12 @@ def read_labels(folder: Path) -> dict[str, Any]:
     if not path.exists():
         classes = [{"name": name, "color": color} for name, color in START.items()]
         return {"classes": classes, "clicks": []}
-    try:
-        return check_labels(json.loads(path.read_text(encoding="utf-8")))
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise UserError(f"{path} cannot be read as labels: {error}") from None
+    return json.loads(path.read_text(encoding="utf-8"))
 
 
 def save_labels(folder: Path, labels: dict[str, Any]) -> None:
     with replacing(folder / FILE) as partial:
         partial.write_text(json.dumps(labels, indent=1, ensure_ascii=False) + "\n", "utf-8")
-
-
-def check_labels(content: Any) -> dict[str, Any]:
-    """The same labels, without unknown fields; a ValueError, TypeError or KeyError if they are
-    none."""
-    classes = [{"name": str(c["name"])[:80], "color": str(c["color"])} for c in content["classes"]]
-    if not 1 < len(classes) < IGNORED:
-        raise ValueError(f"2 to {IGNORED - 1} classes, not {len(classes)}")
-    for each in classes:
-        if not re.fullmatch("#[0-9a-fA-F]{6}", each["color"]):
-            raise ValueError(f"colors must have the form #rrggbb: {each['color'][:20]}")
-    clicks = [
-        {"photo": str(c["photo"]), "x": float(c["x"]), "y": float(c["y"]), "class": int(c["class"])}
-        for c in content["clicks"]
-    ]
-    for click in clicks:
-        if not (0 <= click["x"] < 1 and 0 <= click["y"] < 1 and 0 <= click["class"] < len(classes)):
-            raise ValueError(f"a click is outside the photograph or the classes: {click}"[:120])
-    return {"classes": classes, "clicks": clicks}
 
 
 def clicked_tokens(
