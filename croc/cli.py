@@ -5,7 +5,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, make_dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -31,6 +31,7 @@ HELP = """CrOC: dense visual features from unlabeled images of scenes.
 
   croc demo                          train a small ViT on synthetic scenes (minutes on a laptop)
   croc pretrain RECIPE [OPTIONS]     pre-train on your own images
+  croc pretrain RECIPE --dry-run     print the time, memory and disk space that it would take
   croc evaluate linear|kmeans|within|incontext|video|all --weights WEIGHTS --data DATA
                                      evaluate the dense features of a backbone
   croc evaluate fewlabel --weights WEIGHTS --data DATA
@@ -72,10 +73,6 @@ HELP = """CrOC: dense visual features from unlabeled images of scenes.
 Every command accepts --help; croc --version prints the version. Recipes: {recipes}.
 """
 
-DRY_RUN = (
-    "Do not train: decode a hundred images, take a few steps in a temporary folder, and print the "
-    "expected time, memory and disk space."
-)
 WORKER_DIED = (
     "a loader process was killed, often because memory ran out: lower --data.workers or "
     "--data.canvas-px; the same command resumes from the last checkpoint"
@@ -151,19 +148,13 @@ def run_module(module: str, *arguments: Any) -> bool | None:
 
 def pretrain_command(arguments: list[str]) -> None:
     default, recipe = open_recipe(arguments[0])
-    kind = type(default)
-    dry = ("dry_run", Annotated[bool, tyro.conf.arg(help=DRY_RUN)], field(default=False))
-    options = make_dataclass("Pretrain", [dry], bases=(kind,), frozen=True)
-    options.__doc__ = kind.__doc__
-    start = options(**vars(default))
-    values = vars(parse(options, arguments[1:], f"croc pretrain {arguments[0]}", start))
-    is_dry = values.pop("dry_run")
-    config = kind(**values)
+    flags = [word for word in arguments[1:] if word != "--dry-run"]
+    config = parse(type(default), flags, f"croc pretrain {arguments[0]}", default)
     if config.model.init != default.model.init:
         from croc.weights.open import follow_init
 
         config = follow_init(config, recipe, option_names(arguments))
-    if is_dry:
+    if "--dry-run" in arguments:
         from croc.lab.dry_run import dry_run
 
         dry_run(config, recipe)
