@@ -82,7 +82,6 @@ def label(arguments: list[str]) -> None:
     with open_port(options.port) as listening:
         segmenter = open_segmenter(options.weights, options.image_px)
         server = LabelServer(folder, to, segmenter)
-        server.compute()
         count = f"{len(server.photos):,} photographs, labels in {to}"
         serve(server, listening, f"{segmenter.backbone.name}, {count}")
 

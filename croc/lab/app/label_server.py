@@ -44,7 +44,7 @@ MEASURED = 32
 
 
 class LabelServer(LocalServer):
-    """Opening one computes tokens up to the first readable photograph; `compute` the rest."""
+    """Opening one starts to compute the tokens of all photographs, in the background."""
 
     def __init__(self, folder: Path, to: Path, segmenter: Segmenter) -> None:
         super().__init__("label.html")
@@ -55,24 +55,19 @@ class LabelServer(LocalServer):
         self.moments, self.measured = Moments(), 0
         self.problem, self.export_state = "", {"state": "none"}
         self.stopping = False
-        self.order = iter(range(len(self.photos)))
-        if not any(map(self.photos.prepare, self.order)):
-            raise UserError(f"none of the {len(self.photos):,} images in {folder} can be read")
+        to.mkdir(parents=True, exist_ok=True)
         self.lock = (to / "lock").open("w")  # two servers would overwrite each other's labels
         if not try_lock(self.lock):
             self.lock.close()
             raise UserError(f"another croc app label uses {to}: stop it, or choose another --to")
         self.worker = ThreadPoolExecutor(1, "croc tokens", torch.set_num_threads, (cores(),))
+        self.worker.submit(self._work, self._compute)
 
     def close(self) -> None:
         self.stopping = True
         self.worker.shutdown(cancel_futures=True)
         super().close()
         self.lock.close()
-
-    def compute(self) -> None:
-        """The tokens of all photographs, in the background."""
-        self.worker.submit(self._work, self._compute)
 
     def routes(self) -> Sequence[Route]:
         return [
@@ -86,13 +81,13 @@ class LabelServer(LocalServer):
         ]
 
     async def start(self, request: Request) -> Response:
-        maps = self.photos.tokens(next(iter(self.photos.sizes)))
+        segmenter = self.photos.segmenter
         start = {
-            "weights": self.photos.segmenter.backbone.name,
+            "weights": segmenter.backbone.name,
             "folder": str(self.folder),
             "to": str(self.to),
             "names": self.photos.names,
-            "grid": list(maps.shape[1:]),
+            "grid": [segmenter.image_px // segmenter.backbone.stride_px] * 2,
             "palette": [f"#{color}" for color in PALETTE_HEX.split()],
         }
         return JSONResponse(start | self.labels)
@@ -170,7 +165,7 @@ class LabelServer(LocalServer):
             self.export_state = {"state": "none"}
 
     def _compute(self) -> None:
-        for index in self.order:
+        for index in range(len(self.photos)):
             if self.stopping:
                 return
             self.photos.prepare(index)

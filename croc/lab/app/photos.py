@@ -52,8 +52,8 @@ class Photos:
     def __len__(self) -> int:
         return len(self.paths)
 
-    def prepare(self, index: int) -> bool:
-        """Compute a photograph's tokens unless they are on disk; whether it could be read."""
+    def prepare(self, index: int) -> None:
+        """Compute a photograph's tokens unless they are on disk."""
         photo, file = self.paths[index], self._file(index)
         try:
             if not file.exists() or file.stat().st_mtime_ns < photo.stat().st_mtime_ns:
@@ -65,11 +65,10 @@ class Photos:
                     save_file(tensors, partial, {"height": str(height), "width": str(width)})
         except (OSError, UndecodableImage) as error:
             self.skipped[index] = getattr(error, "strerror", None) or "not a readable image"
-            return False
+            return
         with safe_open(file, "pt") as opened:
             size = opened.metadata()
         self.sizes[index] = int(size["height"]), int(size["width"])
-        return True
 
     def tokens(self, index: int) -> Float[Tensor, "C rows columns"]:
         return self._read(index, "tokens")

@@ -52,7 +52,6 @@ def photos(tmp_path: Path) -> Path:
 @contextmanager
 def labeling(photos: Path, segmenter: Segmenter, to: Path | None = None) -> Iterator[Served]:
     server = LabelServer(photos, to or photos.parent / "to", segmenter)
-    server.compute()
     with listening(server) as served:
         yield served
 
