@@ -79,12 +79,11 @@ def to_picture(identity: str, name: str, pixels: np.ndarray) -> Picture:
 
 
 def read_upload(data: bytes, name: str) -> Picture:
-    """A picture or an HTTPException. The name is only shown, without letters that hide text."""
+    """A picture or an HTTPException. The name is only shown."""
     try:
         pixels = decode_image(data, LONGER_PX)
     except UndecodableImage:
         raise HTTPException(415, "That file cannot be read as a picture.") from None
     if min(pixels.shape[:2]) < MIN_PX:
         raise HTTPException(422, f"That picture is too small or narrow: {MIN_PX} px at least.")
-    shown = "".join(letter for letter in name if letter.isprintable()).strip()
-    return to_picture(secrets.token_hex(8), shown[:80] or "photograph", pixels)
+    return to_picture(secrets.token_hex(8), name[:80] or "photograph", pixels)
