@@ -14,14 +14,7 @@ from torch import Tensor
 from croc.config import CrocConfig, PretrainConfig
 from croc.data.sources import ImageSource, read_images
 from croc.io import replacing
-from croc.lab.report.page import (
-    FILE,
-    KEPT,
-    picture_path,
-    picture_steps,
-    thin_steps,
-    write_report,
-)
+from croc.lab.report.page import FILE, picture_path, picture_steps, write_report
 from croc.lab.show.clusters import find_clusters
 from croc.lab.show.figures import paint, to_array
 from croc.lab.show.look import grid_of, to_canvases
@@ -93,9 +86,6 @@ class ReportHook:
         }
         with replacing(path) as partial:
             sheet.save(partial, "JPEG", quality=82, comment=json.dumps(about).encode("ascii"))
-        steps = picture_steps(self._folder)
-        for dropped in set(steps) - set(thin_steps(steps, KEPT)):
-            picture_path(self._folder, dropped).unlink()
 
 
 def draw_sheet(views: Views, clusters: Clusters, patch_px: int) -> Image.Image:

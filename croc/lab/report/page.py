@@ -29,12 +29,10 @@ WEB = Path(__file__).parent.parent / "web"
 SCORES = ("evaluations/results.jsonl", "evaluation/results.jsonl")
 """Within a run's folder; the second is the demo's."""
 COLORS = 8
-MAX_POINTS, MAX_PICTURES = 1000, 24
+MAX_POINTS, MAX_PICTURES = 1000, 16
 """Of a curve, and of the clusters of all runs."""
 WIDTH_PX = 900
 """Of a picture."""
-KEPT = 12
-"""Pictures of clusters that a run keeps."""
 
 
 @dataclass(frozen=True)
@@ -236,18 +234,11 @@ def picture_steps(folder: Path) -> list[int]:
     return sorted(int(path.stem.removeprefix("clusters-")) for path in paths)
 
 
-def thin_steps(steps: list[int], count: int) -> list[int]:
-    """Without the steps whose neighbors are closest, until `count` are left; the ends stay."""
-    steps = list(steps)
-    while len(steps) > max(2, count):
-        gaps = [after - before for before, after in zip(steps, steps[2:])]
-        del steps[1 + gaps.index(min(gaps))]
-    return steps
-
-
-def cluster_pictures(run: Run, count: int) -> list[dict[str, Any]]:
-    shown = []
-    for step in thin_steps(picture_steps(run.folder), count):
+def cluster_pictures(run: Run, most: int) -> list[dict[str, Any]]:
+    """Evenly among those of a run; with the first and the last."""
+    steps, shown = picture_steps(run.folder), []
+    chosen = np.linspace(0, len(steps) - 1, min(max(2, most), len(steps)))
+    for step in (steps[place] for place in chosen.round().astype(int)):
         with Image.open(picture_path(run.folder, step)) as picture:
             about = json.loads(picture.info.get("comment") or "null")
             url = to_data_url(picture)
