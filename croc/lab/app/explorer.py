@@ -53,11 +53,10 @@ class Model:
         self.view_px = look.config.views.size_px
         own = look.config.cluster if isinstance(look.config, CrocConfig) else ClusterConfig()
         self.cluster, self.grid = own, self.view_px // look.backbone.patch_px
-        # Settings within the range of the page's controls; JSON has no infinite number.
-        self.defaults: dict[str, Any] = {"tokens": own.tokens}
-        for name in ("position_weight", "k_start", "sharpness"):
-            value, (low, high) = getattr(own, name), LIMITS[name]
-            self.defaults[name] = "inf" if math.isinf(value) else min(max(value, low), high)
+        names = ("tokens", "k_start", "sharpness", "position_weight")
+        self.defaults: dict[str, Any] = {name: getattr(own, name) for name in names}
+        if math.isinf(own.position_weight):
+            self.defaults["position_weight"] = "inf"  # JSON has no such number
 
 
 @dataclass(frozen=True, eq=False)
