@@ -21,7 +21,7 @@ from PIL import Image
 
 from croc.config import CONFIG_FILE, method_name, parse, read_config
 from croc.errors import UserError
-from croc.io import read_lines, replacing
+from croc.io import read_gauges, read_lines, read_metrics, replacing
 from croc.train.health import LARGE_DRIFT, too_soft
 
 FILE = "report.html"
@@ -160,15 +160,15 @@ def read_run(folder: Path) -> Run:
         for name, value in values.items()
     }
     run = Run(folder, folder.resolve().name, recipe, method_name(config), options)
-    for path in (folder / "metrics.jsonl", folder / "gauges.jsonl"):
-        for line in read_lines(path) if path.exists() else []:
-            step, epoch = line.pop("step"), line.pop("epoch", None)
-            run.step = max(run.step, step)
-            if epoch is not None and step > 0:
-                run.epochs.append((step - 1, epoch))
-            for name, value in line.items():
-                if is_number(value):
-                    run.metrics[name].append((step, float(value)))
+    metrics = read_metrics(folder) if (folder / "metrics.jsonl").exists() else []
+    for line in [*metrics, *read_gauges(folder)]:
+        step, epoch = line.pop("step"), line.pop("epoch", None)
+        run.step = max(run.step, step)
+        if epoch is not None and step > 0:
+            run.epochs.append((step - 1, epoch))
+        for name, value in line.items():
+            if is_number(value):
+                run.metrics[name].append((step, float(value)))
     return run
 
 
