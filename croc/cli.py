@@ -1,13 +1,14 @@
 """The command line. Heavy modules are imported only by the command that needs them."""
 
+import importlib
 import os
 import re
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, make_dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import tyro
 
@@ -15,16 +16,14 @@ from croc import __version__
 from croc.config import (
     CrocConfig,
     DataConfig,
-    PretrainConfig,
     option_names,
     parse,
-    read_config,
     require,
 )
 from croc.errors import Interrupted, LostPeerError, UserError
 from croc.eval.protocols import PROTOCOLS
 from croc.eval.protocols import run_command as evaluate_command
-from croc.recipes import RECIPES, demo
+from croc.recipes import RECIPES, demo, open_recipe
 from croc.signals import exit_process, is_first_process, process_number
 from croc.tables import one_line
 
@@ -32,6 +31,7 @@ HELP = """CrOC: dense visual features from unlabeled images of scenes.
 
   croc demo                          train a small ViT on synthetic scenes (minutes on a laptop)
   croc pretrain RECIPE [OPTIONS]     pre-train on your own images
+  croc pretrain RECIPE --dry-run     print the time, memory and disk space that it would take
   croc evaluate linear|kmeans|within|incontext|video|all --weights WEIGHTS --data DATA
                                      evaluate the dense features of a backbone
   croc evaluate fewlabel --weights WEIGHTS --data DATA
@@ -74,10 +74,6 @@ Every command accepts --help. croc pretrain --help lists the recipes; croc --ver
 version.
 """
 
-DRY_RUN = (
-    "Do not train: decode a hundred images, take a few steps in a temporary folder, and print the "
-    "expected time, memory and disk space."
-)
 WORKER_DIED = (
     "a loader process was killed, often because memory ran out: lower --data.workers or "
     "--data.canvas-px; the same command resumes from the last checkpoint"
@@ -127,6 +123,9 @@ def _run(arguments: list[str]) -> None:
             entries = [each for each in entries if each.startswith(f"  croc {arguments[0]} ")]
         print("\n".join([start, *entries]))
         return
+    if arguments[0] in WITH_RECIPE and (len(arguments) == 1 or arguments[1] in ("-h", "--help")):
+        print_recipes(arguments[0])
+        return
     for words, command in COMMANDS.items():
         if tuple(arguments[: len(words)]) == words:
             if command(arguments[len(words) :]) is False:
@@ -136,44 +135,27 @@ def _run(arguments: list[str]) -> None:
     raise UserError(f"there is no command {' '.join(arguments[:2])!r}; there are: {known}")
 
 
-def _recipe(name: str) -> tuple[PretrainConfig, str]:
-    """The configuration and the name of a recipe, or of a run's config.json."""
-    if name in RECIPES:
-        return RECIPES[name](), name
-    if name.endswith(".json"):
-        config, recipe = read_config(Path(name))
-        return replace(config, run=replace(config.run, folder=str(Path(name).parent))), recipe
-    raise UserError(f"there is no recipe {name!r}; there are: {', '.join(RECIPES)}")
-
-
-def _recipes_help(command: str, arguments: list[str]) -> bool:
-    """Print the list of recipes if --help was passed without one; return whether it was printed."""
-    if arguments and arguments[0] not in ("-h", "--help"):
-        return False
+def print_recipes(command: str) -> None:
     print(f"usage: croc {command} RECIPE [OPTIONS]\n\nRecipes (or a run's config.json):")
     for name, recipe in RECIPES.items():
         print(f"  {name:18}{(recipe.__doc__ or '').splitlines()[0]}")
     print(f"\nOptions of a recipe: croc {command} RECIPE --help")
-    return True
+
+
+def run_module(module: str, *arguments: Any) -> bool | None:
+    """A command with a module of its own, which is imported only now."""
+    return importlib.import_module(module).run_command(*arguments)
 
 
 def pretrain_command(arguments: list[str]) -> None:
-    if _recipes_help("pretrain", arguments):
-        return
-    default, recipe = _recipe(arguments[0])
-    kind = type(default)
-    dry = ("dry_run", Annotated[bool, tyro.conf.arg(help=DRY_RUN)], field(default=False))
-    options = make_dataclass("Pretrain", [dry], bases=(kind,), frozen=True)
-    options.__doc__ = kind.__doc__
-    start = options(**vars(default))
-    values = vars(parse(options, arguments[1:], f"croc pretrain {arguments[0]}", start))
-    is_dry = values.pop("dry_run")
-    config = kind(**values)
+    default, recipe = open_recipe(arguments[0])
+    flags = [word for word in arguments[1:] if word != "--dry-run"]
+    config = parse(type(default), flags, f"croc pretrain {arguments[0]}", default)
     if config.model.init != default.model.init:
         from croc.weights.open import follow_init
 
         config = follow_init(config, recipe, option_names(arguments))
-    if is_dry:
+    if "--dry-run" in arguments:
         from croc.lab.dry_run import dry_run
 
         dry_run(config, recipe)
@@ -194,22 +176,6 @@ def demo_command(arguments: list[str]) -> bool:
     return run_demo(config)
 
 
-def bench_command(arguments: list[str]) -> None:
-    if _recipes_help("bench", arguments):
-        return
-    from croc.lab.bench import run_bench
-
-    run_bench(arguments[0], arguments[1:], _recipe)
-
-
-def sweep_command(arguments: list[str]) -> bool:
-    if _recipes_help("sweep", arguments):
-        return True
-    from croc.lab.sweep import run_command
-
-    return run_command(arguments[0], arguments[1:], _recipe)
-
-
 @dataclass(frozen=True)
 class ShowWeights:
     """Print a weights file's network and the authors' training arguments."""
@@ -218,20 +184,11 @@ class ShowWeights:
     """A run, a CrOC, timm or published checkpoint, or hf:USER/NAME; no code in it is executed."""
 
 
-def show_command(kind: str, arguments: list[str]) -> None:
-    if kind == "report":
-        from croc.lab.report.page import run_command as write_report
+def weights_command(arguments: list[str]) -> None:
+    options = parse(ShowWeights, arguments, "croc show weights")
+    from croc.weights.open import describe_file
 
-        write_report(arguments)
-    elif kind == "weights":
-        options = parse(ShowWeights, arguments, "croc show weights")
-        from croc.weights.open import describe_file
-
-        print(*describe_file(Path(options.file)), sep="\n")
-    else:
-        from croc.lab.show import show
-
-        print(show(kind, arguments))
+    print(*describe_file(Path(options.file)), sep="\n")
 
 
 @dataclass(frozen=True)
@@ -299,15 +256,6 @@ def segment_command(name: str, arguments: list[str]) -> None:
         print(export_head(export_options))
 
 
-def app_command(arguments: list[str]) -> None:
-    from croc.lab.app import explore, label
-
-    if arguments[:1] == ["label"]:
-        label(arguments[1:])
-    else:
-        explore(arguments)
-
-
 COMMANDS: dict[tuple[str, ...], Callable[[list[str]], bool | None]] = {
     ("demo",): demo_command,
     ("pretrain",): pretrain_command,
@@ -316,20 +264,23 @@ COMMANDS: dict[tuple[str, ...], Callable[[list[str]], bool | None]] = {
         for name in (*PROTOCOLS, "fewlabel", "all", "table", "curve")
     },
     **{
-        ("show", kind): partial(show_command, kind)
-        for kind in ("clusters", "merging", "features", "report", "weights")
+        ("show", kind): partial(run_module, "croc.lab.show", kind)
+        for kind in ("clusters", "merging", "features")
     },
+    ("show", "report"): partial(run_module, "croc.lab.report.page"),
+    ("show", "weights"): weights_command,
     **{
         ("segment", name): partial(segment_command, name)
         for name in ("fit", "predict", "discover", "export")
     },
     ("data", "pack"): pack_command,
-    ("bench",): bench_command,
-    ("sweep",): sweep_command,
+    ("bench",): partial(run_module, "croc.lab.bench"),
+    ("sweep",): partial(run_module, "croc.lab.sweep"),
     ("export",): export_command,
-    ("app",): app_command,
+    ("app",): partial(run_module, "croc.lab.app"),
 }
 """A command that returns False has partly failed: exit code 1."""
+WITH_RECIPE = ("pretrain", "bench", "sweep")
 
 
 def run() -> NoReturn:

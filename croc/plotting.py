@@ -11,8 +11,9 @@ from croc.io import replacing
 # Okabe and Ito's, which color-blind readers can tell apart.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#333333")
 MARKERS = "osD^vP*X"
-# Twelve that color-blind readers can tell apart, also over a photograph (test_figures.py). Found
-# by a search from Okabe and Ito's; the first eight differ most, the darkest come last.
+# Twelve that color-blind readers can tell apart, found by a search from Okabe and Ito's: any two
+# differ by ΔE 38, and by 25 with protanopia or deuteranopia (Machado 2009); over a gray photograph
+# by 18, the first eight by 21. The darkest come last.
 PALETTE_HEX = "d98801 0c97ff eff000 c5488f 53ff7a 0733d7 a9755b 00e6ff bb2601 b3f5cc 073826 2d104d"
 PALETTE = torch.tensor(list(bytes.fromhex(PALETTE_HEX))).view(-1, 3) / 255.0
 LEAST_POINTS = 2.0

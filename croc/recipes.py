@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import TypeVar
 
 from croc.config import (
@@ -20,7 +21,9 @@ from croc.config import (
     PretrainConfig,
     RunConfig,
     ViewsConfig,
+    read_config,
 )
+from croc.errors import UserError
 
 Section = TypeVar("Section", ImageHeadConfig, DistillationConfig)
 
@@ -309,3 +312,13 @@ RECIPES: dict[str, Callable[[], PretrainConfig]] = {
     "demo": demo,
     "dino-demo": dino_demo,
 }
+
+
+def open_recipe(name: str) -> tuple[PretrainConfig, str]:
+    """The configuration and the name of a recipe, or of a run's config.json."""
+    if name in RECIPES:
+        return RECIPES[name](), name
+    if name.endswith(".json"):
+        config, recipe = read_config(Path(name))
+        return replace(config, run=replace(config.run, folder=str(Path(name).parent))), recipe
+    raise UserError(f"there is no recipe {name!r}; there are: {', '.join(RECIPES)}")

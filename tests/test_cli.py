@@ -47,6 +47,7 @@ DEMO = {  # options of `croc pretrain demo`, and a fragment of the message
     "--run.cuda-graph True": "--run.cuda-graph True is for one process on a GPU",
     "--run.folder /proc/nowhere/run": "/proc/nowhere",
     "--run.folder thesis": "choose another --run.folder",
+    "--run.folder thesis --dry-run": "choose another --run.folder",
 }
 ROOTS = {  # values of --data.root
     "": "no images given: pass --data.root FOLDER",

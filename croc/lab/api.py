@@ -49,8 +49,6 @@ Photograph = str | os.PathLike[str] | Image.Image | Tensor | np.ndarray
 Roots = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 Protocol = Literal["linear", "kmeans", "within", "incontext", "fewlabel", "video"]
 Config = TypeVar("Config")
-SHORT = {"init": "model", "resume": "run", "folder": "run"}
-"""Options of `pretrain` that are passed without their section, and that section."""
 
 
 def load_backbone(weights: Weights) -> VitBackbone | ConvBackbone:
@@ -74,7 +72,7 @@ def load_backbone(weights: Weights) -> VitBackbone | ConvBackbone:
         >>> backbone.features(torch.zeros(1, 3, 64, 96)).shape
         torch.Size([1, 192, 4, 6])
     """
-    return weights_open.load_backbone(_weights_name(weights))
+    return weights_open.load_backbone(os.fspath(weights))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -147,7 +145,7 @@ def features(
     if isinstance(weights, VitBackbone | ConvBackbone):
         backbone = weights
     else:
-        backbone = weights_open.load_backbone(_weights_name(weights))
+        backbone = weights_open.load_backbone(os.fspath(weights))
         if device is None:
             device = "cuda" if torch.cuda.is_available() else "cpu"
     if device is not None:
@@ -218,22 +216,20 @@ def _as_several(images: Any) -> Iterable[Any]:
 def _read_image(image: object) -> Tensor:
     """As "3 h w" of bytes, or of floats in 0 … 1, on the CPU."""
     if isinstance(image, str | os.PathLike):
-        return torch.from_numpy(read_photograph(os.fspath(image))).permute(2, 0, 1)
-    if isinstance(image, Image.Image):  # upright, transparency on white
+        image = read_photograph(os.fspath(image))
+    elif isinstance(image, Image.Image):  # upright, transparency on white
         if image.mode.startswith(("I", "F")):
             raise UserError(f"a PIL image of mode {image.mode} has no 8-bit colors: convert it")
         upright = ImageOps.exif_transpose(image).convert("RGBA")
         white = Image.new("RGBA", upright.size, "white")
         image = np.array(Image.alpha_composite(white, upright).convert("RGB"))
-        return torch.from_numpy(image).permute(2, 0, 1)
-    if isinstance(image, np.ndarray) and image.dtype == np.uint8 and image.shape[2:] == (3,):
-        return torch.from_numpy(np.ascontiguousarray(image)).permute(2, 0, 1)
+    if isinstance(image, np.ndarray) and image.dtype == np.uint8 and image.ndim == 3:
+        image = torch.from_numpy(np.ascontiguousarray(image)).permute(2, 0, 1)
     if not isinstance(image, Tensor) or image.ndim != 3 or image.shape[0] != 3:
-        shape = getattr(image, "shape", None)
-        got = f"of type {type(image).__name__}" if shape is None else tuple(shape)
+        shape = getattr(image, "shape", "")
         raise UserError(
             "an image must be a path, a PIL image, a uint8 array height × width × 3 or a tensor "
-            f"3 × height × width, not {got}"
+            f"3 × height × width, not {type(image).__name__} {shape}"
         )
     if image.dtype == torch.uint8:
         return image.cpu()
@@ -328,13 +324,9 @@ def cluster(
     }
     with jaxtyped("context"):  # one size for each letter
         for name, (value, kind) in tensors.items():
-            if value is None and name in ("seeds", "keys"):
-                continue
-            if not isinstance(value, kind):
-                got = getattr(value, "shape", f"a {type(value).__name__}")
-                raise UserError(f"{name} must be {kind.__name__}, not {got} (tokens: B H T d)")
-            if not torch.as_tensor(value).isfinite().all():
-                raise UserError(f"{name} must be finite, but contains a nan or an inf")
+            if value is not None and not isinstance(value, kind):
+                shape = tuple(value.shape)
+                raise UserError(f"{name} must be {kind.__name__}, not {shape} (tokens: B H T d)")
     count = tokens.shape[2]
     if count % views:
         raise UserError(f"{count} tokens cannot come from {views} views of one size")
@@ -385,7 +377,9 @@ def pretrain(
     *,
     data: Roots | Mapping[str, Any] | None = None,
     folder: str | os.PathLike[str] | None = None,
-    **options: Any,
+    init: str | os.PathLike[str] | None = None,
+    resume: str | None = None,
+    **options: Mapping[str, Any],
 ) -> Run:
     """Pre-train a backbone, or resume the run in the folder.
 
@@ -399,9 +393,10 @@ def pretrain(
             the recipe. Or a dict of the options of the section `data`, such as `root`.
         folder: Output folder; by default runs/RECIPE. A folder with other contents is rejected,
             never overwritten.
+        init: Weights to start from, as `--init`.
+        resume: What to do with an existing run, as `--resume`.
         options: All other options of `croc pretrain`, by section: `--optim.epochs 3
             --optim.batch 64` on the command line is `optim={"epochs": 3, "batch": 64}` here.
-            `init` and `resume` have no section, as on the command line.
 
     Returns:
         The `Run`, in every process: with several, code after this call runs in each of them.
@@ -434,22 +429,22 @@ def pretrain(
         kinds = ", ".join(kind.__name__ for kind in METHODS.values())
         kind = type(recipe).__name__
         raise UserError(f"a {kind} is not a recipe: pass the name of one, or one of {kinds}")
+    sections: dict[str, dict[str, Any]] = {name: {**values} for name, values in options.items()}
     if data is not None:
-        options["data"] = data if isinstance(data, Mapping) else {"root": data}
-    if folder is not None:
-        options["folder"] = os.fspath(folder)
-    _check_names(options, [*(field.name for field in dataclasses.fields(config)), *SHORT])
-    sections: dict[str, dict[str, Any]] = {}
-    for option, values in options.items():
-        section = SHORT.get(option, option)
-        values: Any = {option: values} if option in SHORT else values
-        if not isinstance(values, Mapping):
-            raise UserError(f"{option} takes its options by name: {option}={{…}}, not {values!r}")
-        sections[section] = {**sections.get(section, {}), **values}
+        own: Any = data if isinstance(data, Mapping) else {"root": data}
+        sections["data"] = {**own}
     if "root" in sections.get("data", {}):
         root = sections["data"]["root"]
         several = [root] if isinstance(root, str | os.PathLike) else root
-        sections["data"]["root"] = tuple(os.fspath(each) for each in several)
+        sections["data"]["root"] = [os.fspath(each) for each in several]
+    for section, option, value in (
+        ("run", "folder", folder),
+        ("model", "init", init),
+        ("run", "resume", resume),
+    ):
+        if value is not None:
+            sections.setdefault(section, {})[option] = os.fspath(value)
+    _check_names(sections, [field.name for field in dataclasses.fields(config)])
     for section, values in sections.items():
         changed = _change(getattr(config, section), values, f"{section}.")
         config = dataclasses.replace(config, **{section: changed})
@@ -529,10 +524,8 @@ def evaluate(
     """
     _check_names([protocol], [*DEFAULTS, "all"], noun="protocol")
     machine = {"device": device, "precision": precision, "workers": workers, "hold_out": hold_out}
-    request = _change(EvaluateOptions(_weights_name(weights), data), machine)
+    request = _change(EvaluateOptions(os.fspath(weights), data), machine)
     allowed = protocols_of(data, hold_out)
-    if protocol == "all" and options:
-        raise UserError(f"to change {', '.join(options)}, name one protocol instead of all")
     if protocol != "all" and not allows(data, protocol, hold_out):
         raise UserError(f"{protocol} cannot be scored on {data}, only {', '.join(allowed)}")
     requests = []
@@ -550,14 +543,6 @@ def evaluate(
     if protocol != "all" and not scored:
         raise UserError(f"{data} has no labels to score against")
     return scored if protocol == "all" else scored[0]
-
-
-def _weights_name(weights: object) -> str:
-    """As on the command line's --weights."""
-    if not isinstance(weights, str | os.PathLike):
-        kind = type(weights).__name__
-        raise UserError(f"weights are a run, a file or a name, not of type {kind}")
-    return os.fspath(weights)
 
 
 def _change(config: Config, changes: Mapping[str, Any], prefix: str = "") -> Config:

@@ -3,11 +3,8 @@
 import contextlib
 import dataclasses
 import json
-import math
-import os
 import statistics
 import time
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -24,21 +21,18 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from croc.config import CrocConfig, PretrainConfig, Section, at_least, parse, require
+from croc.config import CrocConfig, Section, at_least, parse, require
 from croc.data.loader import batch_indices, make_loader, worker_count
 from croc.data.sources import ImageSource, open_source
 from croc.errors import UserError
 from croc.io import gpu_versions, hardware, replacing
-from croc.method.backbone import Backbone
-from croc.method.clustering.join_split import check_k_start
-from croc.method.distributed import fetch
 from croc.method.profiling import Stopwatch
 from croc.method.randomness import sample_key
 from croc.method.types import Canvases
-from croc.method.views import VIEWS
+from croc.recipes import open_recipe
 from croc.train.compile import WARM_UPS
 from croc.train.distributed import in_bfloat16, make_fabric
-from croc.train.loop import Trainer, schedule_at
+from croc.train.loop import OUT_OF_MEMORY, Trainer, schedule_at
 
 FILE = "bench.json"
 BATCHES, STAGE_STEPS, HOST_STEPS = 3, 10, 5
@@ -69,26 +63,22 @@ class BenchOptions(CrocConfig):
     bench: BenchConfig = field(default_factory=BenchConfig)
 
 
-def run_bench(
-    recipe: str, arguments: list[str], open_recipe: Callable[[str], tuple[PretrainConfig, str]]
-) -> None:
+def run_command(arguments: list[str]) -> None:
     """Measure a recipe with the options of the command line; write and print the results."""
+    recipe, *flags = arguments
     default, name = open_recipe(recipe)
     if not isinstance(default, CrocConfig):
         raise UserError(f"croc bench measures CrOC's step, and {recipe} is another method")
-    options = parse(BenchOptions, arguments, f"croc bench {recipe}", BenchOptions(**vars(default)))
+    options = parse(BenchOptions, flags, f"croc bench {recipe}", BenchOptions(**vars(default)))
     bench, run = options.bench, options.run
-    several = run.nodes > 1 or run.devices not in ("auto", 1) or run.strategy != "ddp"
-    if several or int(os.environ.get("WORLD_SIZE", 1)) > 1:
-        raise UserError(
-            "croc bench measures one device: leave out --run.devices, --run.nodes, --run.strategy "
-            "and torchrun, and pass one device's share as --optim.batch"
-        )
+    require(
+        run.nodes == 1 and run.devices in ("auto", 1) and run.strategy == "ddp",
+        "croc bench measures one device: pass its share as --optim.batch, without --run.devices, "
+        "--run.nodes and --run.strategy",
+    )
     require(options.model.init is None, "croc bench measures with fresh weights: leave --init out")
     config = CrocConfig(**{each.name: getattr(options, each.name) for each in fields(CrocConfig)})
     config = replace(config, run=replace(run, devices=1))
-    side = config.views.size_px // Backbone(config.model, config.views.size_px).patch_px
-    check_k_start(config.cluster.k_start, VIEWS * side**2)
     source = open_source(config.data, run.seed) if config.data.root else None
     if source:  # is there enough data for a batch?
         batch_indices(0, len(source), config.optim.batch, run.seed)
@@ -102,10 +92,8 @@ def run_bench(
     try:
         ceiling = measure_ceiling(fabric.device, dtype)
         figures = measure(fabric, config, bench, ceiling, source)
-    except (RuntimeError, MemoryError) as error:
-        if not is_out_of_memory(error):
-            raise
-        raise UserError("out of memory: lower --optim.batch or pass --run.micro-batch") from error
+    except torch.OutOfMemoryError as error:
+        raise UserError(OUT_OF_MEMORY) from error
     results: dict[str, Any] = {
         "format": 2,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -141,13 +129,6 @@ class BenchTrainer(Trainer):
         return self.step(canvases, schedule, use_graph=use_graph)
 
 
-def is_out_of_memory(error: BaseException) -> bool:
-    """Also if a compiler or the CPU's allocator reports it only in its message."""
-    phrases = ("out of memory", "can't allocate memory", "not enough memory")
-    words = any(phrase in str(error).lower() for phrase in phrases)
-    return words or isinstance(error, torch.OutOfMemoryError | MemoryError)
-
-
 def measure(
     fabric: Fabric,
     config: CrocConfig,
@@ -161,35 +142,28 @@ def measure(
     start = time.perf_counter()
     trainer = BenchTrainer(fabric, config)
     batches = synthetic_batches(config, BATCHES, device)
-    trainer.next_step(next(batches), use_graph=False)
+
+    def eager_step() -> None:
+        trainer.next_step(next(batches), use_graph=False)
+
+    eager_step()
     _wait(device)
     first_step_s = time.perf_counter() - start
     for _ in range(bench.warmup - 1):
-        trainer.next_step(next(batches), use_graph=False)
-    _wait(device)
-    ready_s = time.perf_counter() - start
+        eager_step()
 
     # Stages before the CUDA graph, which keeps memory for good.
     stopwatch, steps = Stopwatch(device), min(STAGE_STEPS, bench.steps)
     with stopwatch.running():
-        (whole_ms,) = _timed_ms(
-            device,
-            lambda: [trainer.next_step(next(batches), use_graph=False) for _ in range(steps)],
-            1,
-        )
+        watched_ms = statistics.fmean(_timed_ms(device, eager_step, steps))
     split_ms = {name: 1e3 * taken / steps for name, taken in stopwatch.seconds().items()}
-    watched_ms = whole_ms / steps
     split_ms["rest"] = max(0.0, watched_ms - sum(split_ms.values()))
 
-    start = time.perf_counter()
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     for _ in range(WARM_UPS + 2 if trainer.uses_graph else 0):
         trainer.next_step(next(batches))
-    _wait(device)
-    ready_s += time.perf_counter() - start
-    with host_waits(device) as waits:
-        step_ms = _timed_ms(device, lambda: trainer.next_step(next(batches)), bench.steps)
+    step_ms = _timed_ms(device, lambda: trainer.next_step(next(batches)), bench.steps)
     p10, median, p90 = torch.tensor(step_ms).quantile(torch.tensor([0.1, 0.5, 0.9])).tolist()
     images_per_s = 1e3 * batch / statistics.fmean(step_ms)
     tflops = sum(flop.values()) * images_per_s / batch / 1e12
@@ -200,20 +174,16 @@ def measure(
         reserved_gib = torch.cuda.max_memory_reserved(device) / 2**30
         launches = []
         for _ in range(HOST_STEPS):  # from an empty queue: in a full one the host would wait
-            _wait(device)
+            torch.cuda.synchronize(device)
             start = time.perf_counter()
             trainer.next_step(next(batches))
             launches.append(1e3 * (time.perf_counter() - start))
         host_ms = statistics.median(launches)
-    loss = fetch(trainer.next_step(next(batches)))["loss"]
     return {
         "step_ms": {"median": median, "p10": p10, "p90": p90},
         "images_per_s": images_per_s,
         "host_ms": host_ms,
-        "host_waits": len(waits),
-        "host_wait_places": list(dict.fromkeys(waits)),
         "first_step_s": first_step_s,
-        "ready_s": ready_s,
         "peak_gib": peak_gib,
         "reserved_gib": reserved_gib,
         "split_ms": split_ms,
@@ -222,7 +192,6 @@ def measure(
         "tflops": tflops,
         "of_ceiling": tflops / ceiling["tflops"],
         "recorded": trainer.uses_graph,
-        "loss": loss if math.isfinite(loss) else None,
         "loaded": _measure_loaded(trainer, bench.steps, source, images_per_s) if source else None,
     }
 
@@ -336,30 +305,8 @@ def _timed_ms(device: torch.device, call: Callable[[], object], count: int) -> l
     return [1e3 * (end - start) for start, end in pairwise(moments)]
 
 
-@contextlib.contextmanager
-def host_waits(device: torch.device) -> Iterator[list[str]]:
-    """On exit, the places in the code at which the host waited for the device."""
-    places: list[str] = []
-    if device.type != "cuda":
-        yield places
-        return
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        torch.cuda.set_sync_debug_mode("warn")
-        try:
-            yield places
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
-    for each in caught:
-        message = str(each.message)
-        if "called a synchronizing CUDA operation" in message:
-            places.append(f"{Path(each.filename).name}:{each.lineno}")
-        elif "Synchronization debug mode is a prototype" not in message:
-            warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
-
-
 def print_figures(results: dict[str, Any]) -> None:
-    """The stages, what they add up to, and what is wrong."""
+    """The stages, and what they add up to."""
     figures, device = results["figures"], results["hardware"]
     whole, step = figures["watched_ms"], figures["step_ms"]
     where = device["cpu"] if device["gpu"] == "no GPU" else device["gpu"]
@@ -374,21 +321,12 @@ def print_figures(results: dict[str, Any]) -> None:
         "TFLOP/s": f"{figures['tflops']:.3g}",
         "of a large matrix product": f"{figures['of_ceiling']:.1%}",
         "time to first step, s": f"{figures['first_step_s']:.1f}",
-        "time to full speed, s": f"{figures['ready_s']:.1f}",
     }
-    if figures["host_ms"] is not None:
+    if figures["peak_gib"] is not None:
         rows["host time per step, ms"] = f"{figures['host_ms']:.2f}"
-        rows["host–device syncs"] = str(figures["host_waits"])
         rows["peak GPU memory, GiB"] = f"{figures['peak_gib']:.2f}"
     if loaded := figures["loaded"]:
         rows["images/s with loading"] = f"{loaded['images_per_s']:,.5g}"
         rows["of preloaded batches"] = f"{loaded['of_ready']:.1%}"
     for name, value in rows.items():
         print(f"{name:27}{value:>20}")
-    if figures["host_waits"]:
-        places = ", ".join(figures["host_wait_places"][:5])
-        print(f"ERROR: the host waited for the device: {places}")
-    if (figures["host_ms"] or 0) > 0.9 * step["median"]:
-        print("launching a step takes the host as long as the step takes the GPU")
-    if figures["loss"] is None:
-        print("ERROR: the loss is not finite")

@@ -8,9 +8,8 @@ from statistics import fmean
 from typing import Literal
 
 from croc.config import CrocConfig
-from croc.eval.evaluate import Request, evaluate
-from croc.eval.protocols import EvaluateOptions, linear_protocol
 from croc.io import read_metrics
+from croc.lab.api import evaluate
 from croc.lab.report.hook import ReportHook
 from croc.lab.report.page import FILE, write_report
 from croc.lab.show import ShowClusters
@@ -73,11 +72,9 @@ def judge(lines: list[dict[str, float | int]], kind: str, prototypes: int) -> bo
 
 def compare(folder: Path, device: Literal["auto", "cpu", "cuda"]) -> bool:
     """Whether linear segmentation of scenes has improved over the untrained network."""
-    to = str(folder / "evaluation")
-    request = Request("linear", "scenes", linear_protocol("scenes"))
     trained, untrained = (
-        evaluate(EvaluateOptions(weights, "scenes", to, device=device), [request], show=False)[0]
-        for weights in (str(folder), f"random:{folder}")
+        evaluate("linear", weights, "scenes", results=folder / "evaluation", device=device)
+        for weights in (folder, f"random:{folder}")
     )
     after, before = trained.scores["mIoU"], untrained.scores["mIoU"]
     print(f"  features linear segmentation {after:.1f} mIoU, {before:.1f} before training")

@@ -16,9 +16,8 @@ from tempfile import TemporaryDirectory
 import torch
 
 from croc.config import PretrainConfig
-from croc.data.decode import UndecodableImage
 from croc.data.loader import steps_per_epoch
-from croc.data.sources import ImageSource, open_source
+from croc.data.sources import open_source, read_images
 from croc.errors import UserError
 from croc.io import read_metrics
 from croc.lab.report.hook import ReportHook
@@ -44,7 +43,9 @@ def dry_run(config: PretrainConfig, recipe: str) -> None:
     if not os.access(existing, os.W_OK | os.X_OK):
         raise UserError(f"{existing} is not writable: choose another --run.folder")
     source = open_source(config.data, run.seed)
-    broken = undecodable(source)
+    checked = range(min(CHECKED_IMAGES, len(source)))
+    readable = {index for index, _ in read_images(source, checked)}
+    broken = [source.name(index) for index in checked if index not in readable]
     last_step = config.optim.epochs * steps_per_epoch(len(source), batch)
     last_step = min(last_step, run.stop_after_steps or last_step)
     saved = checkpoints(folder)
@@ -87,7 +88,7 @@ def dry_run(config: PretrainConfig, recipe: str) -> None:
 
     names = "".join(f"\n{'':12}{name}" for name in broken[:5])
     say("images", f"{len(source):,} (first: {source.name(0)})")
-    say("undecodable", f"{len(broken)} of the first {min(CHECKED_IMAGES, len(source))}{names}")
+    say("undecodable", f"{len(broken)} of the first {len(checked)}{names}")
     resuming = f", resuming from step {last_step - left:,}" if saved else ""
     say("steps", f"{left:,} at batch size {batch}{resuming}")
     say("speed", f"{batch / step_s:,.0f} images/s, {1e3 * step_s:,.0f} ms per step")
@@ -122,17 +123,6 @@ def start_again(run: Path, folder: str) -> float:
     if done.returncode:
         raise UserError(f"the second start failed: {done.stderr.strip().splitlines()[-1]}")
     return time.time() - started
-
-
-def undecodable(source: ImageSource) -> list[str]:
-    """The names of those among the first images that cannot be decoded."""
-    names = []
-    for index in range(min(CHECKED_IMAGES, len(source))):
-        try:
-            source.read(index)
-        except UndecodableImage:
-            names.append(source.name(index))
-    return names
 
 
 def duration(seconds: float) -> str:

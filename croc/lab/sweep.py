@@ -2,11 +2,10 @@
 
 A sweep has no state of its own: what is finished follows from the runs' checkpoints and from
 evaluations/results.jsonl, whose cells are not computed again. Any number of processes may share it.
-A byte of an empty file stands for a run, and the process that works on the run has locked it. Such
-locks end with their process, however it ends.
+The process that works on a run has locked its file in locks/; a lock ends with its process, however
+it ends.
 """
 
-import fcntl
 import gc
 import math
 import os
@@ -15,26 +14,23 @@ import shlex
 import textwrap
 import time
 import traceback
-import zlib
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields, make_dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, stdev
-from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 import torch
 from matplotlib.figure import Figure
 
-from croc.config import PretrainConfig, option_names, parse, require, write_config
+from croc.config import PretrainConfig, option_names, parse, require
 from croc.data.loader import steps_per_epoch
 from croc.data.sources import open_source
 from croc.errors import Interrupted, UserError
-from croc.eval.evaluate import OpenData, open_data
-from croc.eval.protocols import PROTOCOLS, Request
+from croc.eval.evaluate import open_data
+from croc.eval.protocols import PROTOCOLS
 from croc.eval.table import (
     STOPPED,
-    TableOptions,
     compute,
     describe,
     failure_name,
@@ -46,22 +42,18 @@ from croc.eval.table_formats import fill_cells, layout, make_record, to_markdown
 from croc.io import try_lock
 from croc.lab.report.hook import ReportHook
 from croc.plotting import COLORS, save_chart, span_enough, verbatim
+from croc.recipes import open_recipe
 from croc.tables import one_line
 from croc.train.loop import make_method, pretrain
 from croc.train.run_folder import open_run_folder
 from croc.weights.checkpoint import checkpoints, step_of
-from croc.weights.open import follow_init, open_backbone
+from croc.weights.open import follow_init
 
-PICTURE, LOCK = "sweep.png", "sweep.lock"
+PICTURE = "sweep.png"
 POLL_SECONDS = 1.0
 EVALUATION = (*(f"--{protocol}." for protocol in PROTOCOLS), "--device", "--precision", "--workers")
 """Prefixes of the options that are those of `croc evaluate table`."""
-OURS = {
-    "--run.seed": "--sweep.seeds sets the seeds",
-    "--run.folder": "--sweep.to sets the folder",
-    "--run.devices": "start the same command once per GPU: the processes share the runs",
-    "--run.nodes": "start the same command once per GPU: the processes share the runs",
-}
+OURS = ("--run.seed", "--run.folder", "--run.devices", "--run.nodes")
 
 
 @dataclass(frozen=True)
@@ -98,6 +90,15 @@ class SweepConfig:
 
 
 @dataclass(frozen=True)
+class Sweep:
+    """Run an ablation: train every setting with every seed, evaluate and plot. All options of
+    croc pretrain RECIPE and of croc evaluate table (--linear.steps 500, --device cpu) are also
+    accepted."""
+
+    sweep: SweepConfig
+
+
+@dataclass(frozen=True)
 class Run:
     """A setting with a seed, in a folder of its own."""
 
@@ -114,64 +115,53 @@ class Run:
         return Path(str(self.config.run.folder))
 
 
-OpenRecipe = Callable[[str], tuple[PretrainConfig, str]]
-"""From the word on the command line to a recipe's configuration and name."""
-
-
-def run_command(recipe: str, arguments: Sequence[str], open_recipe: OpenRecipe) -> bool:
+def run_command(arguments: Sequence[str]) -> bool:
     """Run the sweep; whether every run succeeded.
 
     Options are split as text, since each setting adds its own to the recipe's, and they need to be
     valid only together (`--cluster.k-select fixed` needs a k-max).
     """
-    default, name = open_recipe(recipe)
-    sections: Any = [
-        (each.name, each.type, getattr(default, each.name)) for each in fields(default)
-    ]
-    options = make_dataclass("Sweep", [("sweep", SweepConfig), *sections], frozen=True)
-    options.__doc__ = (
-        "Run an ablation: train every setting with every seed, evaluate and plot. "
-        "Options of croc evaluate table (--linear.steps 500, --device cpu) are also accepted."
-    )
+    recipe, *flags = arguments
+    _, name = open_recipe(recipe)
     words: dict[str, list[str]] = {"sweep": [], "evaluation": [], "recipe": []}
     part = "recipe"
-    for word in arguments:
+    for word in flags:
         if word.startswith("--"):
             own = "evaluation" if word.startswith(EVALUATION) else "recipe"
             part = "sweep" if word.startswith("--sweep.") else own
         words[part].append(word)
-    own = ["--help"] if {"-h", "--help"} & set(arguments) else words["sweep"]
-    sweep = parse(options, own, f"croc sweep {recipe}").sweep
-    runs = plan_runs(sweep, recipe, words["recipe"], open_recipe)
+    own = ["--help"] if {"-h", "--help"} & set(flags) else words["sweep"]
+    sweep = parse(Sweep, own, f"croc sweep {recipe}").sweep
+    runs = plan_runs(sweep, recipe, words["recipe"])
     return run_sweep(name, sweep, runs, words["evaluation"])
 
 
-def plan_runs(
-    sweep: SweepConfig, recipe: str, words: Sequence[str], open_recipe: OpenRecipe
-) -> list[Run]:
+def plan_runs(sweep: SweepConfig, recipe: str, words: Sequence[str]) -> list[Run]:
     """Every setting with every seed, parsed and checked.
 
     Numbers are sorted, names stay in the order given. Seed by seed: a sweep that is stopped early
     has the whole curve of some seeds.
     """
-    texts = {one_line(value): f"--{sweep.vary} {value}" for value in sweep.values}
-    for text in sweep.settings:
-        name, equals, rest = text.partition("=")
+    texts = [(one_line(value), f"--{sweep.vary} {value}") for value in sweep.values]
+    if all(is_number(name) for name, _ in texts):
+        texts.sort(key=lambda pair: float(pair[0]))
+    for setting in sweep.settings:
+        name, equals, text = setting.partition("=")
         name = one_line(name)
         if not equals or not name or name.startswith("-"):
-            raise UserError(f"--sweep.settings {text!r}: give 'NAME=OPTIONS', or 'NAME=' for none")
-        if name in texts:
-            raise UserError(f"two settings are called {name!r}: rename one")
-        texts[name] = rest
+            raise UserError(
+                f"--sweep.settings {setting!r}: give 'NAME=OPTIONS', or 'NAME=' for none"
+            )
+        texts.append((name, text))
     settings: dict[str, Run] = {}
-    for name in sorted(texts, key=float) if all(map(is_number, texts)) else texts:
+    for name, text in texts:
         slug = re.sub(r"[^\w.+-]+", "-", name).strip("-") or "setting"
         try:
-            own = shlex.split(texts[name])
+            own = shlex.split(text)
             used = own.pop(0)[1:] if own and own[0].startswith("@") else recipe
             for flag in (word.partition("=")[0].replace("_", "-") for word in (*words, *own)):
                 if flag in OURS:
-                    raise UserError(f"leave out {flag}: {OURS[flag]}")
+                    raise UserError(f"leave out {flag}, which the sweep sets (see docs/sweep.md)")
             if slug in settings:
                 raise UserError(f"it would share a folder with {settings[slug].setting!r}")
             default, recipe_name = open_recipe(used)
@@ -204,39 +194,38 @@ def run_sweep(recipe: str, sweep: SweepConfig, runs: Sequence[Run], evaluation: 
     if int(os.environ.get("WORLD_SIZE", 1)) > 1:
         raise UserError("start the same command once per GPU instead of torchrun")
     folder, scores_folder = Path(sweep.to), Path(sweep.to) / "evaluations"
-    try:
-        options, columns = read_options(
-            evaluation,
-            program=f"croc sweep {recipe}",
-            weights=("run",),
-            data=sweep.data,
-            protocols=sweep.protocols,
-            hold_out=sweep.hold_out,
-            device=runs[0].config.run.accelerator,
-        )
-        opened = open_data(columns, scores_folder)
-    except UserError as error:  # these options have other names here
-        message = re.sub(r"--(data|protocols|hold-out)\b", r"--sweep.\1", str(error))
-        raise UserError(message) from None
-    for run in runs:
-        open_run_folder(run.folder, run.config)
-    steps = check_settings(runs, columns, opened, options)
+    options, columns = read_options(
+        evaluation,
+        program=f"croc sweep {recipe}",
+        weights=("run",),
+        data=sweep.data,
+        protocols=sweep.protocols,
+        hold_out=sweep.hold_out,
+        device=runs[0].config.run.accelerator,
+    )
+    data = open_data(columns, scores_folder)
+    steps = check_runs(runs)
     shown = layout([(column.name, column.data) for column in columns], average=True)
     cells: dict[str, list[dict[str, Any]]] = {}
     failures: list[dict[str, str]] = []
     written: list[str] = []
     record: dict[str, Any] = {}
-    folder.mkdir(parents=True, exist_ok=True)
+
+    def train_and_score(run: Run) -> None:
+        if not any(step_of(each) >= steps[run.setting] for each in checkpoints(run.folder)):
+            pretrain(run.config, run.recipe, ReportHook)
+            gc.collect()
+            torch.cuda.empty_cache()
+        row = plan_row(run.name, str(run.folder), columns, data, options)
+        finished, failed = compute([row], data, options, scores_folder)
+        lines = [(x, finished[key]) for x, _, key in row.cells if key in finished]
+        cells[run.name] = fill_cells(shown, {(x.name, x.data): line["scores"] for x, line in lines})
+        failures.extend(failed)
+
     try:
-        for run, left in unlocked_runs(runs, folder / LOCK):
+        for run, left in unlocked_runs(runs, folder / "locks"):
             try:
-                train(run, steps[run.setting])
-                row = plan_row(run.name, str(run.folder), columns, opened, options)
-                finished, failed = compute([row], opened, options, scores_folder)
-                lines = [(x, finished[key]) for x, _, key in row.cells if key in finished]
-                scores = {(x.name, x.data): line["scores"] for x, line in lines}
-                cells[run.name] = fill_cells(shown, scores)
-                failures.extend(failed)
+                train_and_score(run)
             except Interrupted:  # the run has saved a checkpoint
                 raise
             except Exception as error:  # the other runs may still succeed
@@ -262,45 +251,13 @@ def run_sweep(recipe: str, sweep: SweepConfig, runs: Sequence[Run], evaluation: 
     return not failures
 
 
-def unlocked_runs(runs: Sequence[Run], lock: Path) -> Iterator[tuple[Run, list[Run]]]:
-    """Each run that no other process is working on, locked until the next one is requested, and
-    the runs that are left; waits for the others."""
-    left, waits = list(runs), False
-    with lock.open("ab") as file:
-        while left:
-            run = next((run for run in left if try_lock(file, lock_byte(run))), None)
-            if run is None:
-                if not waits:
-                    names = "; ".join(each.name for each in left)
-                    log(f"waiting for runs that other processes are working on: {names}")
-                waits = True
-                time.sleep(POLL_SECONDS)
-                continue
-            left.remove(run)
-            log(f"run {len(runs) - len(left)} of {len(runs)}: {run.name}")
-            yield run, left
-            fcntl.lockf(file, fcntl.LOCK_UN, 1, lock_byte(run))
-
-
-def train(run: Run, steps: int) -> None:
-    """Unless it is finished."""
-    if not any(step_of(each) >= steps for each in checkpoints(run.folder)):
-        pretrain(run.config, run.recipe, ReportHook)
-        gc.collect()
-        torch.cuda.empty_cache()
-
-
-def lock_byte(run: Run) -> int:
-    """The same for all processes, also if they add other seeds or values to the sweep."""
-    return zlib.crc32(run.folder.name.encode())
-
-
-def check_settings(
-    runs: Sequence[Run], columns: list[Request], opened: OpenData, options: TableOptions
-) -> dict[str, int]:
-    """Open each setting's data, networks and evaluation once; the last step of its runs."""
+def check_runs(runs: Sequence[Run]) -> dict[str, int]:
+    """Open each setting's images and make its networks once; the last step of its runs."""
     steps: dict[str, int] = {}
-    for run in {run.setting: run for run in runs}.values():
+    for run in runs:
+        open_run_folder(run.folder, run.config)
+        if run.setting in steps:
+            continue
         config = run.config
         try:
             count = len(open_source(config.data, seed=0))
@@ -309,15 +266,29 @@ def check_settings(
                 raise UserError(f"{count} images do not fill a batch: pass --optim.batch {count}")
             steps[run.setting] = min(planned, config.run.stop_after_steps or planned)
             make_method(config, torch.device("cpu"))
-            if config.model.init is not None:
-                open_backbone(config.model.init, flag="--init")
-            with TemporaryDirectory() as parent:
-                network = Path(parent) / "network"  # the name in messages
-                write_config(network, config, run.recipe)
-                plan_row("network", f"random:{network}", columns, opened, options)
         except UserError as error:
             raise UserError(f"setting {run.setting!r}: {error}") from None
     return steps
+
+
+def unlocked_runs(runs: Sequence[Run], locks: Path) -> Iterator[tuple[Run, list[Run]]]:
+    """Each run that no other process is working on, locked until the next one is requested, and
+    the runs that are left; waits for the others."""
+    left, waits = list(runs), False
+    locks.mkdir(parents=True, exist_ok=True)
+    while left:
+        for run in list(left):
+            with (locks / run.folder.name).open("ab") as file:
+                if try_lock(file):
+                    left.remove(run)
+                    log(f"run {len(runs) - len(left)} of {len(runs)}: {run.name}")
+                    yield run, left
+        if left:
+            if not waits:
+                names = "; ".join(each.name for each in left)
+                log(f"waiting for runs that other processes are working on: {names}")
+            waits = True
+            time.sleep(POLL_SECONDS)
 
 
 def summarize(runs: Sequence[Run], cells: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:

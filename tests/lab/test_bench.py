@@ -9,7 +9,6 @@ import torch
 
 from croc.cli import main
 from croc.lab import bench
-from croc.lab.bench import host_waits
 from tests.tiny import FLAGS, tiny_config
 
 QUICK = ["--bench.steps", "2", "--bench.warmup", "1"]
@@ -36,8 +35,6 @@ def test_figures_of_a_step_add_up(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert 0 < step["p10"] <= step["median"] <= step["p90"]
     assert 8e3 / step["p90"] * 0.5 < figures["images_per_s"] < 8e3 / step["p10"] * 2
     assert figures["tflops"] == pytest.approx(figures["of_ceiling"] * results["ceiling"]["tflops"])
-    assert figures["loss"] > 0
-    assert figures["host_waits"] == 0
     assert figures["loaded"]["images"] == 24
     for word in (*STAGES, "images/s", "of preloaded batches", "of a large matrix product", "bench"):
         assert word in printed
@@ -45,11 +42,11 @@ def test_figures_of_a_step_add_up(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 def test_out_of_memory_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
     def measure(*_: object) -> None:
-        raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+        raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(bench, "measure", measure)
     assert main(["bench", "demo", *FLAGS, "--bench.to", str(tmp_path)]) == 2
-    assert "lower --optim.batch" in capsys.readouterr().err
+    assert "out of GPU memory: try" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
 
@@ -63,15 +60,3 @@ def test_flop_by_hand():
     assert flop["teacher"] == flop["student"] + 2 * 2 * patches * width  # the saliency
     assert flop["backward"] > 2 * flop["student"] - 2 * embedding
     assert list(flop) == ["teacher", "clustering", "heads", "student", "backward"]
-
-
-@pytest.mark.cuda
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_host_waits_are_found():
-    device = torch.device("cuda")
-    numbers = torch.ones(3, device=device)
-    with host_waits(device) as places:
-        numbers.sum()
-        numbers.sum().item()
-    assert len(places) == 1
-    assert places[0].startswith("test_bench.py:")

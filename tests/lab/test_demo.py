@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from croc.cli import main
-from croc.eval.protocols import linear_protocol
+from croc.eval import protocols
 from croc.eval.results import read_results
 from croc.io import read_metrics
 from croc.lab import demo
@@ -22,8 +22,8 @@ from tests.tiny import FLAGS
 def test_demo_leaves_run_scores_and_pictures(run: Path, capsys, tmp_path: Path, monkeypatch):
     export(Export(str(run), str(tmp_path / f"{demo.SHIPPED}.safetensors")))
     monkeypatch.setenv("CROC_WEIGHTS", str(tmp_path))
-    few = replace(linear_protocol("scenes"), image_px=32, steps=3)
-    monkeypatch.setattr(demo, "linear_protocol", lambda _: few)
+    few = replace(protocols.linear_protocol("scenes"), image_px=32, steps=3)
+    monkeypatch.setitem(protocols.DEFAULTS, "linear", lambda _: few)
     monkeypatch.setattr(demo, "LEAST_GAIN", -100.0)  # nine steps teach nothing
     monkeypatch.setattr(demo, "judge", lambda *_: True)
     run = tmp_path / "run"
@@ -43,7 +43,7 @@ def test_demo_leaves_run_scores_and_pictures(run: Path, capsys, tmp_path: Path, 
 
 def test_demo_requires_a_gain(monkeypatch: pytest.MonkeyPatch):
     scores = iter([36.0, 30.0, 34.0, 30.0])
-    result = lambda *_, **__: [SimpleNamespace(scores={"mIoU": next(scores)})]  # noqa: E731
+    result = lambda *_, **__: SimpleNamespace(scores={"mIoU": next(scores)})  # noqa: E731
     monkeypatch.setattr(demo, "evaluate", result)
     assert demo.compare(Path("run"), "cpu")
     assert not demo.compare(Path("run"), "cpu")
@@ -97,10 +97,3 @@ def test_a_run_that_is_resumed_needs_the_rest(tmp_path: Path, capsys):
     assert found["steps"] == "5 at batch size 8, resuming from step 4"
     assert (tmp_path / "run/metrics.jsonl").read_text() == before
     assert read_metrics(tmp_path / "run")[-1]["step"] == 4
-
-
-def test_it_refuses_what_training_would_refuse(tmp_path: Path, capsys):
-    (tmp_path / "other").write_text("not a run")
-    run = ["--run.folder", str(tmp_path), "--dry-run"]
-    assert main(["pretrain", "demo", *FLAGS, *run]) == 2
-    assert "exists and is not a run" in capsys.readouterr().err

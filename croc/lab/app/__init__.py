@@ -25,17 +25,11 @@ class App:
     weights: tuple[str, ...] = ()
     """In addition to or instead of a run: bundled weights, a file written by croc export, or
     random:NAME for an untrained timm ViT."""
-    checkpoint: tuple[int, ...] = ()
-    """Steps of checkpoints of a single run: two are compared with each other, one with the last
-    checkpoint."""
     port: int = 8000
     """Port on 127.0.0.1; 0 picks a free one."""
 
     def __post_init__(self) -> None:
-        if self.checkpoint and len(self.runs) != 1:
-            raise UserError("--checkpoint needs exactly one RUN, whose checkpoints it compares")
-        networks = max(len(self.runs), 2 * bool(self.checkpoint), len(self.checkpoint))
-        if not 1 <= networks + len(self.weights) <= 2:
+        if not 1 <= len(self.runs) + len(self.weights) <= 2:
             raise UserError("name one or two networks: croc app RUN [RUN2], or --weights NAME")
 
 
@@ -57,6 +51,13 @@ class Label:
     """Port on 127.0.0.1; 0 picks a free one."""
 
 
+def run_command(arguments: list[str]) -> None:
+    if arguments[:1] == ["label"]:
+        label(arguments[1:])
+    else:
+        explore(arguments)
+
+
 def explore(arguments: list[str]) -> None:
     """Load the networks, bind a local port, and serve until Ctrl-C."""
     options = parse(App, arguments, "croc app")
@@ -65,8 +66,7 @@ def explore(arguments: list[str]) -> None:
     from croc.lab.show.look import look_at_run, look_at_weights
 
     with open_port(options.port) as listening:  # first: opening the networks may take a while
-        steps = (*options.checkpoint, None)[:2] if options.checkpoint else (None,)
-        looks = [look_at_run(Path(run), step) for run in options.runs for step in steps]
+        looks = [look_at_run(Path(run)) for run in options.runs]
         server = Server([*looks, *map(look_at_weights, options.weights)])
         serve(server, listening, " and ".join(model.name for model in server.models))
 
@@ -82,7 +82,6 @@ def label(arguments: list[str]) -> None:
     with open_port(options.port) as listening:
         segmenter = open_segmenter(options.weights, options.image_px)
         server = LabelServer(folder, to, segmenter)
-        server.compute()
         count = f"{len(server.photos):,} photographs, labels in {to}"
         serve(server, listening, f"{segmenter.backbone.name}, {count}")
 
@@ -101,8 +100,6 @@ def serve(server: Any, listening: socket.socket, what: str) -> None:
 
 
 def open_port(port: int) -> socket.socket:
-    if not 0 <= port <= 65535:
-        raise UserError(f"--port must be in 0 … 65535: {port}")
     try:
         return socket.create_server((HOST, port))
     except OSError as error:

@@ -4,9 +4,6 @@ The clusters are those of `method.croc.cluster_tokens` for the same boxes; nothi
 the page shows what the user pointed at.
 """
 
-import base64
-import io
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -23,6 +20,7 @@ from torch import Tensor
 
 from croc.config import ClusterConfig, CrocConfig
 from croc.data.decode import place_on_canvas
+from croc.lab.app.local import png_url
 from croc.lab.show.clusters import follow_colors
 from croc.lab.show.look import Look, whole_view
 from croc.method.clustering.join_split import softness
@@ -55,11 +53,10 @@ class Model:
         self.view_px = look.config.views.size_px
         own = look.config.cluster if isinstance(look.config, CrocConfig) else ClusterConfig()
         self.cluster, self.grid = own, self.view_px // look.backbone.patch_px
-        # Settings within the range of the page's controls; JSON has no infinite number.
-        self.defaults: dict[str, Any] = {"tokens": own.tokens}
-        for name in ("position_weight", "k_start", "sharpness"):
-            value, (low, high) = getattr(own, name), LIMITS[name]
-            self.defaults[name] = "inf" if math.isinf(value) else min(max(value, low), high)
+        names = ("tokens", "k_start", "sharpness", "position_weight")
+        self.defaults: dict[str, Any] = {name: getattr(own, name) for name in names}
+        if math.isinf(own.position_weight):
+            self.defaults["position_weight"] = "inf"  # JSON has no such number
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,46 +81,29 @@ class Query:
     model: Model
     picture: Picture
     boxes: tuple[Box, Box]
-    seed: int
     config: ClusterConfig
+    seed: int
     head: int
     view: int
     patch: int
 
 
-def read_query(body: bytes, models: Sequence[Model], pictures: dict[str, Picture]) -> Query:
-    """A KeyError for a picture that is not there, another exception for what is not a query."""
-    fields = json.loads(body)
-    model, picture = models[fields.get("model")], pictures[str(fields.get("picture"))]
+def read_query(fields: Any, models: Sequence[Model], pictures: dict[str, Picture]) -> Query:
+    """From the page's JSON; the clustering checks its own settings."""
+    model, picture = models[fields["model"]], pictures[fields["picture"]]
     fields = {"seed": 0, "head": 0, "view": 0, "patch": 0} | model.defaults | fields
-    values = {name: float(fields[name]) for name in ("position_weight", "k_start", "sharpness")}
-    alone = math.isinf(values["position_weight"])  # clustering by position alone
-    if alone and model.cluster.variant != "paper":
-        raise ValueError(f"the {model.cluster.variant} variant has no infinite λ_pos")
-    for name, value in values.items():
-        low, high = LIMITS[name]
-        if not low <= value <= high and not (alone and name == "position_weight" and value > 0):
-            raise ValueError(f"{name} must be a number in {low:g} … {high:g}")
-    width, height = picture.about["width"], picture.about["height"]
-    first, second = fields.get("boxes")
-    boxes: Any = tuple(tuple(map(int, box)) for box in (first, second))
-    for x, y, wide, high in boxes:
-        within = 0 <= x <= width - wide and 0 <= y <= height - high
-        if not within or min(wide, high) < LIMITS["box_px"]:
-            raise ValueError(f"a box must be within the photograph, {LIMITS['box_px']} px or wider")
-    k_start = int(values.pop("k_start"))
-    k_max = None if model.cluster.k_max is None else min(model.cluster.k_max, k_start)
-    config = replace(model.cluster, tokens=fields["tokens"], k_start=k_start, k_max=k_max, **values)
-    return Query(
-        model=model,
-        picture=picture,
-        boxes=boxes,
-        seed=fields["seed"],
-        config=config,
-        head=fields["head"],
-        view=fields["view"],
-        patch=fields["patch"],
+    first, second = fields["boxes"]
+    k_start = int(fields["k_start"])
+    config = replace(
+        model.cluster,
+        tokens=fields["tokens"],
+        k_start=k_start,
+        k_max=None if model.cluster.k_max is None else min(model.cluster.k_max, k_start),
+        sharpness=float(fields["sharpness"]),
+        position_weight=float(fields["position_weight"]),
     )
+    numbers = {name: int(fields[name]) for name in ("seed", "head", "view", "patch")}
+    return Query(model, picture, (tuple(first), tuple(second)), config, **numbers)
 
 
 def find_clusters(query: Query) -> dict[str, Any]:
@@ -227,6 +207,4 @@ def to_tiles(assignments: Float[Tensor, "L M N K"], rows: int) -> str:
 def to_png(values: Float[Tensor, "h w"]) -> str:
     """Values in 0 … 1 as a gray PNG, in a data URL."""
     gray = (values * 255).round().clamp(0, 255).to(torch.uint8).numpy()
-    file = io.BytesIO()
-    Image.fromarray(gray).save(file, "PNG", compress_level=1)
-    return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode("ascii")
+    return png_url(Image.fromarray(gray))

@@ -1,16 +1,12 @@
 """The server of the labeling page: images, labels, masks and exports."""
 
-import base64
-import io
-import json
 import shutil
 import traceback
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,20 +25,18 @@ from croc.eval.features import Moments
 from croc.io import cores, try_lock
 from croc.lab.app.labels import (
     certainty,
-    check_labels,
     clicked_tokens,
     fit_head,
     read_labels,
     save_labels,
 )
-from croc.lab.app.local import LocalServer, read_body
+from croc.lab.app.local import LocalServer, png_url
 from croc.lab.app.photos import Photos
 from croc.plotting import PALETTE_HEX
 from croc.segmentation.segmenter import Segmenter, argmax_upsampled, save_segmenter
 from croc.tables import one_line
 from croc.weights.open import check_fit, open_backbone
 
-MAX_JSON_BYTES = 16 << 20
 MASK_PX = 320
 """Longer side of a mask on the page; exported ones have the image's own size."""
 MEASURED = 32
@@ -50,7 +44,7 @@ MEASURED = 32
 
 
 class LabelServer(LocalServer):
-    """Opening one computes tokens up to the first readable photograph; `compute` the rest."""
+    """Opening one starts to compute the tokens of all photographs, in the background."""
 
     def __init__(self, folder: Path, to: Path, segmenter: Segmenter) -> None:
         super().__init__("label.html")
@@ -61,14 +55,13 @@ class LabelServer(LocalServer):
         self.moments, self.measured = Moments(), 0
         self.problem, self.export_state = "", {"state": "none"}
         self.stopping = False
-        self.order = iter(range(len(self.photos)))
-        if not any(map(self.photos.prepare, self.order)):
-            raise UserError(f"none of the {len(self.photos):,} images in {folder} can be read")
+        to.mkdir(parents=True, exist_ok=True)
         self.lock = (to / "lock").open("w")  # two servers would overwrite each other's labels
         if not try_lock(self.lock):
             self.lock.close()
             raise UserError(f"another croc app label uses {to}: stop it, or choose another --to")
         self.worker = ThreadPoolExecutor(1, "croc tokens", torch.set_num_threads, (cores(),))
+        self.worker.submit(self._work, self._compute)
 
     def close(self) -> None:
         self.stopping = True
@@ -76,35 +69,25 @@ class LabelServer(LocalServer):
         super().close()
         self.lock.close()
 
-    def compute(self) -> None:
-        """The tokens of all photographs, in the background."""
-        self.worker.submit(self._work, self._compute)
-
     def routes(self) -> Sequence[Route]:
-        answers = {
-            "labels": self.set_labels,
-            "masks": self.find_masks,
-            "order": self.find_order,
-            "export": self.start_export,
-        }
         return [
             Route("/api/start", self.start),
             Route("/api/progress", self.progress),
             Route("/api/photographs/{index:int}", self.photograph),
-            *(
-                Route(f"/api/{name}", partial(self.answer, find), methods=["POST"])
-                for name, find in answers.items()
-            ),
+            self.post("labels", dict, self.set_labels),
+            self.post("masks", read_numbers, self.find_masks),
+            self.post("order", read_numbers, self.find_order),
+            self.post("export", read_numbers, self.start_export),
         ]
 
     async def start(self, request: Request) -> Response:
-        maps = self.photos.tokens(next(iter(self.photos.sizes)))
+        segmenter = self.photos.segmenter
         start = {
-            "weights": self.photos.segmenter.backbone.name,
+            "weights": segmenter.backbone.name,
             "folder": str(self.folder),
             "to": str(self.to),
             "names": self.photos.names,
-            "grid": list(maps.shape[1:]),
+            "grid": [segmenter.image_px // segmenter.backbone.stride_px] * 2,
             "palette": [f"#{color}" for color in PALETTE_HEX.split()],
         }
         return JSONResponse(start | self.labels)
@@ -122,15 +105,6 @@ class LabelServer(LocalServer):
         if index not in self.photos.sizes:
             raise HTTPException(404)
         return Response(self.photos.jpeg(index), media_type="image/jpeg")
-
-    async def answer(self, find: Callable[[Any], Any], request: Request) -> Response:
-        body = await read_body(request, MAX_JSON_BYTES)
-        try:
-            content = json.loads(body)
-            query = check_labels(content) if find == self.set_labels else read_numbers(content)
-        except Exception as error:
-            raise HTTPException(400, f"Not a query: {str(error)[:80]}") from None
-        return JSONResponse(await self.run(partial(find, query)))
 
     def set_labels(self, labels: dict[str, Any]) -> dict[str, Any]:
         """Save at once; the head is refitted when it is next needed."""
@@ -156,10 +130,8 @@ class LabelServer(LocalServer):
         for index, scores in self.scores(numbers):
             height, width = self.photos.sizes[index]
             width, height = fitting_size((width, height), MASK_PX)
-            file = io.BytesIO()
             mask = to_image(argmax_upsampled(scores, (height, width)), self.labels)
-            mask.save(file, "PNG", transparency=bytes([0] + [255] * 254), compress_level=1)
-            url = "data:image/png;base64," + base64.b64encode(file.getvalue()).decode("ascii")
+            url = png_url(mask, transparency=bytes([0] + [255] * 254))
             answer[index] = {"mask": url, "certainty": certainty(scores)}
         return {"masks": answer}
 
@@ -193,11 +165,10 @@ class LabelServer(LocalServer):
             self.export_state = {"state": "none"}
 
     def _compute(self) -> None:
-        for index in self.order:
+        for index in range(len(self.photos)):
             if self.stopping:
                 return
             self.photos.prepare(index)
-        self.photos.prune()
 
     @torch.inference_mode()
     def _export(self, head: nn.Conv2d, labels: dict[str, Any]) -> None:
@@ -210,12 +181,11 @@ class LabelServer(LocalServer):
         shutil.rmtree(new, ignore_errors=True)
         metadata = {"made": "croc app label", "clicks": len(labels["clicks"])}
         save_segmenter(segmenter, new / "head", metadata)
-        names = mask_names([photos.names[index] for index in photos.sizes])
         for done, (index, size) in enumerate(photos.sizes.items()):
             if self.stopping:
                 return
             scores = head(photos.tokens(index)[None].float())[0]
-            path = new / "masks" / f"{names[photos.names[index]]}.png"
+            path = new / "masks" / f"{photos.mask_names[index]}.png"
             path.parent.mkdir(parents=True, exist_ok=True)
             to_image(argmax_upsampled(scores, size), labels).save(path)
             self.export_state = {"state": "running", "done": done + 1}
@@ -230,13 +200,6 @@ def to_image(classes: UInt8[np.ndarray, "h w"], labels: dict[str, Any]) -> Image
     colors = b"".join(bytes.fromhex(each["color"][1:]) for each in labels["classes"])
     image.putpalette(colors + bytes(768 - len(colors)))  # a full palette keeps 8 bits
     return image
-
-
-def mask_names(names: Sequence[str]) -> dict[str, str]:
-    """Without the extension, unless two photographs differ only in that."""
-    bare = {name: str(PurePosixPath(name).with_suffix("")) for name in names}
-    count = Counter(name.lower() for name in bare.values())  # some file systems ignore case
-    return {name: name if count[short.lower()] > 1 else short for name, short in bare.items()}
 
 
 def read_numbers(content: Any) -> list[int]:

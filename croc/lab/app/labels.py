@@ -9,7 +9,6 @@ x and y are shares of the photograph's width and height, classes are numbered fr
 """
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +17,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
-from croc.errors import UserError
 from croc.eval.features import Moments
-from croc.eval.metrics import IGNORED
 from croc.io import replacing
 from croc.lab.app.photos import Photos
 
@@ -38,34 +35,12 @@ def read_labels(folder: Path) -> dict[str, Any]:
     if not path.exists():
         classes = [{"name": name, "color": color} for name, color in START.items()]
         return {"classes": classes, "clicks": []}
-    try:
-        return check_labels(json.loads(path.read_text(encoding="utf-8")))
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise UserError(f"{path} cannot be read as labels: {error}") from None
+    return json.loads(path.read_text(encoding="utf-8"))
 
 
 def save_labels(folder: Path, labels: dict[str, Any]) -> None:
     with replacing(folder / FILE) as partial:
         partial.write_text(json.dumps(labels, indent=1, ensure_ascii=False) + "\n", "utf-8")
-
-
-def check_labels(content: Any) -> dict[str, Any]:
-    """The same labels, without unknown fields; a ValueError, TypeError or KeyError if they are
-    none."""
-    classes = [{"name": str(c["name"])[:80], "color": str(c["color"])} for c in content["classes"]]
-    if not 1 < len(classes) < IGNORED:
-        raise ValueError(f"2 to {IGNORED - 1} classes, not {len(classes)}")
-    for each in classes:
-        if not re.fullmatch("#[0-9a-fA-F]{6}", each["color"]):
-            raise ValueError(f"colors must have the form #rrggbb: {each['color'][:20]}")
-    clicks = [
-        {"photo": str(c["photo"]), "x": float(c["x"]), "y": float(c["y"]), "class": int(c["class"])}
-        for c in content["clicks"]
-    ]
-    for click in clicks:
-        if not (0 <= click["x"] < 1 and 0 <= click["y"] < 1 and 0 <= click["class"] < len(classes)):
-            raise ValueError(f"a click is outside the photograph or the classes: {click}"[:120])
-    return {"classes": classes, "clicks": clicks}
 
 
 def clicked_tokens(
@@ -91,30 +66,26 @@ def fit_head(
     All classes weigh the same, however many clicks they have; one without clicks is never
     predicted.
     """
-    mean, deviation = moments.mean, moments.deviation
+    points = (tokens - moments.mean) / moments.deviation
     clicks = classes.bincount(minlength=count)
-    shares = (1 / clicks.clamp_min(1))[classes]
-    with torch.inference_mode(False), torch.enable_grad():
-        points = ((tokens - mean) / deviation).clone()
-        labels, shares = classes.clone(), (shares / shares.sum()).clone()
-        weight = torch.zeros(count, points.shape[1], requires_grad=True)
-        bias = torch.zeros(count, requires_grad=True)
-        optimizer = torch.optim.LBFGS([weight, bias], max_iter=60, line_search_fn="strong_wolfe")
+    weight = torch.zeros(count, points.shape[1], requires_grad=True)
+    bias = torch.zeros(count, requires_grad=True)
+    optimizer = torch.optim.LBFGS([weight, bias], max_iter=60, line_search_fn="strong_wolfe")
 
-        def closure() -> Tensor:
-            optimizer.zero_grad()
-            losses = F.cross_entropy(F.linear(points, weight, bias), labels, reduction="none")
-            loss = (shares * losses).sum() + DECAY * weight.square().sum()
-            loss.backward()
-            return loss
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        logits = F.linear(points, weight, bias)
+        loss = F.cross_entropy(logits, classes, weight=1 / clicks.clamp_min(1))
+        loss = loss + DECAY * weight.square().sum()
+        loss.backward()
+        return loss
 
-        optimizer.step(closure)
-        folded: Any = nn.Conv2d(points.shape[1], count, kernel_size=1).requires_grad_(False)
-        scaled = weight.detach() / deviation.clone()
-        offset = bias.detach() - scaled @ mean.clone()
-        folded.weight.copy_(scaled[:, :, None, None])
-        folded.bias.copy_(offset.where(clicks.clone() > 0, NEVER))
-    return folded.eval()
+    optimizer.step(closure)  # which enables gradients
+    head: Any = nn.Conv2d(points.shape[1], count, kernel_size=1).requires_grad_(False)
+    scaled = weight.detach() / moments.deviation
+    head.weight.copy_(scaled[:, :, None, None])
+    head.bias.copy_((bias.detach() - scaled @ moments.mean).where(clicks > 0, NEVER))
+    return head.eval()
 
 
 def certainty(scores: Float[Tensor, "classes rows columns"]) -> float:

@@ -6,6 +6,8 @@ rebinding): its Host is refused. Nothing allows CORS.
 """
 
 import asyncio
+import base64
+import io
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -14,6 +16,7 @@ from typing import Any
 
 import torch
 import uvicorn
+from PIL import Image
 from starlette.applications import Starlette
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
@@ -85,19 +88,27 @@ class LocalServer:
             raise HTTPException(404)
         return Response(self.files[name], media_type=TYPES[name.rpartition(".")[2]])
 
+    def post(self, name: str, read: Callable[[Any], Any], find: Callable[[Any], Any]) -> Route:
+        """Where the page gets what `find` returns for the query that `read` makes of its JSON."""
+
+        async def answer(request: Request) -> Response:
+            try:
+                query = read(await request.json())
+            except (LookupError, TypeError, ValueError) as error:
+                raise HTTPException(400, f"Not a query: {str(error)[:80]}") from None
+            return JSONResponse(await self.run(partial(find, query)))
+
+        return Route(f"/api/{name}", answer, methods=["POST"])
+
     async def run(self, work: Callable[[], Any]) -> Any:
-        inference = torch.inference_mode()(work)
-        return await asyncio.get_running_loop().run_in_executor(self.pool, inference)
+        without_gradients = torch.no_grad()(work)
+        return await asyncio.get_running_loop().run_in_executor(self.pool, without_gradients)
 
 
-async def read_body(request: Request, limit: int) -> bytes:
-    """The whole body; refused as soon as it is too long."""
-    body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > limit:
-            raise HTTPException(413, f"That is too large: {limit / (1 << 20):.3g} MB at most.")
-    return bytes(body)
+def png_url(image: Image.Image, **options: Any) -> str:
+    file = io.BytesIO()
+    image.save(file, "PNG", compress_level=1, **options)
+    return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode("ascii")
 
 
 async def _guard(app: ASGIApp, port: int, scope: Scope, receive: Receive, send: Send) -> None:
@@ -122,9 +133,7 @@ async def _guard(app: ASGIApp, port: int, scope: Scope, receive: Receive, send: 
 
 async def _failed(request: Request, error: Exception) -> Response:
     if isinstance(error, HTTPException):
-        # The rest of a body that is too large is not read.
-        headers = {"Connection": "close"} if error.status_code == 413 else error.headers
-        return JSONResponse({"error": error.detail}, error.status_code, headers)
+        return JSONResponse({"error": error.detail}, error.status_code, error.headers)
     if isinstance(error, UserError):  # such as more clusters than tokens
         return JSONResponse({"error": str(error)}, 400)
     return JSONResponse({"error": "The server failed; its terminal shows why."}, 500)

@@ -1,12 +1,11 @@
 """Photographs of a folder with their patch tokens: computed once, kept on disk.
 
-The folder of the tokens has one file per photograph: its tokens in float16 and a small JPEG for the
-page. A file is named after the photograph's name, size and time of change, its folder after the
-network and the image size, so tokens are recomputed when any of these changes.
+The folder of the tokens, named after the network and the image size, has one file per photograph:
+its tokens in float16 and a small JPEG for the page. They are computed again for a photograph that
+is newer.
 """
 
 import copy
-import hashlib
 import io
 import os
 from pathlib import Path
@@ -42,10 +41,9 @@ class Photos:
         self.paths = [file.path for file in files]
         relative = (os.path.relpath(path, root) for path in self.paths)
         self.names = [printable(os.fsencode(name)) for name in relative]
+        self.mask_names = [file.name for file in files]
         self.number = {name: index for index, name in enumerate(self.names)}
         self.cache = to / "tokens" / f"{fingerprint(segmenter.backbone)}-{segmenter.image_px}"
-        self.cache.mkdir(parents=True, exist_ok=True)
-        self.files: dict[int, Path] = {}
         self.sizes: dict[int, tuple[int, int]] = {}
         """Height and width of each photograph that is ready, in the order in which they were."""
         self.skipped: dict[int, str] = {}
@@ -54,33 +52,23 @@ class Photos:
     def __len__(self) -> int:
         return len(self.paths)
 
-    def prepare(self, index: int) -> bool:
-        """Compute a photograph's tokens unless they are on disk; whether it could be read."""
+    def prepare(self, index: int) -> None:
+        """Compute a photograph's tokens unless they are on disk."""
+        photo, file = self.paths[index], self._file(index)
         try:
-            status = self.paths[index].stat()
-            about = f"{self.names[index]}\0{status.st_size}\0{status.st_mtime_ns}"
-            file = self.cache / f"{hashlib.sha256(about.encode()).hexdigest()[:32]}.safetensors"
-            missing = not file.exists()
-            image = decode_image(self.paths[index].read_bytes(), WHOLE_PX) if missing else None
+            if not file.exists() or file.stat().st_mtime_ns < photo.stat().st_mtime_ns:
+                image = decode_image(photo.read_bytes(), WHOLE_PX)
+                tensors = {"tokens": self._compute(image), "jpeg": encode(image)}
+                height, width, _ = image.shape
+                file.parent.mkdir(parents=True, exist_ok=True)
+                with replacing(file, shared=True) as partial:
+                    save_file(tensors, partial, {"height": str(height), "width": str(width)})
         except (OSError, UndecodableImage) as error:
             self.skipped[index] = getattr(error, "strerror", None) or "not a readable image"
-            return False
-        if image is not None:
-            tensors = {"tokens": self._compute(image), "jpeg": encode(image)}
-            height, width, _ = image.shape
-            metadata = {"name": self.names[index], "height": str(height), "width": str(width)}
-            with replacing(file, shared=True) as partial:
-                save_file(tensors, partial, metadata)
+            return
         with safe_open(file, "pt") as opened:
-            metadata = opened.metadata()
-        self.files[index] = file
-        self.sizes[index] = int(metadata["height"]), int(metadata["width"])
-        return True
-
-    def prune(self) -> None:
-        """Delete the tokens of photographs that have changed or are gone."""
-        for file in set(self.cache.glob("*.safetensors")) - set(self.files.values()):
-            file.unlink()
+            size = opened.metadata()
+        self.sizes[index] = int(size["height"]), int(size["width"])
 
     def tokens(self, index: int) -> Float[Tensor, "C rows columns"]:
         return self._read(index, "tokens")
@@ -88,8 +76,11 @@ class Photos:
     def jpeg(self, index: int) -> bytes:
         return self._read(index, "jpeg").numpy().tobytes()
 
+    def _file(self, index: int) -> Path:
+        return self.cache / f"{self.mask_names[index]}.safetensors"
+
     def _read(self, index: int, name: str) -> Tensor:
-        with safe_open(self.files[index], "pt") as opened:
+        with safe_open(self._file(index), "pt") as opened:
             return opened.get_tensor(name)
 
     @torch.inference_mode()

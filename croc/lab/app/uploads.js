@@ -4,8 +4,6 @@ import { fetchJson, showMessage } from "./api.js";
 import { choosePicture } from "./photograph.js";
 import { listen, state } from "./state.js";
 
-const MAX_UPLOADS = 8; // as many as the server keeps
-
 const part = (id) => document.getElementById(id);
 let uploads = [];
 
@@ -38,14 +36,12 @@ export function makeUploads() {
 
 async function take(files) {
   if (files.length !== 1) return showMessage(files.length ? "One photograph at a time, please." : "");
-  const { bytes } = state.start.limits;
-  if (files[0].size > bytes) return showMessage(`That file is larger than ${bytes >> 20} MB.`);
   part("stage").classList.add("busy");
   try {
     const name = encodeURIComponent(files[0].name || "pasted");
     const sent = { method: "POST", body: files[0] };
     const picture = await fetchJson(`/api/pictures?name=${name}`, sent);
-    uploads = [picture, ...uploads].slice(0, MAX_UPLOADS);
+    uploads = [picture, ...uploads];
     showMessage("");
     await choosePicture(picture);
   } catch (error) {

@@ -14,16 +14,9 @@ from torch import Tensor
 from croc.config import CrocConfig, PretrainConfig
 from croc.data.sources import ImageSource, read_images
 from croc.io import replacing
-from croc.lab.report.page import (
-    FILE,
-    KEPT,
-    picture_path,
-    picture_steps,
-    thin_steps,
-    write_report,
-)
+from croc.lab.report.page import FILE, picture_path, picture_steps, write_report
 from croc.lab.show.clusters import find_clusters
-from croc.lab.show.figures import PALETTE, blend, by_size, to_array, upsample
+from croc.lab.show.figures import paint, to_array
 from croc.lab.show.look import grid_of, to_canvases
 from croc.method.backbone import Backbone
 from croc.method.clustering.join_split import softness
@@ -93,9 +86,6 @@ class ReportHook:
         }
         with replacing(path) as partial:
             sheet.save(partial, "JPEG", quality=82, comment=json.dumps(about).encode("ascii"))
-        steps = picture_steps(self._folder)
-        for dropped in set(steps) - set(thin_steps(steps, KEPT)):
-            picture_path(self._folder, dropped).unlink()
 
 
 def draw_sheet(views: Views, clusters: Clusters, patch_px: int) -> Image.Image:
@@ -103,21 +93,14 @@ def draw_sheet(views: Views, clusters: Clusters, patch_px: int) -> Image.Image:
     grid, pixels = grid_of(views, patch_px), unnormalize(views.pixels)
     small = F.interpolate(pixels.flatten(0, 1), (TILE_PX, TILE_PX), mode="bicubic", antialias=True)
     tiles = small.clamp(0, 1).unflatten(0, pixels.shape[:2])
-    count, images = tiles.shape[:2]
-    heads, step = min(HEADS, clusters.valid.shape[1]), TILE_PX + GAP_PX
-    sheet = Image.new("RGB", (step * (heads + 1), step * count * images), (127, 127, 127))
-
-    def paste(tile: Tensor, column: int, row: int) -> None:
-        array = (255 * to_array(tile)).round().astype(np.uint8)
-        sheet.paste(Image.fromarray(array), (step * column, step * row))
-
-    for image in range(images):
-        for view in range(count):
-            tile, row = tiles[view, image], count * image + view
-            paste(tile, 0, row)
-            for head in range(heads):
-                assignments = clusters.assignments[:, image, head]
-                shares = upsample(assignments[view], grid, tile)
-                colors = PALETTE[by_size(assignments) % len(PALETTE)]
-                paste(blend(tile, shares, clusters.valid[image, head], colors), head + 1, row)
-    return sheet
+    rows = []
+    for image in range(tiles.shape[1]):
+        columns = [[to_array(tile) for tile in tiles[:, image]]]
+        for head in range(min(HEADS, clusters.valid.shape[1])):
+            shares, valid = clusters.assignments[:, image, head], clusters.valid[image, head]
+            columns.append(paint(tiles[:, image], shares, valid, grid, least_px=TILE_PX))
+        rows += [np.concatenate(row, axis=1) for row in zip(*columns)]
+    sheet = np.concatenate(rows)
+    height, width = (np.arange(side) % TILE_PX for side in sheet.shape[:2])
+    sheet[height < GAP_PX] = sheet[:, width < GAP_PX] = 0.5
+    return Image.fromarray((255 * sheet).round().astype(np.uint8))

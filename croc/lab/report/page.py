@@ -1,14 +1,12 @@
-"""From run folders to the page: one HTML file, which loads nothing and whose
-Content-Security-Policy allows only its own scripts and styles, by their hashes."""
+"""From run folders to the page: one HTML file, which loads nothing."""
 
 import base64
-import hashlib
 import io
 import json
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
@@ -21,33 +19,20 @@ import tyro
 from markupsafe import Markup
 from PIL import Image
 
-from croc.config import CONFIG_FILE, parse
+from croc.config import CONFIG_FILE, method_name, parse, read_config
 from croc.errors import UserError
 from croc.io import read_gauges, read_lines, read_metrics, replacing
 from croc.train.health import LARGE_DRIFT, too_soft
 
 FILE = "report.html"
 WEB = Path(__file__).parent.parent / "web"
-STYLES = ("style.css", "charts.css", "report.css")
-SCRIPTS = (
-    "dom.js",
-    "curves.js",
-    "metrics.js",
-    "shared.js",
-    "charts.js",
-    "gestures.js",
-    "report.js",
-)
 SCORES = ("evaluations/results.jsonl", "evaluation/results.jsonl")
 """Within a run's folder; the second is the demo's."""
 COLORS = 8
-# For a page of 16 runs under 10 MB: points of all curves and of one, pictures of clusters and of
-# predictions, bars of classes, and the width of a picture.
-MAX_POINTS, MAX_CURVE_POINTS = 80_000, 1500
-MAX_PICTURES, MAX_PREDICTIONS, MAX_BARS = 24, 16, 600
+MAX_POINTS, MAX_PICTURES = 1000, 16
+"""Of a curve, and of the clusters of all runs."""
 WIDTH_PX = 900
-KEPT = 12
-"""Pictures of clusters that a run keeps."""
+"""Of a picture."""
 
 
 @dataclass(frozen=True)
@@ -70,8 +55,6 @@ def run_command(arguments: list[str]) -> None:
         raise UserError("name a run's folder: croc show report RUN")
     folders = [Path(run) for run in options.runs]
     to = Path(options.to or (folders[0] / FILE if len(folders) == 1 else FILE))
-    if to.suffix.lower() not in (".html", ".htm"):
-        raise UserError(f"--to {to}: the page's name must end in .html")
     print(write_report(folders, to, [Path(file) for file in options.scores]))
 
 
@@ -85,22 +68,18 @@ def write_report(folders: Sequence[Path], to: Path, scores: Sequence[Path] = ())
 
 def report(folders: Sequence[Path], score_files: Sequence[Path] = ()) -> str:
     runs = [read_run(folder) for folder in folders]
-    names, notes, data = [run.name for run in runs], [], []
-    curves = sum(len(run.metrics) for run in runs)
+    names, data = [run.name for run in runs], []
     for index, run in enumerate(runs):
         if names.count(run.name) > 1:
             run.name = str(run.folder)
-        pictures = cluster_pictures(run, MAX_PICTURES // len(runs))
-        notes += [f"{run.name}: {note}" if len(runs) > 1 else note for note in run.notes]
-        points = min(MAX_CURVE_POINTS, MAX_POINTS // max(1, curves))
         data.append(
             {
                 "name": run.name,
                 "color": _color(index),
                 "perEpoch": run.steps_per_epoch,
                 "options": {k: v for k, v in run.options.items() if is_number(v)},
-                "curves": {name: thin(series, points) for name, series in run.metrics.items()},
-                "pictures": pictures,
+                "curves": {name: thin(series, MAX_POINTS) for name, series in run.metrics.items()},
+                "pictures": cluster_pictures(run, MAX_PICTURES // len(runs)),
             }
         )
     cards = score_cards(find_scores(runs, score_files))
@@ -118,13 +97,11 @@ def report(folders: Sequence[Path], score_files: Sequence[Path] = ()) -> str:
         lstrip_blocks=True,
     )
     environment.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
-    environment.filters |= {"color": _color, "brief": brief, "short": short}
+    environment.filters |= {"color": _color, "brief": brief, "asset": asset}
     return environment.get_template("report.html").render(
-        _assets(),
         title=runs[0].name if len(runs) == 1 else f"{len(runs)} runs compared",
         sections=[name for name, content in sections.items() if content],
         time=datetime.now(UTC),
-        notes=notes,
         runs=runs,
         facts=[list(_facts(run)) for run in runs],
         cards=cards,
@@ -133,23 +110,9 @@ def report(folders: Sequence[Path], score_files: Sequence[Path] = ()) -> str:
     )
 
 
-def _assets() -> dict[str, Markup]:
-    """Our own styles and scripts, and the policy that allows them and forbids all others."""
-
-    def read(*names: str) -> str:
-        return "".join((WEB / name).read_text(encoding="utf-8") for name in names)
-
-    script = f'(() => {{\n"use strict";\n{read(*SCRIPTS)}}})();\n'
-    texts = {"style": read(*STYLES), "theme": read("theme.js"), "script": script}
-    style, *scripts = (
-        f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
-        for text in texts.values()
-    )
-    texts["policy"] = (
-        f"default-src 'none'; img-src data:; style-src {style}; script-src {' '.join(scripts)}; "
-        "base-uri 'none'; form-action 'none'"
-    )
-    return {name: Markup(text) for name, text in texts.items()}
+def asset(name: str) -> Markup:
+    """Of one of our own scripts or styles."""
+    return Markup((WEB / name).read_text(encoding="utf-8"))
 
 
 Series = list[tuple[int, float]]
@@ -169,8 +132,6 @@ class Run:
     """Step, counted from 0, and epoch of each line."""
     step: int = 0
     """The last one that was logged."""
-    notes: list[str] = field(default_factory=list)
-    """What is missing on the page, and why."""
 
     @property
     def steps_per_epoch(self) -> int | None:
@@ -181,9 +142,8 @@ class Run:
 
     @property
     def progress(self) -> str:
-        """The step, and at which one training ends if that is known yet."""
-        total = (self.options.get("optim.epochs") or 0) * (self.steps_per_epoch or 0)
-        last = min(filter(None, (total, self.options.get("run.stop_after_steps"))), default=0)
+        """The step, and the last one, if the number of steps in an epoch is known yet."""
+        last = self.options["optim.epochs"] * (self.steps_per_epoch or 0)
         return f"step {self.step:,}" + (f" of {last:,}" if last >= max(1, self.step) else "")
 
 
@@ -193,35 +153,22 @@ def is_number(value: Any) -> bool:
 
 def read_run(folder: Path) -> Run:
     """Settings and metrics; only config.json must exist."""
-    path = folder / CONFIG_FILE
-    if not path.is_file():
-        raise UserError(f"{folder} is not a run: give a folder that croc pretrain wrote")
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-        recipe, method = config.pop("recipe"), config.pop("method", "croc")
-    except (ValueError, LookupError, AttributeError):
-        raise UserError(f"{path} is not the configuration of a CrOC run") from None
-    options: dict[str, Any] = {}
-    for section, values in config.items():
-        options |= {f"{section}.{name}": value for name, value in values.items()}
-    run = Run(folder, folder.resolve().name, recipe, method, options)
-    for name, read in (("metrics.jsonl", read_metrics), ("gauges.jsonl", read_gauges)):
-        skipped = 0
-        # The last line of a live run may be cut off.
-        for line in read(folder) if (folder / name).exists() else []:
-            step, epoch = line.pop("step"), line.pop("epoch", None)
-            run.step = max(run.step, step)
-            if epoch is not None and step > 0:
-                run.epochs.append((step - 1, epoch))
-            for metric, value in line.items():
-                if is_number(value):
-                    run.metrics[metric].append((step, float(value)))
-                else:
-                    skipped += 1
-        if skipped:
-            run.notes.append(f"{skipped} non-finite values in {name} are not shown")
-    if not run.step:
-        run.notes.append("metrics.jsonl has no lines yet, so there are no training curves")
+    config, recipe = read_config(folder / CONFIG_FILE)
+    options = {
+        f"{section}.{name}": value
+        for section, values in asdict(config).items()
+        for name, value in values.items()
+    }
+    run = Run(folder, folder.resolve().name, recipe, method_name(config), options)
+    metrics = read_metrics(folder) if (folder / "metrics.jsonl").exists() else []
+    for line in [*metrics, *read_gauges(folder)]:
+        step, epoch = line.pop("step"), line.pop("epoch", None)
+        run.step = max(run.step, step)
+        if epoch is not None and step > 0:
+            run.epochs.append((step - 1, epoch))
+        for name, value in line.items():
+            if is_number(value):
+                run.metrics[name].append((step, float(value)))
     return run
 
 
@@ -287,18 +234,11 @@ def picture_steps(folder: Path) -> list[int]:
     return sorted(int(path.stem.removeprefix("clusters-")) for path in paths)
 
 
-def thin_steps(steps: list[int], count: int) -> list[int]:
-    """Without the steps whose neighbors are closest, until `count` are left; the ends stay."""
-    steps = list(steps)
-    while len(steps) > max(2, count):
-        gaps = [after - before for before, after in zip(steps, steps[2:])]
-        del steps[1 + gaps.index(min(gaps))]
-    return steps
-
-
-def cluster_pictures(run: Run, count: int) -> list[dict[str, Any]]:
-    shown = []
-    for step in thin_steps(picture_steps(run.folder), min(KEPT, count)):
+def cluster_pictures(run: Run, most: int) -> list[dict[str, Any]]:
+    """Evenly among those of a run; with the first and the last."""
+    steps, shown = picture_steps(run.folder), []
+    chosen = np.linspace(0, len(steps) - 1, min(max(2, most), len(steps)))
+    for step in (steps[place] for place in chosen.round().astype(int)):
         with Image.open(picture_path(run.folder, step)) as picture:
             about = json.loads(picture.info.get("comment") or "null")
             url = to_data_url(picture)
@@ -329,6 +269,10 @@ def find_scores(runs: Sequence[Run], files: Sequence[Path]) -> list[dict[str, An
             identity = json.dumps([line.get(name) for name in fields], sort_keys=True)
             weights, held_out = line.get("weights", ""), line.get("hold_out")
             picture = path.parent / line["picture"] if line.get("picture") else None
+            source = None
+            if picture and picture.is_file():
+                with Image.open(picture) as opened:
+                    source = to_data_url(opened)
             main = next(iter(line["scores"].values()))
             scores[identity] = line | {
                 "run": _find_run(weights, runs, owner),
@@ -337,7 +281,7 @@ def find_scores(runs: Sequence[Run], files: Sequence[Path]) -> list[dict[str, An
                 "untrained": weights.startswith("random:"),
                 "main": main if is_number(main) else 0.0,
                 "classes": line.get("classes") or {},
-                "picture": picture if picture and picture.is_file() else None,
+                "source": source,
             }
     return list(scores.values())
 
@@ -352,20 +296,11 @@ def _find_run(weights: str, runs: Sequence[Run], owner: int | None) -> int | Non
 def score_cards(scores: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """One card per protocol and dataset, best score first."""
     cards: dict[tuple[str, str], dict[str, Any]] = {}
-    pictures = 0
     for score in sorted(scores, key=lambda score: -score["main"]):
         names = {name: score[name] for name in ("protocol", "data")}
-        card = cards.setdefault(tuple(names.values()), names | {"scores": [], "classes": []})
+        card = cards.setdefault(tuple(names.values()), names | {"scores": [], "classes": {}})
         card["scores"].append(score)
-        score["source"] = None
-        if score["picture"] is not None and pictures < MAX_PREDICTIONS:
-            with Image.open(score["picture"]) as picture:
-                score["source"] = to_data_url(picture)
-            pictures += 1
-    for card in cards.values():
-        classes = dict.fromkeys(name for score in card["scores"] for name in score["classes"])
-        if len(classes) * len(card["scores"]) <= MAX_BARS:
-            card["classes"] = list(classes)
+        card["classes"] |= dict.fromkeys(score["classes"])
     return list(cards.values())
 
 

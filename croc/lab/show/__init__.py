@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import tyro
 
@@ -61,17 +61,10 @@ class ShowFeatures(_Show):
     """x and y, in pixels of the image, of the patch to compare with; by default the center."""
     together: bool = False
     """Fit one PCA across all images, so that colors are comparable."""
-    columns: tuple[Literal["photograph", "pca", "cosine", "attention", "clusters"], ...] = (
-        "photograph",
-        "pca",
-        "cosine",
-        "attention",
-    )
-    """What to draw for each image; `clusters` are those of the whole image."""
 
 
-def show(kind: str, arguments: list[str]) -> Path:
-    """croc show KIND IMAGE ... --run RUN, or --weights NAME; returns the path of the figure."""
+def run_command(kind: str, arguments: list[str]) -> None:
+    """croc show KIND IMAGE ... --run RUN, or --weights NAME; prints the path of the figure."""
     kinds = {"clusters": ShowClusters, "merging": ShowMerging, "features": ShowFeatures}
     options: Any = parse(kinds[kind], arguments, f"croc show {kind}")
     if (options.run is None) == (options.weights is None):
@@ -96,4 +89,4 @@ def show(kind: str, arguments: list[str]) -> Path:
     path = Path(options.to or default)
     draw: Any = {"clusters": draw_clusters, "merging": draw_merging, "features": draw_features}
     draw[kind](look, options).savefig(path)
-    return path
+    print(path)

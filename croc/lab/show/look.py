@@ -1,6 +1,5 @@
 """The network to draw, from a run or from weights, and photographs as it sees them."""
 
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,7 +25,7 @@ from croc.method.randomness import sample_key
 from croc.method.types import Canvases, Views
 from croc.weights.checkpoint import checkpoint_path, checkpoints, open_run, step_of, untrained
 from croc.weights.open import find_weights, shipped_hint
-from croc.weights.record import LARGEST_PX, WeightsRecord, build_recorded, read_record
+from croc.weights.record import WeightsRecord, build_recorded, read_record
 
 
 @dataclass(frozen=True)
@@ -52,11 +51,9 @@ class Look:
 
 def look_at_run(run: Path, step: int | None = None) -> Look:
     """The teacher of a run's last checkpoint, or of the one at `step`; 0 is untrained."""
-    if not (run / CONFIG_FILE).is_file():
-        raise UserError(f"{run} has no run: pass a folder written by croc pretrain")
+    config, _ = read_config(run / CONFIG_FILE)
     title = run.resolve().name
     if step == 0:
-        config, _ = read_config(run / CONFIG_FILE)
         return Look(f"{title}, untrained", config, untrained(config), run)
     paths = checkpoints(run)
     path = paths[-1] if paths and step is None else checkpoint_path(run, step or 0)
@@ -82,11 +79,6 @@ def look_at_weights(spec: str) -> Look:
             f"({shipped_hint()}); a run's folder goes without --weights"
         )
     config, _ = parse_config(record.config, f"the metadata of {path}")
-    sizes = [config.views.size_px, config.data.canvas_px]
-    if isinstance(config, CrocConfig):
-        sizes += [config.cluster.k_start, config.cluster.sinkhorn_iterations]
-    if max(sizes) > LARGEST_PX:
-        raise UserError(f"{path} describes views or clusters of impossible sizes")
     return Look(path.stem, config, build_recorded(path, record))
 
 
@@ -96,7 +88,6 @@ def read_photograph(name: str, longest_px: int = WHOLE_PX) -> UInt8[np.ndarray, 
         return decode_image(Path(name).read_bytes(), longest_px)
     except (OSError, UndecodableImage) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        reason = re.sub(r" <_io\..*", "", reason)  # Pillow prints the BytesIO object
         raise UserError(f"{name} cannot be read as an image: {reason}") from None
 
 

@@ -17,7 +17,7 @@ from croc.weights.export import Export, export
 from tests.tiny import tiny_dino
 
 
-def test_two_checkpoints_a_run_and_weights_are_opened(
+def test_runs_and_weights_are_opened(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     dino = pretrain(tiny_dino(tmp_path / "dino", stop_after_steps=1), "tiny-dino")
@@ -27,8 +27,6 @@ def test_two_checkpoints_a_run_and_weights_are_opened(
     random = "random:vit_tiny_patch16_224"
     for arguments, names in (
         ([str(run)], "tiny, step 3"),
-        ([str(run), "--checkpoint", "2"], "tiny, step 2 and tiny, step 3"),
-        ([str(run), "--checkpoint", "3", "2"], "tiny, step 3 and tiny, step 2"),
         ([str(run), str(dino)], "tiny, step 3 and dino, step 1"),
         (["--weights", str(file), random], "kept and vit_tiny_patch16_224, untrained"),
     ):

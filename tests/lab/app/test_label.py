@@ -3,8 +3,6 @@
 import base64
 import io
 import json
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,9 +16,7 @@ from PIL import Image
 from torch import nn
 
 import croc
-from croc.cli import main
 from croc.data.scenes import make_scene
-from croc.lab.app import open_port
 from croc.lab.app.label_server import LabelServer
 from croc.segmentation.segmenter import Segmenter
 from croc.weights.open import open_backbone
@@ -56,7 +52,6 @@ def photos(tmp_path: Path) -> Path:
 @contextmanager
 def labeling(photos: Path, segmenter: Segmenter, to: Path | None = None) -> Iterator[Served]:
     server = LabelServer(photos, to or photos.parent / "to", segmenter)
-    server.compute()
     with listening(server) as served:
         yield served
 
@@ -139,7 +134,6 @@ def test_tokens_and_labels_are_kept_and_changed_photographs_computed_again(
         post(served, "labels", classes=CLASSES, clicks=CLICKS)
         before = masks_of(served, 0, 1)
     assert len(computed) == 6
-    files = set((photos.parent / "to" / "tokens").rglob("*.safetensors"))
     with labeling(photos, segmenter) as served:
         settled(served)
         assert len(computed) == 6
@@ -152,19 +146,6 @@ def test_tokens_and_labels_are_kept_and_changed_photographs_computed_again(
         settled(served)
         assert len(computed) == 7
         assert masks_of(served, 1)[1].shape == (64, 64)
-    now = set((photos.parent / "to" / "tokens").rglob("*.safetensors"))
-    assert (len(now), len(now & files)) == (6, 5)
-
-
-BAD: list[Any] = [
-    {},
-    {"classes": CLASSES[:1], "clicks": []},
-    {"classes": [*CLASSES, {"name": "x", "color": "red"}], "clicks": []},
-    *(
-        {"classes": CLASSES, "clicks": [CLICKS[0] | change]}
-        for change in ({"x": 1.0}, {"y": -0.1}, {"class": 2}, {"x": float("nan")}, {"class": "a"})
-    ),
-]
 
 
 def test_bad_requests_change_nothing(photos: Path, segmenter: Segmenter) -> None:
@@ -172,62 +153,13 @@ def test_bad_requests_change_nothing(photos: Path, segmenter: Segmenter) -> None
         settled(served)
         post(served, "labels", classes=CLASSES, clicks=CLICKS)
         saved = (photos.parent / "to" / "labels.json").read_bytes()
-        for content in BAD:
-            assert post(served, "labels", **content).status == 400
-        for body in (b"", b"[]", b'{"photographs": [1e999]}', b'{"photographs": "a"}'):
+        for body in (b"", b"[]", b'{"photographs": "a"}'):
             assert served.request("POST", "/api/masks", body).status == 400
         assert post(served, "masks", photographs=[-1, 99]).json == {"masks": {}}
         assert served.request("GET", "/api/photographs/99").status == 404
         alone = {"Origin": NO_ORIGIN}
         assert served.request("POST", "/api/labels", b"{}", alone).status == 403
         assert (photos.parent / "to" / "labels.json").read_bytes() == saved
-
-
-LOCK = """
-import fcntl, sys
-file = open(sys.argv[1], "w")
-fcntl.lockf(file, fcntl.LOCK_EX)
-print("locked", flush=True)
-sys.stdin.read()
-"""
-
-
-def test_bad_input_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    empty, broken, mixed = (tmp_path / name for name in ("empty", "broken", "mixed"))
-    for folder in (empty, broken, mixed):
-        folder.mkdir()
-    (broken / "a.jpg").write_bytes(b"no photograph")
-    Image.new("RGB", (40, 40)).save(mixed / "a.png")
-    (tmp_path / "to").mkdir()
-    (tmp_path / "to" / "labels.json").write_text('{"classes": 3}')
-    used, taken = tmp_path / "used", open_port(0)
-    used.mkdir()
-    locker = subprocess.Popen(  # a lock holds against other processes only
-        [sys.executable, "-c", LOCK, str(used / "lock")],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    )
-    assert locker.stdout is not None
-    locker.stdout.readline()
-    known = ["--weights", WEIGHTS, "--image-px", "64", "--port", "0"]
-    with_labels = [str(mixed), *known, "--to", str(tmp_path / "to")]
-    for arguments, message in (
-        ([str(empty), *known], "no images in"),
-        ([str(tmp_path / "none"), *known], "none does not exist: pass folders or image files"),
-        ([str(broken), *known, "--to", str(tmp_path / "b")], "none of the 1 images in"),
-        ([str(mixed), "--weights", "nothing"], "--weights nothing: no such run or file"),
-        ([str(mixed), *known[:2], "--image-px", "100"], "do not consist of"),
-        (with_labels, "labels.json cannot be read as labels"),
-        ([str(mixed), *known, "--to", str(used)], "another croc app label uses"),
-        ([str(mixed), *known[:4], "--port", "99999"], "--port must be in 0 … 65535: 99999"),
-        ([str(mixed), *known[:4], "--port", str(taken.getsockname()[1])], "choose another with"),
-    ):
-        assert main(["app", "label", *arguments]) == 2
-        error = capsys.readouterr().err
-        assert message in error
-        assert error.count("\n") == 1
-    locker.communicate()
-    taken.close()
 
 
 MASKS = "[...document.querySelectorAll('.mask')].map(mask => mask.hidden ? '' : mask.src)"

@@ -170,14 +170,13 @@ HOSTILE = (
 
 
 def test_hostile_names_are_only_text(tmp_path: Path):
-    """In names of runs, metrics, options, classes, files and pictures."""
+    """In names of runs, metrics, classes, files and pictures."""
     runs = []
     for number, name in enumerate(HOSTILE[:1] + HOSTILE[2:]):
         name = name.replace("/", "_").replace("\0", "")
         run = make_run(tmp_path / f"{name}{number}", 20, **dict.fromkeys(HOSTILE, 1.0))
         config = json.loads((run / "config.json").read_text())
-        config |= {"recipe": HOSTILE[1], "method": HOSTILE[2]}
-        config["data"] |= {"root": list(HOSTILE), **dict.fromkeys(HOSTILE, HOSTILE[0])}
+        config["recipe"], config["data"]["root"] = HOSTILE[1], list(HOSTILE)
         (run / "config.json").write_text(json.dumps(config))
         add_pictures(run, (0, 10), HOSTILE[:4])
         add_scores(run, HOSTILE, protocol=HOSTILE[0], data=HOSTILE[1], backbone=HOSTILE[2])

@@ -1,53 +1,8 @@
-"""Colors that color-blind readers can tell apart, and clusters painted over photographs."""
+"""Clusters painted over photographs."""
 
-import numpy as np
-import pytest
 import torch
 
 from croc.lab.show.figures import HATCHING, OPACITY, PALETTE, by_size, paint
-
-# Machado, Oliveira and Fernandes 2009, severity 1, on linear RGB.
-PROTANOPIA = """0.152286 1.052583 -0.204868
-0.114503 0.786281 0.099216 -0.003882 -0.048116 1.051998"""
-DEUTERANOPIA = """0.367322 0.860646 -0.227968
-0.280085 0.672501 0.047413 -0.011820 0.042940 0.968881"""
-SRGB_TO_XYZ = """0.4124564 0.3575761 0.1804375
-0.2126729 0.7151522 0.0721750 0.0193339 0.1191920 0.9503041"""
-
-
-def matrix(text: str) -> np.ndarray:
-    return np.array(text.split(), float).reshape(3, 3)
-
-
-VISION = {"normal": np.eye(3)}
-VISION |= {"protanopia": matrix(PROTANOPIA), "deuteranopia": matrix(DEUTERANOPIA)}
-TO_XYZ = matrix(SRGB_TO_XYZ)
-
-
-def smallest_difference(srgb: np.ndarray, vision: str) -> float:
-    """ΔE (CIE 1976, D65) of the two most similar colors, as the reader sees them."""
-    linear = np.where(srgb <= 0.04045, srgb / 12.92, ((srgb + 0.055) / 1.055) ** 2.4)
-    xyz = np.clip(linear @ VISION[vision].T, 0, 1) @ TO_XYZ.T / TO_XYZ.sum(axis=1)
-    f = np.where(xyz > 216 / 24389, np.cbrt(xyz), (24389 / 27 * xyz + 16) / 116)
-    x, y, z = f.T
-    lab = np.stack([116 * y - 16, 500 * (x - y), 200 * (y - z)], axis=1)
-    differences = np.linalg.norm(lab[:, None] - lab, axis=-1)
-    return float(differences[np.triu_indices(len(lab), 1)].min())
-
-
-@pytest.mark.parametrize(
-    ("vision", "least"), [("normal", 38), ("protanopia", 25), ("deuteranopia", 25)]
-)
-def test_palette_is_distinguishable(vision: str, least: float):
-    ends = np.array([(0.0, 0, 0), (1, 1, 1)])
-    assert smallest_difference(ends, vision) == pytest.approx(100, abs=0.1)
-    colors = PALETTE.double().numpy()
-    assert len(colors) == 12
-    assert smallest_difference(colors, vision) > least
-    over_gray = OPACITY * colors + (1 - OPACITY) * 0.5
-    assert smallest_difference(over_gray, vision) > 18
-    assert smallest_difference(over_gray[:8], vision) > 21
-
 
 GRAY = torch.full((1, 3, 32, 64), 0.5)
 BOTH = torch.tensor([True, True])
