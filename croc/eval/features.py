@@ -21,7 +21,7 @@ from torch.utils.data import Dataset
 from croc.data.loader import iterate
 from croc.errors import UserError
 from croc.eval.datasets import SegmentationData, Subset
-from croc.eval.metrics import IouReport, confusion, iou
+from croc.eval.metrics import confusion, iou, scores_by_class
 from croc.method.photometric import normalize
 from croc.weights.open import DenseBackbone
 
@@ -71,12 +71,13 @@ class Example:
 
 
 @dataclass(frozen=True)
-class SegmentationReport:
-    """Scores of a validation split, and its first images."""
+class Report:
+    """The scores of a protocol in percent, and its first images."""
 
     scores: dict[str, Any]
-    """In percent; the number that papers report comes first."""
-    iou: IouReport
+    """The number that papers report comes first."""
+    classes: dict[str, float | None]
+    """IoU of each class (None if absent from the data), or J&F of each video."""
     examples: tuple[Example, ...]
     counts: Int64[Tensor, "C C"] | None = None
     """The confusion matrix, to add up over folds."""
@@ -235,9 +236,7 @@ def kept_ratio(shape: Sequence[int], short_px: int, unit_px: int) -> tuple[int, 
 
 
 @torch.no_grad()
-def score(
-    patches: PatchFeatures, heads: Sequence[Predict], shown: int = EXAMPLES
-) -> list[SegmentationReport]:
+def score(patches: PatchFeatures, heads: Sequence[Predict], shown: int = EXAMPLES) -> list[Report]:
     """A report for each head, with `shown` examples, all from one pass over the images."""
     classes = len(patches.data.classes)
     counts = [torch.zeros(classes, classes, dtype=torch.long, device=patches.device) for _ in heads]
@@ -255,7 +254,8 @@ def score(
     for count, kept in zip(counts, examples):
         result = iou(count)
         scores = {"mIoU": 100 * result.mean, "accuracy": 100 * result.accuracy}
-        reports.append(SegmentationReport(scores, result, tuple(kept), count.cpu()))
+        by_class = scores_by_class(patches.data.classes, result.per_class)
+        reports.append(Report(scores, by_class, tuple(kept), count.cpu()))
     return reports
 
 

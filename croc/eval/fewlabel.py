@@ -4,6 +4,7 @@ Features are computed once, of the images that are in any subset.
 """
 
 from collections import defaultdict
+from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
@@ -15,7 +16,7 @@ from croc.eval.datasets import SegmentationData
 from croc.eval.features import (
     PatchFeatures,
     Predict,
-    SegmentationReport,
+    Report,
     cache_limit,
     in_order,
     progress,
@@ -24,7 +25,7 @@ from croc.eval.features import (
 from croc.eval.incontext import fill_memory
 from croc.eval.linear import few_label_steps, train_linear
 from croc.eval.metrics import IGNORED
-from croc.eval.protocols import FewLabelConfig, InContextConfig, LinearConfig
+from croc.eval.protocols import FewLabelConfig, LinearConfig
 from croc.weights.open import DenseBackbone
 
 
@@ -35,7 +36,7 @@ def evaluate_few_labels(
     config: FewLabelConfig,
     device: torch.device,
     workers: int = 0,
-) -> SegmentationReport:
+) -> Report:
     """For each number of labeled images, the mean and deviation of the scores over the draws.
 
     A draw is a random order of the images with any label, the same for all weights; its subsets are
@@ -62,7 +63,7 @@ def evaluate_few_labels(
         part.quiet = True
         layers = train_linear(part, linear_config(config, draw, counts[text]))
         heads.append((f"linear {text}", layers[0]))
-        memory = fill_memory(part, incontext_config(config, draw))
+        memory = fill_memory(part, replace(config, seed=config.seed + draw))
         heads.append((f"in-context {text}", memory.predict))
     scored = PatchFeatures(backbone, val, *sizes, cache_bytes=0)
     reports = score(scored, [predict for _, predict in heads])
@@ -76,7 +77,7 @@ def evaluate_few_labels(
         "images": counts,
     }
     last = reports[-2]
-    return SegmentationReport(scores, last.iou, last.examples)
+    return Report(scores, last.classes, last.examples)
 
 
 def labeled_indices(patches: PatchFeatures) -> np.ndarray:
@@ -106,17 +107,5 @@ def linear_config(config: FewLabelConfig, draw: int, images: int) -> LinearConfi
         crop=None,
         train_px=config.label_px,
         score_px=config.label_px,
-        seed=config.seed + draw,
-    )
-
-
-def incontext_config(config: FewLabelConfig, draw: int) -> InContextConfig:
-    return InContextConfig(
-        image_px=config.image_px,
-        label_px=config.label_px,
-        blocks=config.blocks,
-        memory=config.memory,
-        neighbors=config.neighbors,
-        temperature=config.temperature,
         seed=config.seed + draw,
     )

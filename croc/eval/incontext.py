@@ -19,7 +19,7 @@ from torch import Tensor
 
 from croc.errors import UserError
 from croc.eval.datasets import SegmentationData
-from croc.eval.features import PatchFeatures, SegmentationReport, score
+from croc.eval.features import PatchFeatures, Report, score
 from croc.eval.metrics import IGNORED
 from croc.eval.protocols import InContextConfig
 from croc.method.randomness import sample_key, uniform
@@ -35,7 +35,7 @@ def evaluate_incontext(
     config: InContextConfig,
     device: torch.device,
     workers: int = 0,
-) -> SegmentationReport:
+) -> Report:
     """Store the patches of one split, look up those of the other and score their labels."""
     options = (config.image_px, config.label_px, config.blocks, device, workers)
     memory = fill_memory(PatchFeatures(backbone, train, *options, cache_bytes=0), config)

@@ -17,7 +17,7 @@ from croc.eval.features import (
     Crop,
     Moments,
     PatchFeatures,
-    SegmentationReport,
+    Report,
     cache_limit,
     score,
     upsample,
@@ -41,7 +41,7 @@ def evaluate_linear(
     config: LinearConfig,
     device: torch.device,
     workers: int = 0,
-) -> SegmentationReport:
+) -> Report:
     """Train one layer per learning rate on one split, score them on the other, report the best."""
     cache_bytes = 0 if training_crop(config) else cache_limit(device)
     options = (config.image_px, config.train_px, config.blocks, device, workers)
@@ -50,7 +50,7 @@ def evaluate_linear(
     keep = config.framing == "keep"
     patches = PatchFeatures(backbone, val, *options, keep_ratio=keep, cache_bytes=0)
     by_rate = dict(zip(config.rates, score(patches, layers)))
-    best = max(by_rate, key=lambda rate: by_rate[rate].iou.mean)
+    best = max(by_rate, key=lambda rate: by_rate[rate].scores["mIoU"])
     if len(by_rate) == 1:
         return by_rate[best]
     rates = {f"{rate:g}": report.scores["mIoU"] for rate, report in by_rate.items()}

@@ -22,11 +22,10 @@ _FRAMES, _MASKS = "JPEGImages/480p", "Annotations/480p"
 
 @dataclass(frozen=True)
 class Video:
-    """Frames and, at least for the first one, the object at each pixel."""
+    """Frames and the object at each pixel."""
 
     name: str
     length: int
-    has_all_masks: bool
     read_frame: Callable[[int], UInt8[np.ndarray, "h w 3"]]
     read_mask: Callable[[int], UInt8[np.ndarray, "h w"]]
     """Objects count from 1, the background is 0."""
@@ -55,7 +54,6 @@ def _scene_video(index: int) -> Video:
     return Video(
         name=f"scene {index}",
         length=SCENE_FRAMES,
-        has_all_masks=True,
         read_frame=lambda t: _scenes(index)[t].image,
         read_mask=lambda t: _scenes(index)[t].instances,
     )
@@ -71,8 +69,9 @@ def _davis_video(files: Files, name: str, single: bool) -> Video:
     frames = [each for each in files.children(f"{_FRAMES}/{name}") if each.endswith(".jpg")]
     stems = [frame.removesuffix(".jpg") for frame in frames]
     masked = {each.removesuffix(".png") for each in files.children(f"{_MASKS}/{name}")}
-    if not masked.issuperset(stems[:1]):
-        raise files.missing(f"{_MASKS}/{name}/{stems[0]}.png")
+    for stem in stems:
+        if stem not in masked:
+            raise files.missing(f"{_MASKS}/{name}/{stem}.png")
 
     def read_frame(t: int) -> UInt8[np.ndarray, "h w 3"]:
         return files.read_rgb(f"{_FRAMES}/{name}/{stems[t]}.jpg")
@@ -84,4 +83,4 @@ def _davis_video(files: Files, name: str, single: bool) -> Video:
         mask = files.read_indices(path)
         return np.where(mask == IGNORED, 0, mask).astype(np.uint8)
 
-    return Video(name, len(stems), masked.issuperset(stems), read_frame, read_mask)
+    return Video(name, len(stems), read_frame, read_mask)

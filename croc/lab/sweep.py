@@ -31,18 +31,18 @@ from croc.data.loader import steps_per_epoch
 from croc.data.sources import open_source
 from croc.errors import Interrupted, UserError
 from croc.eval.evaluate import OpenData, open_data
-from croc.eval.protocols import PROTOCOLS, Request
+from croc.eval.protocols import PROTOCOLS, Request, read_options
 from croc.eval.table import (
     STOPPED,
     TableOptions,
     compute,
     describe,
-    failure_name,
     log,
     plan_row,
-    read_options,
+    print_table,
+    scores_of,
 )
-from croc.eval.table_formats import fill_cells, layout, make_record, to_markdown, write_record
+from croc.eval.table_formats import fill_cells, layout, make_record, write_record
 from croc.io import try_lock
 from croc.lab.report.hook import ReportHook
 from croc.plotting import COLORS, save_chart, span_enough, verbatim
@@ -207,7 +207,8 @@ def run_sweep(recipe: str, sweep: SweepConfig, runs: Sequence[Run], evaluation: 
     try:
         options, columns = read_options(
             evaluation,
-            program=f"croc sweep {recipe}",
+            TableOptions,
+            f"croc sweep {recipe}",
             weights=("run",),
             data=sweep.data,
             protocols=sweep.protocols,
@@ -221,7 +222,7 @@ def run_sweep(recipe: str, sweep: SweepConfig, runs: Sequence[Run], evaluation: 
     for run in runs:
         open_run_folder(run.folder, run.config)
     steps = check_settings(runs, columns, opened, options)
-    shown = layout([(column.name, column.data) for column in columns], average=True)
+    shown = layout(columns)
     cells: dict[str, list[dict[str, Any]]] = {}
     failures: list[dict[str, str]] = []
     written: list[str] = []
@@ -233,9 +234,7 @@ def run_sweep(recipe: str, sweep: SweepConfig, runs: Sequence[Run], evaluation: 
                 train(run, steps[run.setting])
                 row = plan_row(run.name, str(run.folder), columns, opened, options)
                 finished, failed = compute([row], opened, options, scores_folder)
-                lines = [(x, finished[key]) for x, _, key in row.cells if key in finished]
-                scores = {(x.name, x.data): line["scores"] for x, line in lines}
-                cells[run.name] = fill_cells(shown, scores)
+                cells[run.name] = fill_cells(shown, scores_of(row, finished))
                 failures.extend(failed)
             except Interrupted:  # the run has saved a checkpoint
                 raise
@@ -253,13 +252,7 @@ def run_sweep(recipe: str, sweep: SweepConfig, runs: Sequence[Run], evaluation: 
     except (Interrupted, KeyboardInterrupt):
         log(STOPPED)
         raise
-    print(to_markdown(record, str))
-    drawn = [PICTURE] * bool(cells)
-    print(f"written to {folder}: {', '.join(written + drawn)}; the runs are in runs/")
-    if failures:
-        names = "; ".join(f"{failure_name(each)} ({each['reason']})" for each in failures)
-        log(f"croc: {len(failures)} failed, the same command runs only these again: {names}")
-    return not failures
+    return print_table(record, folder, [*written, *[PICTURE] * bool(cells), "runs/"])
 
 
 def unlocked_runs(runs: Sequence[Run], lock: Path) -> Iterator[tuple[Run, list[Run]]]:

@@ -14,13 +14,12 @@ from torch import nn
 
 from croc.errors import UserError
 from croc.eval.datasets import SegmentationData, Subset, open_segmentation
-from croc.eval.evaluate import Request, find_machine, fit_image_size, open_weights, split_training
-from croc.eval.features import PatchFeatures, SegmentationReport, cache_limit, score
+from croc.eval.evaluate import find_machine, fit_image_size, open_weights, split_training
+from croc.eval.features import PatchFeatures, Report, cache_limit, score
 from croc.eval.incontext import Memory, fill_memory
 from croc.eval.linear import few_label_steps, train_linear, training_crop
-from croc.eval.metrics import IGNORED, iou
+from croc.eval.metrics import IGNORED, iou, scores_by_class
 from croc.eval.protocols import InContextConfig, LinearConfig
-from croc.eval.results import percent
 from croc.io import versions
 from croc.segmentation.options import FitOptions
 from croc.segmentation.segmenter import (
@@ -51,10 +50,7 @@ def fit_head(options: FitOptions, config: Config, is_length_chosen: bool = False
     if names == tuple(map(str, range(len(names)))):
         print(f"no classes.txt: classes are named 0 … {len(names) - 1}", file=sys.stderr)
     weights = open_weights(options.weights)
-    request, note = fit_image_size(Request(options.kind, options.data, config), weights.backbone)
-    config = request.config
-    if note:
-        print(note, file=sys.stderr)
+    config = fit_image_size(config, weights.backbone)
     pixels = count_pixels(data) if len(data) <= MAX_COUNTED_IMAGES else None
     where = (machine.device, machine.workers)
 
@@ -175,18 +171,17 @@ def score_heads(
     totals = [iou(sum((each.counts for each in same), torch.tensor(0))) for same in zip(*reports)]
     best = max(range(len(totals)), key=lambda number: totals[number].mean)
     total = totals[best]
-    per_class = map(percent, total.per_class.tolist())
     scores: dict[str, Any] = {
         "how": how,
         "mIoU": 100 * total.mean,
         "accuracy": 100 * total.accuracy,
     }
-    return scores | {"classes": dict(zip(data.classes, per_class))}, best
+    return scores | {"classes": scores_by_class(data.classes, total.per_class)}, best
 
 
 def score_fold(
     patches: PatchFeatures, train: Subset, val: Subset, config: Config
-) -> Sequence[SegmentationReport]:
+) -> Sequence[Report]:
     """As `croc evaluate` does; for each learning rate."""
     heads = train_heads(patches.subset(train.numbers), config)
     scored = patches

@@ -15,7 +15,7 @@ from croc.cli import main
 from croc.eval import fewlabel
 from croc.eval.datasets import Labeled, Subset
 from croc.eval.features import PatchFeatures
-from croc.eval.fewlabel import evaluate_few_labels, incontext_config, labeled_images, linear_config
+from croc.eval.fewlabel import evaluate_few_labels, labeled_images, linear_config
 from croc.eval.incontext import evaluate_incontext
 from croc.eval.linear import evaluate_linear
 from croc.eval.protocols import FewLabelConfig
@@ -90,7 +90,7 @@ def test_scores_equal_those_of_the_protocols_on_each_subset(monkeypatch, cache_b
             order = fewlabel.epoch_order(6, 0, draw)
             part = Subset(train, tuple(sorted(order[:count].tolist())))
             linear = linear_config(CONFIG, draw, count)
-            incontext = incontext_config(CONFIG, draw)
+            incontext = replace(CONFIG, seed=CONFIG.seed + draw)
             alone = evaluate_linear(MeanColor(), part, val, linear, CPU)
             scores["linear"].append(alone.scores["mIoU"])
             alone = evaluate_incontext(MeanColor(), part, val, incontext, CPU)

@@ -82,7 +82,7 @@ def test_as_many_clusters_as_classes_are_matched_one_to_one():
     """Most of both clusters, black and the rest, is dark: one has to be bright all the same."""
     config = replace(CONFIG, on="tokens")
     report = evaluate_kmeans(TwoColors(), ThreeShades(4, 0), config, CPU)
-    assert report.iou.per_class.tolist() == pytest.approx([8 / 13, 3 / 8])
+    assert list(report.classes.values()) == pytest.approx([800 / 13, 300 / 8])
     expected = 100 * (8 / 13 + 3 / 8) / 2  # else 13 / 16 / 2
     assert report.scores["by seed"] == pytest.approx([expected] * 2)
 

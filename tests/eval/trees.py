@@ -145,17 +145,25 @@ def mini() -> dict[str, bytes]:
 
 
 def davis() -> dict[str, bytes]:
-    """A sequence with three objects, one of which leaves; one with its first mask alone."""
+    """A sequence with three objects, one of which leaves; one that is in no list."""
     frames = {
         f"JPEGImages/480p/{name}/{t:05d}.jpg": photograph(t)
         for name in ("camel", "drift", "unlisted")
         for t in range(3)
     }
-    return frames | {
+    masks = {
+        f"Annotations/480p/{name}/{t:05d}.png": content
+        for name, content in (
+            ("drift", palette_png(label_map(0, 1))),
+            ("unlisted", gray_png(label_map(0, 255))),
+        )
+        for t in range(3)
+    }
+    return {
+        **frames,
+        **masks,
         "ImageSets/2017/val.txt": b"drift\ncamel\n",
         "Annotations/480p/camel/00000.png": palette_png(label_map(0, 1, 2, 5)),
         "Annotations/480p/camel/00001.png": palette_png(label_map(0, 1, 2, 255)),
         "Annotations/480p/camel/00002.png": palette_png(label_map(0, 1)),
-        "Annotations/480p/drift/00000.png": palette_png(label_map(0, 1)),
-        "Annotations/480p/unlisted/00000.png": gray_png(label_map(0, 255)),
     }
