@@ -7,7 +7,7 @@ to count the classes). Labels are class indices, 255 is ignored.
 `add_data` adds a layout of your own.
 """
 
-from collections import Counter
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -26,25 +26,11 @@ from croc.eval.videos import SCENE_PX
 
 SPLITS = ("train", "val")
 SCENE_COUNTS = {"train": 256, "val": 64}
-HELP = {
-    "voc12": "get VOC2012 from the PASCAL VOC site (host.robots.ox.ac.uk/pascal/VOC), and for "
-    "training SegmentationClassAug and trainaug.txt, made from SBD (Hariharan et al., Berkeley)",
-    "coco-things": "get the 2017 images and the panoptic annotations from cocodataset.org",
-    "coco-stuff": "get images from cocodataset.org, stuffthingmaps from "
-    "github.com/nightrome/cocostuff",
-    "coco-stuff-panoptic": "get the 2017 images and the panoptic annotations from cocodataset.org",
-    "ade20k": "get ADEChallengeData2016 from MIT's scene parsing site (sceneparsing.csail.mit.edu)",
-    "folder": "put images NAME.jpg (.jpeg and .png work too) into images/train and images/val, and "
-    "label maps NAME.png into labels/train and labels/val",
-    "coco-things-mini": "get COCO from cocodataset.org and pack images/, labels/ and "
-    "categories.json",
-    "idd-lite": "get IDD-Lite from idd.insaan.iiit.ac.in and pack images/ and labels/",
-}
 ROOTS = {
-    "voc12": (("VOC2012", "VOCdevkit/VOC2012"), "ImageSets"),
-    "ade20k": (("ADEChallengeData2016",), "images"),
+    "voc12": ("VOC2012", "VOCdevkit/VOC2012"),
+    "ade20k": ("ADEChallengeData2016",),
 }
-"""Folders that the official archives unpack to, and what is in them."""
+"""Folders that the official archives unpack to."""
 
 VOC_CLASSES = (
     *("background", "aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat"),
@@ -194,12 +180,12 @@ def open_segmentation(spec: str, split: str, alone: bool = False) -> Segmentatio
 
     `alone` reads nothing of the other split, not even to count the classes of a `folder`.
     """
-    kind, path = split_spec(spec, (*HELP, *ADDED, "scenes"))
+    kind, path = split_spec(spec, (*IMAGES, *ADDED, "scenes"))
     if kind == "scenes":
         return ScenesData(scene_count(path, SCENE_COUNTS[split]), split)
     if kind in ADDED:
         return ADDED[kind](path, split)
-    files = Files(path, HELP[kind], *ROOTS.get(kind, ()))
+    files = Files(path, ROOTS.get(kind, ()))
     images, labels = f"images/{split}", f"labels/{split}"
     options: dict[str, Any] = {}
     table, segments = None, {}
@@ -225,20 +211,18 @@ def open_segmentation(spec: str, split: str, alone: bool = False) -> Segmentatio
     elif kind in ("coco-things", "coco-stuff-panoptic"):
         classes = coco.THINGS if kind == "coco-things" else coco.STUFF
         labels = f"annotations/panoptic_{split}2017"
-        segments = coco.panoptic_segments(classes, files.read_json(f"{labels}.json"))
+        segments = coco.panoptic_segments(classes, json.loads(files.read(f"{labels}.json")))
         options["names"] = list(segments)
     elif kind == "coco-things-mini":  # {"1": ["person", "person"]}: id, name and supercategory
-        classes, categories = coco.THINGS, files.read_json("categories.json")
+        classes, categories = coco.THINGS, json.loads(files.read("categories.json"))
         table = {int(key): classes.index(parent) for key, (_, parent) in categories.items()}
         table |= {0: IGNORED}
     elif kind == "idd-lite":
         classes = IDD_CLASSES
     elif files.has("classes.txt"):
         classes = tuple(line.strip() for line in files.read_lines("classes.txt"))
-        twice = [name for name, count in Counter(classes).items() if count > 1]
-        if not classes or twice:
-            problem = f"has {twice[0]!r} twice" if twice else "is empty"
-            raise UserError(f"{files.path('classes.txt')} {problem}")
+        if len(set(classes)) < len(classes):
+            raise UserError(f"{files.path('classes.txt')} has a class twice")
     else:  # counted over both splits, so that these have the same
         folders = [f"labels/{each}" for each in ((split,) if alone else SPLITS)]
         names = [f"{x}/{name}" for x in filter(files.has, folders) for name in files.children(x)]

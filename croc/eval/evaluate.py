@@ -23,7 +23,7 @@ from croc.data import scenes
 from croc.data.loader import worker_count
 from croc.errors import UserError
 from croc.eval.datasets import SPLITS, SegmentationData, Subset, open_segmentation
-from croc.eval.features import Report
+from croc.eval.features import Extractor, Report
 from croc.eval.fewlabel import evaluate_few_labels
 from croc.eval.incontext import evaluate_incontext
 from croc.eval.kmeans import evaluate_kmeans, evaluate_within
@@ -157,15 +157,15 @@ def run_protocol(
     parts, data_hash = data[protocol, request.data]
     (folder / "pictures").mkdir(parents=True, exist_ok=True)  # fails before the computation
     backbone = weights.backbone.to(device, machine.precision)
+    extractor = Extractor(backbone, device, machine.workers)
     if protocol == "video":
         masks = Path(request.masks) if request.masks else None
-        report = evaluate_video(backbone, parts["videos"], config, device, masks)
+        report = evaluate_video(extractor, parts["videos"], config, masks)
         names = ("background", *(f"object {number}" for number in range(1, IGNORED)))
         if masks:
             print(f"written: {masks}")
     else:
-        evaluate_parts = SEGMENTATION[protocol]
-        report = evaluate_parts(backbone, *parts.values(), config, device, machine.workers)
+        report = SEGMENTATION[protocol](extractor, *parts.values(), config)
         names = parts["val"].classes
     # What is scored with a hold-out is not the validation split.
     part_names = {"val": "held out"} if request.hold_out else {}

@@ -83,6 +83,15 @@ class Report:
     """The confusion matrix, to add up over folds."""
 
 
+@dataclass(frozen=True)
+class Extractor:
+    """A backbone, the device that it is on, and how many processes read images for it."""
+
+    backbone: DenseBackbone
+    device: torch.device = torch.device("cpu")  # noqa: RUF009, immutable
+    workers: int = 0
+
+
 class PatchFeatures:
     """Patch features of a dataset's images, with their labels.
 
@@ -93,22 +102,21 @@ class PatchFeatures:
 
     def __init__(
         self,
-        backbone: DenseBackbone,
+        extractor: Extractor,
         data: SegmentationData,
         image_px: int,
         label_px: int | None,
         blocks: int,
-        device: torch.device,
-        workers: int = 0,
         *,
         batch: int = 32,
         keep_ratio: bool = False,
         cache_bytes: int = CACHE_BYTES,
         quiet: bool = False,
     ) -> None:
-        self.backbone, self.data, self.blocks, self.device = backbone, data, blocks, device
-        self.reader = Reader(data, image_px, label_px, backbone.stride_px if keep_ratio else None)
-        self.workers, self.quiet = workers, quiet
+        self.extractor, self.data, self.blocks = extractor, data, blocks
+        self.device, self.quiet = extractor.device, quiet
+        unit_px = extractor.backbone.stride_px if keep_ratio else None
+        self.reader = Reader(data, image_px, label_px, unit_px)
         varies = keep_ratio or label_px is None
         self.batch, self._cache_bytes = (1, 0) if varies else (batch, cache_bytes)
         self._fits = False
@@ -167,7 +175,8 @@ class PatchFeatures:
             return
         for batch in self.read(order, crop):
             pixels, labels = (each.to(self.device, non_blocking=True) for each in batch)
-            features = self.backbone.features(normalize(pixels.float() / 255), self.blocks)
+            pixels = normalize(pixels.float() / 255)
+            features = self.extractor.backbone.features(pixels, self.blocks)
             yield features, labels.long()
 
     def read(
@@ -176,7 +185,8 @@ class PatchFeatures:
         """Pixels "B 3 rows columns" and labels "B px px", uint8, for each list of indices."""
         items = replace(self.reader, order=order, crop=crop)
         pin = self.device.type == "cuda"
-        for batch in iterate(items, range(len(order)), workers=self.workers, pin=pin):
+        workers = self.extractor.workers
+        for batch in iterate(items, range(len(order)), workers=workers, pin=pin):
             if isinstance(batch, UserError):
                 raise batch
             yield batch

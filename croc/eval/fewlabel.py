@@ -8,12 +8,12 @@ from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
-import torch
 
 from croc.data.loader import epoch_order
 from croc.errors import UserError
 from croc.eval.datasets import SegmentationData
 from croc.eval.features import (
+    Extractor,
     PatchFeatures,
     Predict,
     Report,
@@ -26,16 +26,10 @@ from croc.eval.incontext import fill_memory
 from croc.eval.linear import few_label_steps, train_linear
 from croc.eval.metrics import IGNORED
 from croc.eval.protocols import FewLabelConfig, LinearConfig
-from croc.weights.open import DenseBackbone
 
 
 def evaluate_few_labels(
-    backbone: DenseBackbone,
-    train: SegmentationData,
-    val: SegmentationData,
-    config: FewLabelConfig,
-    device: torch.device,
-    workers: int = 0,
+    extractor: Extractor, train: SegmentationData, val: SegmentationData, config: FewLabelConfig
 ) -> Report:
     """For each number of labeled images, the mean and deviation of the scores over the draws.
 
@@ -43,8 +37,8 @@ def evaluate_few_labels(
     the first images, so that larger ones contain smaller ones. The examples and the classes' scores
     are those of the linear layer of the last subset.
     """
-    sizes = (config.image_px, config.label_px, config.blocks, device, workers)
-    every = PatchFeatures(backbone, train, *sizes, cache_bytes=cache_limit(device))
+    sizes = (config.image_px, config.label_px, config.blocks)
+    every = PatchFeatures(extractor, train, *sizes, cache_bytes=cache_limit(extractor.device))
     usable = labeled_indices(every)
     if not len(usable):
         raise UserError("no training pixel is labeled: all labels are 255")
@@ -65,7 +59,7 @@ def evaluate_few_labels(
         heads.append((f"linear {text}", layers[0]))
         memory = fill_memory(part, replace(config, seed=config.seed + draw))
         heads.append((f"in-context {text}", memory.predict))
-    scored = PatchFeatures(backbone, val, *sizes, cache_bytes=0)
+    scored = PatchFeatures(extractor, val, *sizes, cache_bytes=0)
     reports = score(scored, [predict for _, predict in heads])
     by_draw: dict[str, list[float]] = defaultdict(list)
     for (name, _), report in zip(heads, reports):

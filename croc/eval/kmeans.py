@@ -22,6 +22,7 @@ from croc.eval.features import (
     EXAMPLES,
     UNLABELED,
     Example,
+    Extractor,
     Moments,
     PatchFeatures,
     Report,
@@ -39,7 +40,6 @@ from croc.eval.metrics import (
 )
 from croc.eval.protocols import KmeansConfig, WithinConfig
 from croc.method.randomness import sample_key
-from croc.weights.open import DenseBackbone
 
 FEW_PRODUCTS = 20_000_000  # of all points with all centroids
 POINTS_PER_CENTROID = 256  # faiss' own default; the rest is only assigned
@@ -53,22 +53,14 @@ def summarize(by_seed: Sequence[float]) -> dict[str, Any]:
     return summary | {"by seed": [100 * score for score in by_seed]}
 
 
-def evaluate_kmeans(
-    backbone: DenseBackbone,
-    data: SegmentationData,
-    config: KmeansConfig,
-    device: torch.device,
-    workers: int = 0,
-) -> Report:
+def evaluate_kmeans(extractor: Extractor, data: SegmentationData, config: KmeansConfig) -> Report:
     """Cluster the features of all images, once per seed, and score the matched clusters; the
     classes' scores and the examples are those of the first seed."""
     classes = len(data.classes)
     count = config.clusters or classes
     if count < classes:
         raise UserError(f"--kmeans.clusters {count} is fewer than the {classes} classes")
-    patches = PatchFeatures(
-        backbone, data, config.image_px, config.label_px, config.blocks, device, workers
-    )
+    patches = PatchFeatures(extractor, data, config.image_px, config.label_px, config.blocks)
     points, moments = draw_points(patches, count, config)
     reduce = Reduction(moments, config.pca) if moments else None
     centroids: list[Tensor] = []
@@ -100,13 +92,7 @@ def evaluate_kmeans(
     return Report(summarize([report.mean for report in reports]), by_class, tuple(examples))
 
 
-def evaluate_within(
-    backbone: DenseBackbone,
-    data: SegmentationData,
-    config: WithinConfig,
-    device: torch.device,
-    workers: int = 0,
-) -> Report:
+def evaluate_within(extractor: Extractor, data: SegmentationData, config: WithinConfig) -> Report:
     """Score clusters that are computed and matched in each image alone, once per seed.
 
     for every image with at least two classes among its labeled pixels:
@@ -119,9 +105,7 @@ def evaluate_within(
     here only what varies within an image counts. The classes' scores are means over the images
     that have them.
     """
-    patches = PatchFeatures(
-        backbone, data, config.image_px, config.label_px, config.blocks, device, workers
-    )
+    patches = PatchFeatures(extractor, data, config.image_px, config.label_px, config.blocks)
     moments = Moments()
     for features, _ in patches.passes("features"):
         moments.add(features)

@@ -15,7 +15,7 @@ from PIL import Image
 from torch import Tensor
 
 from croc.errors import UserError
-from croc.eval.features import EXAMPLES, Example, Report, progress
+from croc.eval.features import EXAMPLES, Example, Extractor, Report, progress
 from croc.eval.metrics import video_means, video_scores
 from croc.eval.pictures import write_masks
 from croc.eval.protocols import VideoConfig
@@ -31,11 +31,7 @@ LONGER_PX = 64
 
 
 def evaluate_video(
-    backbone: DenseBackbone,
-    videos: Sequence[Video],
-    config: VideoConfig,
-    device: torch.device,
-    masks: Path | None = None,
+    extractor: Extractor, videos: Sequence[Video], config: VideoConfig, masks: Path | None = None
 ) -> Report:
     """J and F, means over all objects of all videos; the first videos' last frames as examples.
 
@@ -59,7 +55,7 @@ def evaluate_video(
             write_masks(masks / video.name, predicted)
 
     segmented = (
-        (video, np.stack(list(follow(backbone, video, config, device))))
+        (video, np.stack(list(follow(extractor, video, config))))
         for video in progress(videos, "videos", len(videos))
     )
     for _ in ahead(finish, segmented, 1):  # while the next video is segmented
@@ -83,10 +79,10 @@ def ahead(make: Callable[[Item], Made], items: Iterable[Item], count: int) -> It
 
 @torch.no_grad()
 def follow(
-    backbone: DenseBackbone, video: Video, config: VideoConfig, device: torch.device
+    extractor: Extractor, video: Video, config: VideoConfig
 ) -> Iterator[UInt8[np.ndarray, "h w"]]:
     """The mask of each frame in turn, from the first frame's alone."""
-    mask = video.read_mask(0)
+    backbone, device, mask = extractor.backbone, extractor.device, video.read_mask(0)
     height, width = mask.shape
     size = frame_size(height, width, config.short_px, backbone.stride_px)
 

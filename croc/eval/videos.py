@@ -16,7 +16,6 @@ SCENE_PX = 96
 SCENE_VIDEOS = 8
 SCENE_FRAMES = 12
 _SCENE_SEED = 2**32 + 2  # the labeled scenes have the two before
-_DAVIS_HELP = "get the trainval archive at 480p from the DAVIS site (davischallenge.org)"
 _FRAMES, _MASKS = "JPEGImages/480p", "Annotations/480p"
 
 
@@ -39,7 +38,7 @@ def open_videos(spec: str) -> tuple[Video, ...]:
     kind, path = split_spec(spec, ("davis17", "davis16", "scenes"))
     if kind == "scenes":
         return tuple(map(_scene_video, range(scene_count(path, SCENE_VIDEOS))))
-    files = Files(path, _DAVIS_HELP, ("DAVIS",), "JPEGImages")
+    files = Files(path, ("DAVIS",))
     names = files.children(_FRAMES)
     lists = {"davis17": ["2017"], "davis16": ["2016", "480p"]}[kind]
     for listed in filter(files.has, (f"ImageSets/{each}/val.txt" for each in lists)):

@@ -22,7 +22,7 @@ UNLABELED = {
     [
         ("linear davis16:x", "linear cannot be scored on davis16:x"),
         ("linear voc13:x", "no dataset is called voc13:x: pass one of voc12:PATH"),
-        ("linear voc12:nowhere", "nowhere is missing: get VOC2012"),
+        ("linear voc12:nowhere", "nowhere is missing: see "),
         ("linear scenes:0", "is not a number of scenes"),
         ("linear scenes:4 --weights nowhere", "no such run or file"),
         ("linear scenes:4 --linear.blocks 9", "has 2 blocks, not 9"),
@@ -63,7 +63,7 @@ def test_bad_flags(command: str, message: str, run: Path, tmp_path: Path, monkey
         ("linear", {"images_val_0.jpg": b"RIFF    WEBPVP8 "}, 0, "neither JPEG nor PNG"),
         ("linear", {"images_val_9.jpg": photograph(9)}, 0, "labels/val/9.png is missing"),
         ("linear", {"classes.txt": "Straße\n".encode("latin-1")}, 0, "is not UTF-8 text"),
-        ("linear", {"classes.txt": b"a\nb\na\n"}, 0, "has 'a' twice"),
+        ("linear", {"classes.txt": b"a\nb\na\n"}, 0, "has a class twice"),
         ("linear", UNLABELED["train"], 0, "no training pixel is labeled"),
         ("linear", UNLABELED["val"], 0, "no scored pixel is labeled"),
         ("kmeans", UNLABELED["val"], 0, "no scored pixel is labeled"),

@@ -13,6 +13,7 @@ from PIL import Image
 from torch import Tensor
 
 from croc.errors import UserError
+from croc.eval.features import Extractor
 from croc.eval.metrics import video_means, video_scores
 from croc.eval.protocols import VideoConfig
 from croc.eval.video import evaluate_video, follow, frame_size, harden, neighborhood, propagate
@@ -113,14 +114,14 @@ CONFIG = VideoConfig(short_px=64)
 
 
 def segment_video(backbone, video: Video, config: VideoConfig) -> np.ndarray:
-    return np.stack(list(follow(backbone, video, config, CPU)))
+    return np.stack(list(follow(Extractor(backbone), video, config)))
 
 
 def test_a_sliding_square_is_followed():
     predicted = segment_video(Brightness(), SLIDING, CONFIG)
     assert predicted.shape == (5, 64, 128)
     assert np.array_equal(predicted[0], sliding_mask(0))
-    means = evaluate_video(Brightness(), (SLIDING,), CONFIG, CPU).scores
+    means = evaluate_video(Extractor(Brightness()), (SLIDING,), CONFIG).scores
     assert means["J"] > 75
     assert means["J&F"] == pytest.approx((means["J"] + means["F"]) / 2)
 
@@ -158,7 +159,7 @@ def test_hardening_scales_each_object_by_itself():
 
 def test_scenes_are_scored():
     videos, config = open_videos("scenes:2"), VideoConfig(short_px=96)
-    report = evaluate_video(Brightness(), videos, config, CPU)
+    report = evaluate_video(Extractor(Brightness()), videos, config)
     by_video = []
     for video in videos:
         truth = np.stack([video.read_mask(t) for t in range(len(video))])
@@ -169,11 +170,12 @@ def test_scenes_are_scored():
 
 def test_masks_are_written_as_davis_does(tmp_path):
     videos = open_videos("scenes:2")
-    evaluate_video(Brightness(), videos, VideoConfig(short_px=96), CPU, masks=tmp_path / "masks")
+    config, folder = VideoConfig(short_px=96), tmp_path / "masks"
+    evaluate_video(Extractor(Brightness()), videos, config, masks=folder)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["masks"]
     files = sorted((tmp_path / "masks/scene 1").iterdir())
     assert [path.name for path in files] == [f"{t:05d}.png" for t in range(12)]
-    predicted = segment_video(Brightness(), videos[1], VideoConfig(short_px=96))
+    predicted = segment_video(Brightness(), videos[1], config)
     for path, expected in zip(files, predicted):
         with Image.open(path) as image:
             assert image.mode == "P"

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from croc.eval import kmeans
-from croc.eval.features import Report
+from croc.eval.features import Extractor, Report
 from croc.eval.protocols import WithinConfig
-from tests.eval.fakes import CPU, Listed
+from tests.eval.fakes import Listed
 
 SIDE = 8
 CONFIG = WithinConfig(image_px=32, label_px=16, pca=2, seeds=2, restarts=2)
@@ -30,7 +30,7 @@ class Planted:
 
 
 def scores(tokens: Tensor, maps: np.ndarray, config: WithinConfig = CONFIG) -> Report:
-    return kmeans.evaluate_within(Planted(tokens), Listed(maps), config, CPU)
+    return kmeans.evaluate_within(Extractor(Planted(tokens)), Listed(maps), config)
 
 
 def enlarged(maps: np.ndarray) -> np.ndarray:
