@@ -246,8 +246,8 @@ def kept_ratio(shape: Sequence[int], short_px: int, unit_px: int) -> tuple[int, 
 
 
 @torch.no_grad()
-def score(patches: PatchFeatures, heads: Sequence[Predict], shown: int = EXAMPLES) -> list[Report]:
-    """A report for each head, with `shown` examples, all from one pass over the images."""
+def score(patches: PatchFeatures, heads: Sequence[Predict]) -> list[Report]:
+    """A report for each head, all from one pass over the images."""
     classes = len(patches.data.classes)
     counts = [torch.zeros(classes, classes, dtype=torch.long, device=patches.device) for _ in heads]
     examples: list[list[Example]] = [[] for _ in heads]
@@ -256,7 +256,7 @@ def score(patches: PatchFeatures, heads: Sequence[Predict], shown: int = EXAMPLE
             for logits, truth in zip(head(features), labels):  # one by one: few fit at full size
                 predicted = classify(logits, truth.shape)
                 count += confusion(predicted, truth, classes)
-                if len(kept) < shown:
+                if len(kept) < EXAMPLES:
                     kept.append(patches.example(len(kept), predicted))
     if not counts[0].any():
         raise UserError(UNLABELED)

@@ -64,10 +64,9 @@ def evaluate_few_labels(
     by_draw: dict[str, list[float]] = defaultdict(list)
     for (name, _), report in zip(heads, reports):
         by_draw[name].append(report.scores["mIoU"])
-    names = [f"{method} {text}" for method in ("linear", "in-context") for text in counts]
-    scores = {name: float(np.mean(by_draw[name])) for name in names} | {
+    scores = {name: float(np.mean(by_draw[name])) for name in config.metrics} | {
         "deviation": {name: float(np.std(x)) for name, x in by_draw.items() if len(x) > 1},
-        "by draw": {name: by_draw[name] for name in names},
+        "by draw": {name: by_draw[name] for name in config.metrics},
         "images": counts,
     }
     last = reports[-2]

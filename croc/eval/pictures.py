@@ -54,16 +54,14 @@ def segmentation_figure(
         axis.set_title(name, fontsize=9)
     named = [number for number in sorted(shown) if number < len(classes)]
     handles = [
-        Patch(facecolor=table[number], edgecolor="0.6", label=classes[number])
+        Patch(facecolor=table[number], edgecolor="0.6", label=verbatim(classes[number]))
         for number in named[:LEGEND_ENTRIES]
     ]
     if len(named) > LEGEND_ENTRIES:
         handles.append(Patch(color="none", label=f"and {len(named) - LEGEND_ENTRIES} more"))
     if IGNORED in shown:
         handles.append(Patch(color=UNLABELED, label="not labeled"))
-    legend = figure.legend(handles=handles, loc="outside right upper", fontsize=7, frameon=False)
-    for text in legend.get_texts():
-        text.set_parse_math(False)  # a class may be called a$_$b
+    figure.legend(handles=handles, loc="outside right upper", fontsize=7, frameon=False)
     for axis in figure.axes:
         axis.set_axis_off()
     figure.suptitle(title, fontsize=10, x=0.01, ha="left", parse_math=False)
