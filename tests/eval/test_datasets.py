@@ -78,6 +78,7 @@ def test_classes(tmp_path):
     assert (ADE_CLASSES[0], ADE_CLASSES[12], ADE_CLASSES[149]) == ("wall", "person", "flag")
     spec = f"folder:{trees.write(tmp_path, trees.folder())}"  # counted over both splits
     assert [open_segmentation(spec, split).classes for split in SPLITS] == [tuple("0123456")] * 2
+    assert open_segmentation(spec, "train", alone=True).classes == tuple("01234")
     by_id = {value + 1: label for value, label in coco.stuff_classes().items() if label != 255}
     assert list(by_id) == list(range(92, 183))
     known = {92: "textile", 112: "furniture-stuff", 118: "floor", 120: "water", 124: "plant"}

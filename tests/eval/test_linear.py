@@ -55,18 +55,6 @@ def test_training_and_scoring_use_the_same_blocks(crop: float | None):
     assert set(backbone.requested) == {2}
 
 
-@pytest.mark.parametrize("crop", [None, 0.8])
-def test_the_seed_decides_everything(crop: float | None):
-    short = replace(CONFIG, steps=2, rates=(3e-3,), crop=crop)
-    one, again, other = (
-        evaluate_linear(
-            Extractor(MeanColor()), Patches(12, 0), Patches(6, 1), replace(short, seed=seed)
-        ).classes
-        for seed in (0, 0, 1)
-    )
-    assert one == again != other
-
-
 def test_the_best_of_several_rates_is_reported():
     rates = (1e-9, 3e-2, 1e-10)
     report = evaluate_linear(
