@@ -32,15 +32,11 @@ ROOTS = {
 }
 """Folders that the official archives unpack to."""
 
-VOC_CLASSES = (
-    *("background", "aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat"),
-    *("chair", "cow", "dining table", "dog", "horse", "motorbike", "person", "potted plant"),
-    *("sheep", "sofa", "train", "tv/monitor"),
+_VOC_NAMES = (
+    "background,aeroplane,bicycle,bird,boat,bottle,bus,car,cat,chair,cow,dining table,dog,horse,"
+    "motorbike,person,potted plant,sheep,sofa,train,tv/monitor"
 )
-IDD_CLASSES = (
-    *("drivable", "non-drivable", "living things", "vehicles", "roadside objects"),
-    *("far objects", "sky"),
-)
+_IDD_NAMES = "drivable,non-drivable,living things,vehicles,roadside objects,far objects,sky"
 _ADE_NAMES = (
     "wall,building,sky,floor,tree,ceiling,road,bed,windowpane,grass,cabinet,sidewalk,person,earth,"
     "door,table,mountain,plant,curtain,chair,car,water,painting,sofa,shelf,house,sea,mirror,rug,"
@@ -56,7 +52,9 @@ _ADE_NAMES = (
     "sconce,vase,traffic light,tray,ashcan,fan,pier,crt screen,plate,monitor,bulletin board,"
     "shower,radiator,glass,clock,flag"
 )
-ADE_CLASSES = tuple(_ADE_NAMES.split(","))
+VOC_CLASSES, IDD_CLASSES, ADE_CLASSES = (
+    tuple(names.split(",")) for names in (_VOC_NAMES, _IDD_NAMES, _ADE_NAMES)
+)
 
 
 @dataclass(frozen=True)
