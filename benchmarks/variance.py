@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 image_px=options.image_px,
                 label_px=8,
                 blocks=1,
-                cache_bytes=0,
+                cache=False,
             )
             tokens = (features for features, _ in patches.passes("features"))
             statistics, _ = token_statistics(tokens)

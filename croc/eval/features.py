@@ -110,7 +110,7 @@ class PatchFeatures:
         *,
         batch: int = 32,
         keep_ratio: bool = False,
-        cache_bytes: int = CACHE_BYTES,
+        cache: bool = True,
         quiet: bool = False,
     ) -> None:
         self.extractor, self.data, self.blocks = extractor, data, blocks
@@ -118,7 +118,8 @@ class PatchFeatures:
         unit_px = extractor.backbone.stride_px if keep_ratio else None
         self.reader = Reader(data, image_px, label_px, unit_px)
         varies = keep_ratio or label_px is None
-        self.batch, self._cache_bytes = (1, 0) if varies else (batch, cache_bytes)
+        self.batch = 1 if varies else batch
+        self._cache_bytes = cache_limit(self.device) if cache and not varies else 0
         self._fits = False
         self.cached: tuple[Tensor, Tensor] | None = None
         """Features "n C rows columns" and labels "n px px" as uint8, after a whole pass."""

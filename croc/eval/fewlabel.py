@@ -17,7 +17,6 @@ from croc.eval.features import (
     PatchFeatures,
     Predict,
     Report,
-    cache_limit,
     in_order,
     progress,
     score,
@@ -38,7 +37,7 @@ def evaluate_few_labels(
     are those of the linear layer of the last subset.
     """
     sizes = (config.image_px, config.label_px, config.blocks)
-    every = PatchFeatures(extractor, train, *sizes, cache_bytes=cache_limit(extractor.device))
+    every = PatchFeatures(extractor, train, *sizes)
     usable = labeled_indices(every)
     if not len(usable):
         raise UserError("no training pixel is labeled: all labels are 255")
@@ -59,7 +58,7 @@ def evaluate_few_labels(
         heads.append((f"linear {text}", layers[0]))
         memory = fill_memory(part, replace(config, seed=config.seed + draw))
         heads.append((f"in-context {text}", memory.predict))
-    scored = PatchFeatures(extractor, val, *sizes, cache_bytes=0)
+    scored = PatchFeatures(extractor, val, *sizes, cache=False)
     reports = score(scored, [predict for _, predict in heads])
     by_draw: dict[str, list[float]] = defaultdict(list)
     for (name, _), report in zip(heads, reports):

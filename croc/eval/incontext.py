@@ -32,8 +32,8 @@ def evaluate_incontext(
 ) -> Report:
     """Store the patches of one split, look up those of the other and score their labels."""
     sizes = (config.image_px, config.label_px, config.blocks)
-    memory = fill_memory(PatchFeatures(extractor, train, *sizes, cache_bytes=0), config)
-    return score(PatchFeatures(extractor, val, *sizes, cache_bytes=0), [memory.predict])[0]
+    memory = fill_memory(PatchFeatures(extractor, train, *sizes, cache=False), config)
+    return score(PatchFeatures(extractor, val, *sizes, cache=False), [memory.predict])[0]
 
 
 @dataclass(frozen=True)

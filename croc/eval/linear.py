@@ -19,7 +19,6 @@ from croc.eval.features import (
     Moments,
     PatchFeatures,
     Report,
-    cache_limit,
     score,
     upsample,
 )
@@ -38,12 +37,12 @@ def evaluate_linear(
     extractor: Extractor, train: SegmentationData, val: SegmentationData, config: LinearConfig
 ) -> Report:
     """Train one layer per learning rate on one split, score them on the other, report the best."""
-    cache_bytes = 0 if training_crop(config) else cache_limit(extractor.device)
     sizes = (config.image_px, config.train_px, config.blocks)
-    layers = train_linear(PatchFeatures(extractor, train, *sizes, cache_bytes=cache_bytes), config)
+    cache = training_crop(config) is None
+    layers = train_linear(PatchFeatures(extractor, train, *sizes, cache=cache), config)
     sizes = (config.image_px, config.score_px, config.blocks)
     keep = config.framing == "keep"
-    patches = PatchFeatures(extractor, val, *sizes, keep_ratio=keep, cache_bytes=0)
+    patches = PatchFeatures(extractor, val, *sizes, keep_ratio=keep, cache=False)
     by_rate = dict(zip(config.rates, score(patches, layers)))
     best = max(by_rate, key=lambda rate: by_rate[rate].scores["mIoU"])
     if len(by_rate) == 1:

@@ -70,8 +70,8 @@ def append_result(folder: Path, result: Result) -> None:
 
 
 def read_results(folder: Path) -> list[dict[str, Any]]:
-    """The lines of a folder's results.jsonl."""
-    return read_lines(folder / FILE)
+    """The lines of a folder's results.jsonl; none before the first result."""
+    return read_lines(folder / FILE) if (folder / FILE).exists() else []
 
 
 def deviation_of(scores: dict[str, Any], name: str) -> float | None:

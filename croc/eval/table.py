@@ -172,10 +172,10 @@ def compute(
     import torch
 
     from croc.eval import evaluate
-    from croc.eval.results import FILE, read_results
+    from croc.eval.results import read_results
 
-    lines = read_results(folder) if (folder / FILE).exists() else []
-    finished = {cell_key(line): line["scores"] for line in lines}  # also of `croc evaluate`
+    # Lines of `croc evaluate` count, too.
+    finished = {cell_key(line): line["scores"] for line in read_results(folder)}
     keys = {key for row in rows for _, key in row.cells}
     missing = len(keys - finished.keys())
     log(f"{len(keys)} cells, {len(keys) - missing} already finished")

@@ -2,13 +2,13 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from pathlib import PurePosixPath
 
 import numpy as np
 from jaxtyping import UInt8
 
-from croc.data.scenes import Scene, make_video
+from croc.data.scenes import make_video
 from croc.eval.files import Files, scene_count, split_spec
 from croc.eval.metrics import IGNORED
 
@@ -50,17 +50,13 @@ def open_videos(spec: str) -> tuple[Video, ...]:
 
 
 def _scene_video(index: int) -> Video:
+    scenes = cache(lambda: make_video(_SCENE_SEED, index, SCENE_FRAMES, SCENE_PX))
     return Video(
         name=f"scene {index}",
         length=SCENE_FRAMES,
-        read_frame=lambda t: _scenes(index)[t].image,
-        read_mask=lambda t: _scenes(index)[t].instances,
+        read_frame=lambda t: scenes()[t].image,
+        read_mask=lambda t: scenes()[t].instances,
     )
-
-
-@lru_cache(maxsize=4)
-def _scenes(index: int) -> list[Scene]:
-    return make_video(_SCENE_SEED, index, SCENE_FRAMES, SCENE_PX)
 
 
 def _davis_video(files: Files, name: str, single: bool) -> Video:

@@ -15,7 +15,7 @@ from torch import nn
 from croc.errors import UserError
 from croc.eval.datasets import SegmentationData, Subset, open_segmentation
 from croc.eval.evaluate import find_machine, fit_image_size, open_weights, split_training
-from croc.eval.features import Extractor, PatchFeatures, Report, cache_limit, score
+from croc.eval.features import Extractor, PatchFeatures, Report, score
 from croc.eval.incontext import Memory, fill_memory
 from croc.eval.linear import few_label_steps, train_linear, training_crop
 from croc.eval.metrics import IGNORED, iou, scores_by_class
@@ -129,9 +129,9 @@ def open_patches(
     if linear and to_score:
         label_px = config.score_px
     keep_ratio = to_score and getattr(config, "framing", "squash") == "keep"
-    cache_bytes = 0 if linear and training_crop(config) else cache_limit(extractor.device)
+    cache = not (linear and training_crop(config))
     sizes = (config.image_px, label_px, config.blocks)
-    return PatchFeatures(extractor, data, *sizes, keep_ratio=keep_ratio, cache_bytes=cache_bytes)
+    return PatchFeatures(extractor, data, *sizes, keep_ratio=keep_ratio, cache=cache)
 
 
 def score_heads(

@@ -54,9 +54,10 @@ def test_the_ratio_and_the_labels_size_may_be_kept():
     assert kept_ratio((50, 5000), 512, 16) == (512, 2048)
 
 
-def test_features_are_kept_if_they_fit():
+def test_features_are_kept_if_they_fit(monkeypatch: pytest.MonkeyPatch):
     roomy = PatchFeatures(EXTRACTOR, Patches(5, 0), **SMALL)
-    tight = PatchFeatures(EXTRACTOR, Patches(5, 0), **SMALL, cache_bytes=2000)
+    monkeypatch.setattr("croc.eval.features.CACHE_BYTES", 2000)
+    tight = PatchFeatures(EXTRACTOR, Patches(5, 0), **SMALL)
     next(roomy.passes("features"))  # a pass that is not finished keeps nothing
     assert roomy.cached is None
     for _ in range(2):

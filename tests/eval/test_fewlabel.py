@@ -78,7 +78,7 @@ def test_subsets_contain_smaller_ones_and_are_the_same_for_all_weights(monkeypat
 
 @pytest.mark.parametrize("cache_bytes", [0, 2**30])
 def test_scores_equal_those_of_the_protocols_on_each_subset(monkeypatch, cache_bytes):
-    monkeypatch.setattr(fewlabel, "cache_limit", lambda device: cache_bytes)
+    monkeypatch.setattr("croc.eval.features.CACHE_BYTES", cache_bytes)
     backbone, train, val = Counting(), Patches(6, 0), Patches(5, 1)
     report = evaluate_few_labels(Extractor(backbone), train, val, CONFIG)
     if cache_bytes:

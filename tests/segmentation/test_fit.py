@@ -94,9 +94,7 @@ def test_the_memory_is_that_of_the_evaluation(tmp_path: Path):
     segmenter = load_segmenter(tmp_path / "head")
     train = open_segmentation(data, "train")
     backbone, config = open_backbone(WEIGHTS).float(), InContextConfig(image_px=64)
-    memory = fill_memory(
-        PatchFeatures(Extractor(backbone), train, 64, 448, 1, cache_bytes=0), config
-    )
+    memory = fill_memory(PatchFeatures(Extractor(backbone), train, 64, 448, 1, cache=False), config)
     features = backbone.features(torch.randn(2, 3, 64, 64))
     torch.testing.assert_close(segmenter.head.predict(features), memory.predict(features))  # pyright: ignore
     assert 0 <= facts(tmp_path / "head")["score"]["mIoU"] <= 100
