@@ -110,7 +110,7 @@ def few_label_figure(sets: dict[str, dict[str, dict[str, Any]]], path: Path) -> 
             for label, scores in lines.items():
                 counts = sorted((count, f"{method} {x}") for x, count in scores["images"].items())
                 spread = scores["deviation"]
-                own[label] = [(count, scores[name], spread.get(name)) for count, name in counts]
+                own[label] = [(float(n), scores[name], spread.get(name)) for n, name in counts]
     save_chart(line_figure(panels, "labeled images", 2, log=True), path)
 
 
