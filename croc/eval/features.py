@@ -26,7 +26,8 @@ from croc.method.photometric import normalize
 from croc.weights.open import DenseBackbone
 
 CACHE_BYTES = 2**31
-"""Features of a dataset are kept in memory for the next pass if they fit into this many bytes."""
+"""Features of a dataset are kept for the next pass if they fit into this many bytes; on a GPU, into
+half of its free memory."""
 EXAMPLES = 6
 UNLABELED = "no scored pixel is labeled: all labels are 255"
 
@@ -54,11 +55,6 @@ def progress(items: Iterable[Item], what: str, total: int) -> Iterator[Item]:
             printed = now
     if (seconds := time.monotonic() - started) >= 1:
         print(f"{what} done in {seconds:.0f} s", file=sys.stderr, flush=True)
-
-
-def cache_limit(device: torch.device) -> int:
-    """How many bytes of features to keep: on a GPU, half of its free memory."""
-    return torch.cuda.mem_get_info(device)[0] // 2 if device.type == "cuda" else CACHE_BYTES
 
 
 @dataclass(frozen=True)
@@ -117,9 +113,10 @@ class PatchFeatures:
         self.device, self.quiet = extractor.device, quiet
         unit_px = extractor.backbone.stride_px if keep_ratio else None
         self.reader = Reader(data, image_px, label_px, unit_px)
-        varies = keep_ratio or label_px is None
+        varies, on_gpu = keep_ratio or label_px is None, self.device.type == "cuda"
         self.batch = 1 if varies else batch
-        self._cache_bytes = cache_limit(self.device) if cache and not varies else 0
+        limit = torch.cuda.mem_get_info(self.device)[0] // 2 if on_gpu else CACHE_BYTES
+        self._cache_bytes = limit if cache and not varies else 0
         self._fits = False
         self.cached: tuple[Tensor, Tensor] | None = None
         """Features "n C rows columns" and labels "n px px" as uint8, after a whole pass."""

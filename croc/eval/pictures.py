@@ -72,15 +72,22 @@ def segmentation_figure(
 
 
 def line_figure(
-    panels: dict[str, dict[str, list[Point]]], x_label: str, across: int, log: bool = False
+    panels: dict[str, dict[str, list[Point]]],
+    x_label: str,
+    across: int,
+    *,
+    log: bool = False,
+    rows_share_y: bool = False,
 ) -> Figure:
     """A panel for each title with a line for each label, from (x, score, deviation) in order. A
     score that is None leaves a gap."""
     down = math.ceil(len(panels) / across)
     size = (PANEL_IN[0] * across, PANEL_IN[1] * down + 0.5)
     figure = Figure(figsize=size, dpi=120, layout="constrained")
+    axes = None
     for place, (title, lines) in enumerate(panels.items(), start=1):
-        axes = figure.add_subplot(down, across, place)
+        left = axes if rows_share_y and place % across != 1 else None
+        axes = figure.add_subplot(down, across, place, sharey=left)
         for index, (label, points) in enumerate(lines.items()):
             x, scores, deviations = np.array(points, dtype=float).T  # None becomes nan
             color, marker = COLORS[index % len(COLORS)], MARKERS[index % len(MARKERS)]
@@ -92,9 +99,10 @@ def line_figure(
         axes.xaxis.set_major_formatter("{x:,g}")
         axes.set_xlabel(x_label, fontsize=8)
         axes.set_title(verbatim(title), fontsize=9, loc="left")
-        span_enough(axes)
         axes.tick_params(labelsize=8)
         axes.spines[["top", "right"]].set_visible(False)
+    for axes in figure.axes:  # at last: it fixes the limits of panels that share them
+        span_enough(axes)
     handles, labels = figure.axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower left", fontsize=8, frameon=False)
     return figure
@@ -111,7 +119,8 @@ def few_label_figure(sets: dict[str, dict[str, dict[str, Any]]], path: Path) -> 
                 counts = sorted((count, f"{method} {x}") for x, count in scores["images"].items())
                 spread = scores["deviation"]
                 own[label] = [(float(n), scores[name], spread.get(name)) for n, name in counts]
-    save_chart(line_figure(panels, "labeled images", 2, log=True), path)
+    figure = line_figure(panels, "labeled images", 2, log=True, rows_share_y=True)
+    save_chart(figure, path)
 
 
 def write_masks(folder: Path, masks: Masks) -> None:
