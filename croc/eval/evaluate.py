@@ -100,7 +100,7 @@ def evaluate(
         results.append(run_protocol(request, weights, data, machine, folder))
         if show:
             print(describe(results[-1]), flush=True)
-    if show:
+    if show and results:
         print(f"appended to {folder / FILE}; pictures in {folder / 'pictures'}")
     return results
 

@@ -158,6 +158,8 @@ class FewLabelConfig(InContextConfig):
     section = "fewlabel"
     label_px: Count = 112
     """Side length of the labels, in training and scoring."""
+    seed: Annotated[int, at_least(0)] = 0
+    """Seed for the draws, the linear layer and the stored patches."""
     images: tuple[str, ...] = ("1", "5", "20", "100", "all")
     """Numbers of labeled images: counts, fractions such as 1/128, or all."""
     draws: Count = 5
