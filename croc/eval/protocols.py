@@ -57,13 +57,14 @@ class LinearConfig(Section):
     score whole images with a shorter side of --linear.image-px; requires --linear.crop None and
     --linear.score-px None."""
     blocks: Count = 4
-    """Number of final ViT blocks whose tokens are concatenated."""
+    """Number of ViT blocks, counted from the last, whose tokens are concatenated."""
     standardize: bool = False
     """Standardize each feature to zero mean and unit variance over the training images."""
     rates: Annotated[tuple[float, ...], POSITIVE] = (1e-3,)
     """Learning rates of AdamW; one layer is trained with each, and the best one is used."""
     poly: Annotated[float, at_least(0)] = 0.0
-    """Power of the polynomial learning rate decay (1 - step / steps); 0 keeps it constant."""
+    """Power of the learning rate's polynomial decay, (1 - step / steps)^power; 0 keeps it
+    constant."""
     weight_decay: Annotated[float, at_least(0)] = 0.0
     """AdamW's weight decay is this value divided by the number of training images."""
     batch: Count = 60
@@ -104,13 +105,13 @@ class WithinConfig(Section):
     label_px: Count = 100
     """Side length at which clusters and labels are compared."""
     blocks: Count = 1
-    """Number of final ViT blocks whose tokens are concatenated."""
+    """Number of ViT blocks, counted from the last, whose tokens are concatenated."""
     pca: Count = 50
     """Number of principal components kept, from a PCA over the tokens of all images."""
     seeds: Count = 5
-    """Number of runs with different seeds whose scores are averaged."""
+    """Number of seeds; scores are averaged over them."""
     restarts: Count = 5
-    """K-means restarts; the best is kept."""
+    """K-means restarts per seed; the best is kept."""
 
 
 @dataclass(frozen=True)
@@ -120,25 +121,26 @@ class KmeansConfig(WithinConfig):
 
     section = "kmeans"
     on: Literal["pixels", "tokens"] = "pixels"
-    """Cluster features resized to --kmeans.label-px, or patch tokens, which PCA reduces."""
+    """pixels: cluster feature maps upsampled to --kmeans.label-px. tokens: cluster patch tokens,
+    reduced by PCA."""
     clusters: Annotated[int | None, at_least(2)] = None
-    """Number of clusters; by default one per class, matched one to one. More clusters are matched
-    many to one."""
+    """Number of clusters; by default one per class, matched one to one. If there are more, each
+    gets its majority class."""
 
 
 @dataclass(frozen=True)
 class InContextConfig(Section):
-    """Label each patch by its nearest neighbors in the training split, with Hummingbird's settings
-    but the image size of the other protocols."""
+    """Label each patch by its nearest neighbors among the patches of the training split, with the
+    settings of Hummingbird, except for the image size."""
 
     section = "incontext"
     image_px: Count = 448
-    """Images are resized to a square of this side length (open-hummingbird-eval: 512 for patch
-    size 16)."""
+    """Images are resized to a square of this side length (open-hummingbird-eval: 512 for patch size
+    16)."""
     label_px: Count = 448
     """Side length of stored and scored labels (open-hummingbird-eval: the image size)."""
     blocks: Count = 1
-    """Number of final ViT blocks whose tokens are concatenated."""
+    """Number of ViT blocks, counted from the last, whose tokens are concatenated."""
     memory: Count = 1_024_000
     """Maximum number of stored patches, divided evenly among the images; Hummingbird uses
     10,240,000, open-hummingbird-eval also 1,024,000 and 102,400."""
@@ -163,8 +165,8 @@ class FewLabelConfig(InContextConfig):
     images: tuple[str, ...] = ("1", "5", "20", "100", "all")
     """Numbers of labeled images: counts, fractions such as 1/128, or all."""
     draws: Count = 5
-    """Number of random orders of the training images; in each, larger subsets contain smaller
-    ones."""
+    """Number of random orders of the training images. Each subset is the beginning of an order, so
+    larger subsets contain smaller ones."""
     lr: Annotated[float, POSITIVE] = 1e-3
     """Learning rate of the linear layer (AdamW), on features standardized over the subset."""
     weight_decay: Annotated[float, at_least(0)] = 10.0
@@ -172,8 +174,8 @@ class FewLabelConfig(InContextConfig):
     batch: Count = 32
     """Images per step; the whole subset if it is smaller."""
     steps: Count = 1500
-    """Maximum number of training steps of the linear layer: 50 per labeled image, but at least 200
-    and at most this many."""
+    """Training steps of the linear layer: 50 per labeled image, but at least 200 and at most this
+    many."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -202,7 +204,7 @@ class VideoConfig(Section):
     top_k: Count = 5
     """Number of most similar patches to average."""
     temperature: Annotated[float, POSITIVE] = 0.1
-    """Temperature: patches are weighted by exp(cosine / temperature)."""
+    """The most similar patches are weighted by exp(cosine / temperature)."""
 
 
 def linear_protocol(kind: str) -> LinearConfig:
