@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import UInt8
@@ -185,8 +185,7 @@ def open_segmentation(spec: str, split: str, alone: bool = False) -> Segmentatio
         return ADDED[kind](path, split)
     files = Files(path, ROOTS.get(kind, ()))
     images, labels = f"images/{split}", f"labels/{split}"
-    options: dict[str, Any] = {}
-    table, segments = None, {}
+    names, table, segments = None, None, {}
     if kind.startswith("coco-") and kind != "coco-things-mini":
         unpacked, tidy = f"{split}2017", f"images/{split}2017"
         images = tidy if files.has(tidy) and not files.has(unpacked) else unpacked
@@ -195,13 +194,13 @@ def open_segmentation(spec: str, split: str, alone: bool = False) -> Segmentatio
         images, labels, classes = "JPEGImages", f"SegmentationClass{augmented}", VOC_CLASSES
         lines = files.read_lines(f"ImageSets/Segmentation/{split}{augmented.lower()}.txt")
         # Some copies of trainaug.txt have two paths per line, others the image's name.
-        options["names"] = [PurePosixPath(line.split()[0]).stem for line in lines]
+        names = [PurePosixPath(line.split()[0]).stem for line in lines]
     elif kind == "ade20k":
         part, classes = {"train": "training", "val": "validation"}[split], ADE_CLASSES
         images, labels = f"images/{part}", f"annotations/{part}"
         table = {0: IGNORED} | {index + 1: index for index in range(len(classes))}
     elif kind == "coco-stuff":
-        classes, table, options["suffixes"] = coco.STUFF, coco.stuff_classes(), (".jpg",)
+        classes, table = coco.STUFF, coco.stuff_classes()
         roots = ("stuffthingmaps", "stuffthingmaps_trainval2017", "annotations")
         folders = [f"{root}/{split}2017" for root in roots]
         beside = any(name.endswith(".png") for name in files.children(images))
@@ -210,7 +209,7 @@ def open_segmentation(spec: str, split: str, alone: bool = False) -> Segmentatio
         classes = coco.THINGS if kind == "coco-things" else coco.STUFF
         labels = f"annotations/panoptic_{split}2017"
         segments = coco.panoptic_segments(classes, json.loads(files.read(f"{labels}.json")))
-        options["names"] = list(segments)
+        names = list(segments)
     elif kind == "coco-things-mini":  # {"1": ["person", "person"]}: id, name and supercategory
         classes, categories = coco.THINGS, json.loads(files.read("categories.json"))
         table = {int(key): classes.index(parent) for key, (_, parent) in categories.items()}
@@ -223,11 +222,11 @@ def open_segmentation(spec: str, split: str, alone: bool = False) -> Segmentatio
             raise UserError(f"{files.path('classes.txt')} has a class twice")
     else:  # counted over both splits, so that these have the same
         folders = [f"labels/{each}" for each in ((split,) if alone else SPLITS)]
-        names = [f"{x}/{name}" for x in filter(files.has, folders) for name in files.children(x)]
-        maps = (files.read_indices(name) for name in names if name.endswith(".png"))
+        paths = [f"{x}/{name}" for x in filter(files.has, folders) for name in files.children(x)]
+        maps = (files.read_indices(path) for path in paths if path.endswith(".png"))
         largest = max((int(each[each != IGNORED].max(initial=0)) for each in maps), default=0)
         classes = tuple(map(str, range(largest + 1)))
-    pairs = files.pair(images, labels, **options)
+    pairs = files.pair(images, labels, names)
     table = dict(enumerate(range(len(classes)))) if table is None else table
     return PairedData(files, pairs, classes, table | {IGNORED: IGNORED}, segments)
 

@@ -98,13 +98,11 @@ class Files:
         return image
 
     def pair(
-        self,
-        images: str,
-        labels: str,
-        names: Sequence[str] | None = None,
-        suffixes: tuple[str, ...] = (".jpg", ".jpeg", ".png"),
+        self, images: str, labels: str, names: Sequence[str] | None = None
     ) -> list[tuple[str, str]]:
-        """Images and label maps of two folders, paired by name: those named, or all of both."""
+        """Images and label maps, paired by name: those named, or all. In one folder for both, PNGs
+        are label maps."""
+        suffixes = (".jpg", ".jpeg", ".png")[: 2 if images == labels else 3]
         photos, maps = (
             {PurePosixPath(x).stem: x for x in self.children(folder) if x.lower().endswith(kinds)}
             for folder, kinds in ((images, suffixes), (labels, (".png",)))
