@@ -18,6 +18,7 @@ from benchmarks.common import run
 from croc.errors import UserError
 from croc.eval.datasets import SegmentationData, Subset, open_segmentation
 from croc.eval.evaluate import Machine, find_machine, split_training
+from croc.eval.features import Extractor
 from croc.eval.kmeans import evaluate_kmeans
 from croc.eval.linear import evaluate_linear
 from croc.eval.protocols import (
@@ -47,12 +48,12 @@ def score(
     folds: int,
     machine: Machine,
 ) -> dict[str, float]:
-    where = machine.device, machine.workers
+    extractor = Extractor(backbone, machine.device, machine.workers)
     scores = [
-        evaluate_linear(backbone, train, scored, linear, *where).scores["mIoU"]
+        evaluate_linear(extractor, train, scored, linear).scores["mIoU"]
         for train, scored in split_into_folds(data, folds)
     ]
-    clusters = evaluate_kmeans(backbone, data, kmeans, *where)
+    clusters = evaluate_kmeans(extractor, data, kmeans)
     return {
         "linear": fmean(scores),
         "linear_deviation": stdev(scores),

@@ -16,7 +16,7 @@ from dataclasses import asdict
 
 from benchmarks.common import run, this_device
 from croc.eval.datasets import open_segmentation
-from croc.eval.features import PatchFeatures
+from croc.eval.features import Extractor, PatchFeatures
 from croc.train.gauges import token_statistics
 from croc.weights.open import open_backbone
 
@@ -32,14 +32,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         backbone = open_backbone(weights, options.image_px).to(device)
         for data in options.data:
             patches = PatchFeatures(
-                backbone,
+                Extractor(backbone, device),
                 open_segmentation(data, "train", alone=True),
                 image_px=options.image_px,
                 label_px=8,
                 blocks=1,
-                device=device,
-                workers=0,
-                cache_bytes=0,
+                cache=False,
             )
             tokens = (features for features, _ in patches.passes("features"))
             statistics, _ = token_statistics(tokens)

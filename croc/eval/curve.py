@@ -1,7 +1,6 @@
 """`croc evaluate curve`: the scores of runs' checkpoints against the images seen."""
 
 import json
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,12 +8,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from croc.config import CONFIG_FILE, read_config
 from croc.errors import UserError
-from croc.eval.table import TableOptions, make_table, read_options, split_label
+from croc.eval.protocols import read_options
+from croc.eval.table import TableOptions, make_table, split_label
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-PANEL_IN, PANELS_PER_LINE = (3.8, 3.0), 4
+PANELS_PER_LINE = 4
 MILLION = 1_000_000
 
 
@@ -26,8 +26,6 @@ class CurveOptions(TableOptions):
     weights: tuple[str, ...]  # pyright: ignore[reportIncompatibleVariableOverride]
     """LABEL=RUN, or just RUN: run folders; one line each. To keep more than a run's last two
     checkpoints, train with --run.keep-every-steps."""
-    average: bool = False
-    """Add a panel with the mean over a protocol's datasets, if there are several."""
     to: str = "curves"
     """Output folder for curve.png, table.md, .tex and .json (one row per checkpoint), results.jsonl
     (finished cells are appended) and pictures."""
@@ -79,40 +77,19 @@ def points_of(label: str, run: str) -> list[Point]:
 
 
 def make_figure(record: dict[str, Any], points: Sequence[Point]) -> "Figure":
-    """A panel for each protocol and dataset, one line per run."""
-    import numpy as np
-    from matplotlib.figure import Figure
+    """A panel for each protocol and dataset, one line per run; of videos' scores, only J&F."""
+    from croc.eval.pictures import line_figure
 
-    from croc.plotting import COLORS, MARKERS, span_enough, verbatim
-
-    # Not the J and F of a video, of which J&F is the mean.
-    columns = enumerate(record["columns"])
-    shown = [(n, each) for n, each in columns if each["metric"] not in ("J", "F")]
-    across = min(PANELS_PER_LINE, len(shown))
-    down = math.ceil(len(shown) / across)
-    size = (PANEL_IN[0] * across, PANEL_IN[1] * down + 0.5)
-    figure = Figure(figsize=size, dpi=120, layout="constrained")
-    rows = {row["label"]: row["cells"] for row in record["rows"]}
+    cells = {row["label"]: row["cells"] for row in record["rows"]}
     unit = MILLION if max(point.images for point in points) >= MILLION else 1
-    for place, (number, column) in enumerate(shown, start=1):
-        axes = figure.add_subplot(down, across, place)
-        for index, line in enumerate(dict.fromkeys(point.line for point in points)):
-            own = [point for point in points if point.line == line]
-            cells = [rows[point.label][number] for point in own]
-            seen = [point.images / unit for point in own]
-            # A cell that failed leaves a gap in the line.
-            scores = np.array([math.nan if x["value"] is None else x["value"] for x in cells])
-            spread = np.array([cell["deviation"] or 0.0 for cell in cells])
-            color, marker = COLORS[index % len(COLORS)], MARKERS[index % len(MARKERS)]
-            style: dict[str, Any] = {"color": color, "marker": marker, "label": verbatim(line)}
-            axes.plot(seen, scores, lw=1.4, ms=4, **style)
-            axes.fill_between(seen, scores - spread, scores + spread, color=color, alpha=0.15, lw=0)
-        axes.set_title(verbatim(f"{column['group']}, {column['title']}"), fontsize=9, loc="left")
-        axes.set_xlabel("images seen" + (", millions" if unit == MILLION else ""), fontsize=8)
-        axes.xaxis.set_major_formatter("{x:,g}")
-        span_enough(axes)
-        axes.tick_params(labelsize=8)
-        axes.spines[["top", "right"]].set_visible(False)
-    handles, labels = figure.axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower left", fontsize=8, frameon=False)
-    return figure
+    panels: dict[str, dict[str, Any]] = {}
+    for number, column in enumerate(record["columns"]):
+        if column["metric"] in ("J", "F"):
+            continue
+        lines = panels[f"{column['group']}, {column['title']}"] = {}
+        for point in points:
+            cell = cells[point.label][number]
+            place = (point.images / unit, cell["value"], cell["deviation"])
+            lines.setdefault(point.line, []).append(place)
+    x_label = "images seen" + (", millions" if unit == MILLION else "")
+    return line_figure(panels, x_label, min(PANELS_PER_LINE, len(panels)))

@@ -7,11 +7,11 @@ to count the classes). Labels are class indices, 255 is ignored.
 `add_data` adds a layout of your own.
 """
 
-from collections import Counter
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import UInt8
@@ -26,35 +26,17 @@ from croc.eval.videos import SCENE_PX
 
 SPLITS = ("train", "val")
 SCENE_COUNTS = {"train": 256, "val": 64}
-HELP = {
-    "voc12": "get VOC2012 from the PASCAL VOC site (host.robots.ox.ac.uk/pascal/VOC), and for "
-    "training SegmentationClassAug and trainaug.txt, made from SBD (Hariharan et al., Berkeley)",
-    "coco-things": "get the 2017 images and the panoptic annotations from cocodataset.org",
-    "coco-stuff": "get images from cocodataset.org, stuffthingmaps from "
-    "github.com/nightrome/cocostuff",
-    "coco-stuff-panoptic": "get the 2017 images and the panoptic annotations from cocodataset.org",
-    "ade20k": "get ADEChallengeData2016 from MIT's scene parsing site (sceneparsing.csail.mit.edu)",
-    "folder": "put images NAME.jpg (.jpeg and .png work too) into images/train and images/val, and "
-    "label maps NAME.png into labels/train and labels/val",
-    "coco-things-mini": "get COCO from cocodataset.org and pack images/, labels/ and "
-    "categories.json",
-    "idd-lite": "get IDD-Lite from idd.insaan.iiit.ac.in and pack images/ and labels/",
-}
 ROOTS = {
-    "voc12": (("VOC2012", "VOCdevkit/VOC2012"), "ImageSets"),
-    "ade20k": (("ADEChallengeData2016",), "images"),
+    "voc12": ("VOC2012", "VOCdevkit/VOC2012"),
+    "ade20k": ("ADEChallengeData2016",),
 }
-"""Folders that the official archives unpack to, and what is in them."""
+"""Folders that the official archives unpack to."""
 
-VOC_CLASSES = (
-    *("background", "aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat"),
-    *("chair", "cow", "dining table", "dog", "horse", "motorbike", "person", "potted plant"),
-    *("sheep", "sofa", "train", "tv/monitor"),
+_VOC_NAMES = (
+    "background,aeroplane,bicycle,bird,boat,bottle,bus,car,cat,chair,cow,dining table,dog,horse,"
+    "motorbike,person,potted plant,sheep,sofa,train,tv/monitor"
 )
-IDD_CLASSES = (
-    *("drivable", "non-drivable", "living things", "vehicles", "roadside objects"),
-    *("far objects", "sky"),
-)
+_IDD_NAMES = "drivable,non-drivable,living things,vehicles,roadside objects,far objects,sky"
 _ADE_NAMES = (
     "wall,building,sky,floor,tree,ceiling,road,bed,windowpane,grass,cabinet,sidewalk,person,earth,"
     "door,table,mountain,plant,curtain,chair,car,water,painting,sofa,shelf,house,sea,mirror,rug,"
@@ -70,7 +52,9 @@ _ADE_NAMES = (
     "sconce,vase,traffic light,tray,ashcan,fan,pier,crt screen,plate,monitor,bulletin board,"
     "shower,radiator,glass,clock,flag"
 )
-ADE_CLASSES = tuple(_ADE_NAMES.split(","))
+VOC_CLASSES, IDD_CLASSES, ADE_CLASSES = (
+    tuple(names.split(",")) for names in (_VOC_NAMES, _IDD_NAMES, _ADE_NAMES)
+)
 
 
 @dataclass(frozen=True)
@@ -194,15 +178,14 @@ def open_segmentation(spec: str, split: str, alone: bool = False) -> Segmentatio
 
     `alone` reads nothing of the other split, not even to count the classes of a `folder`.
     """
-    kind, path = split_spec(spec, (*HELP, *ADDED, "scenes"))
+    kind, path = split_spec(spec, (*IMAGES, *ADDED, "scenes"))
     if kind == "scenes":
         return ScenesData(scene_count(path, SCENE_COUNTS[split]), split)
     if kind in ADDED:
         return ADDED[kind](path, split)
-    files = Files(path, HELP[kind], *ROOTS.get(kind, ()))
+    files = Files(path, ROOTS.get(kind, ()))
     images, labels = f"images/{split}", f"labels/{split}"
-    options: dict[str, Any] = {}
-    table, segments = None, {}
+    names, table, segments = None, None, {}
     if kind.startswith("coco-") and kind != "coco-things-mini":
         unpacked, tidy = f"{split}2017", f"images/{split}2017"
         images = tidy if files.has(tidy) and not files.has(unpacked) else unpacked
@@ -211,13 +194,13 @@ def open_segmentation(spec: str, split: str, alone: bool = False) -> Segmentatio
         images, labels, classes = "JPEGImages", f"SegmentationClass{augmented}", VOC_CLASSES
         lines = files.read_lines(f"ImageSets/Segmentation/{split}{augmented.lower()}.txt")
         # Some copies of trainaug.txt have two paths per line, others the image's name.
-        options["names"] = [PurePosixPath(line.split()[0]).stem for line in lines]
+        names = [PurePosixPath(line.split()[0]).stem for line in lines]
     elif kind == "ade20k":
         part, classes = {"train": "training", "val": "validation"}[split], ADE_CLASSES
         images, labels = f"images/{part}", f"annotations/{part}"
         table = {0: IGNORED} | {index + 1: index for index in range(len(classes))}
     elif kind == "coco-stuff":
-        classes, table, options["suffixes"] = coco.STUFF, coco.stuff_classes(), (".jpg",)
+        classes, table = coco.STUFF, coco.stuff_classes()
         roots = ("stuffthingmaps", "stuffthingmaps_trainval2017", "annotations")
         folders = [f"{root}/{split}2017" for root in roots]
         beside = any(name.endswith(".png") for name in files.children(images))
@@ -225,27 +208,25 @@ def open_segmentation(spec: str, split: str, alone: bool = False) -> Segmentatio
     elif kind in ("coco-things", "coco-stuff-panoptic"):
         classes = coco.THINGS if kind == "coco-things" else coco.STUFF
         labels = f"annotations/panoptic_{split}2017"
-        segments = coco.panoptic_segments(classes, files.read_json(f"{labels}.json"))
-        options["names"] = list(segments)
+        segments = coco.panoptic_segments(classes, json.loads(files.read(f"{labels}.json")))
+        names = list(segments)
     elif kind == "coco-things-mini":  # {"1": ["person", "person"]}: id, name and supercategory
-        classes, categories = coco.THINGS, files.read_json("categories.json")
+        classes, categories = coco.THINGS, json.loads(files.read("categories.json"))
         table = {int(key): classes.index(parent) for key, (_, parent) in categories.items()}
         table |= {0: IGNORED}
     elif kind == "idd-lite":
         classes = IDD_CLASSES
     elif files.has("classes.txt"):
         classes = tuple(line.strip() for line in files.read_lines("classes.txt"))
-        twice = [name for name, count in Counter(classes).items() if count > 1]
-        if not classes or twice:
-            problem = f"has {twice[0]!r} twice" if twice else "is empty"
-            raise UserError(f"{files.path('classes.txt')} {problem}")
+        if len(set(classes)) < len(classes):
+            raise UserError(f"{files.path('classes.txt')} has a class twice")
     else:  # counted over both splits, so that these have the same
         folders = [f"labels/{each}" for each in ((split,) if alone else SPLITS)]
-        names = [f"{x}/{name}" for x in filter(files.has, folders) for name in files.children(x)]
-        maps = (files.read_indices(name) for name in names if name.endswith(".png"))
+        paths = [f"{x}/{name}" for x in filter(files.has, folders) for name in files.children(x)]
+        maps = (files.read_indices(path) for path in paths if path.endswith(".png"))
         largest = max((int(each[each != IGNORED].max(initial=0)) for each in maps), default=0)
         classes = tuple(map(str, range(largest + 1)))
-    pairs = files.pair(images, labels, **options)
+    pairs = files.pair(images, labels, names)
     table = dict(enumerate(range(len(classes)))) if table is None else table
     return PairedData(files, pairs, classes, table | {IGNORED: IGNORED}, segments)
 

@@ -19,18 +19,19 @@ import torch
 from torch import nn
 
 from croc.config import DataConfig
+from croc.data import scenes
 from croc.data.loader import worker_count
 from croc.errors import UserError
 from croc.eval.datasets import SPLITS, SegmentationData, Subset, open_segmentation
-from croc.eval.features import SegmentationReport
+from croc.eval.features import Extractor, Report
 from croc.eval.fewlabel import evaluate_few_labels
 from croc.eval.incontext import evaluate_incontext
 from croc.eval.kmeans import evaluate_kmeans, evaluate_within
 from croc.eval.linear import evaluate_linear
-from croc.eval.metrics import IGNORED, video_means
+from croc.eval.metrics import IGNORED
 from croc.eval.pictures import few_label_figure, segmentation_figure
-from croc.eval.protocols import EvaluateOptions, Request
-from croc.eval.results import FILE, Result, append_result, percent, print_results
+from croc.eval.protocols import EvaluateOptions, Request, VideoConfig
+from croc.eval.results import FILE, Result, append_result, describe
 from croc.eval.video import evaluate_video
 from croc.eval.videos import open_videos
 from croc.weights.open import (
@@ -42,7 +43,7 @@ from croc.weights.open import (
     open_backbone,
 )
 
-SEGMENTATION: dict[str, Callable[..., SegmentationReport]] = {
+SEGMENTATION: dict[str, Callable[..., Report]] = {
     "linear": evaluate_linear,
     "kmeans": evaluate_kmeans,
     "within": evaluate_within,
@@ -89,24 +90,18 @@ def evaluate(
     Weights, data and options are checked before the first one starts.
     """
     folder = Path(options.to)
-    whole = folder.absolute()
-    existing = next(path for path in (whole, *whole.parents) if path.exists())
-    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
-        raise UserError(f"--to {folder}: {existing} is a file or not writable, pass a folder")
     machine = find_machine(options)
     weights = open_weights(options.weights)
     data = open_data(requests, folder)
-    fitted = [fit_image_size(request, weights.backbone) for request in requests]
+    fitted = [fit_request(request, weights.backbone) for request in requests]
     results: list[Result] = []
-    try:
-        for request, note in fitted:
-            print(note or request.label, file=sys.stderr, flush=True)
-            result = run_protocol(request, weights, data, machine, folder)
-            results += [] if result is None else [result]
-    finally:
-        if show and results:
-            print_results(results)
-            print(f"appended to {folder / FILE}; pictures in {folder / 'pictures'}")
+    for request in fitted:
+        print(request.label, file=sys.stderr, flush=True)
+        results.append(run_protocol(request, weights, data, machine, folder))
+        if show:
+            print(describe(results[-1]), flush=True)
+    if show and results:
+        print(f"appended to {folder / FILE}; pictures in {folder / 'pictures'}")
     return results
 
 
@@ -124,20 +119,20 @@ def identify_network(network: nn.Module) -> str:
     return hashlib.sha256(f"{network!r} {heads}".encode()).hexdigest()[:16]
 
 
-def fit_image_size(request: Request, backbone: VitBackbone | ConvBackbone) -> tuple[Request, str]:
-    """The request with the nearest image size that is a whole number of patches; and a note if
-    that is another size."""
-    size, stride = request.size_field, backbone.stride_px
-    side, blocks = getattr(request.config, size), getattr(request.config, "blocks", 1)
-    fitting = max(1, round(side / stride)) * stride
-    if isinstance(backbone, ConvBackbone) or fitting == side:
-        fitting, note = side, ""
-    else:
-        request = replace(request, config=replace(request.config, **{size: fitting}))
-        sizes = f"images of {fitting} px instead of {side}"
-        note = f"{request.protocol} on {sizes}, for patches of {stride} px."
-    check_fit(backbone, fitting, blocks)
-    return request, note
+def fit_request(request: Request, backbone: VitBackbone | ConvBackbone) -> Request:
+    return replace(request, config=fit_image_size(request.config, backbone))
+
+
+def fit_image_size(config: Any, backbone: VitBackbone | ConvBackbone) -> Any:
+    """The configuration with the nearest image size that is a whole number of patches."""
+    name = "short_px" if isinstance(config, VideoConfig) else "image_px"
+    side, stride = getattr(config, name), backbone.stride_px
+    fitting = side if isinstance(backbone, ConvBackbone) else max(1, round(side / stride)) * stride
+    check_fit(backbone, fitting, getattr(config, "blocks", 1))
+    if fitting == side:
+        return config
+    print(f"images of {fitting} px instead of {side}: patches have {stride} px", file=sys.stderr)
+    return replace(config, **{name: fitting})
 
 
 def find_machine(options: Any, fast: bool = False) -> Machine:
@@ -155,28 +150,23 @@ def find_machine(options: Any, fast: bool = False) -> Machine:
 
 def run_protocol(
     request: Request, weights: Weights, data: OpenData, machine: Machine, folder: Path
-) -> Result | None:
-    """Run a protocol, append its result and draw it; None if there was nothing to score."""
+) -> Result:
+    """Run a protocol, append its result and draw it."""
     started = time.perf_counter()
     protocol, config, device = request.protocol, request.config, machine.device
     parts, data_hash = data[protocol, request.data]
+    (folder / "pictures").mkdir(parents=True, exist_ok=True)  # fails before the computation
     backbone = weights.backbone.to(device, machine.precision)
+    extractor = Extractor(backbone, device, machine.workers)
     if protocol == "video":
         masks = Path(request.masks) if request.masks else None
-        video = evaluate_video(backbone, parts["videos"], config, device, masks)
+        report = evaluate_video(extractor, parts["videos"], config, masks)
+        names = ("background", *(f"object {number}" for number in range(1, IGNORED)))
         if masks:
             print(f"written: {masks}")
-        if not video.videos:  # none with all its masks
-            return None
-        scores, examples = video.means, video.examples
-        classes: Any = {name: video_means(x)["J&F"] for name, x in video.videos.items()}
-        names = ("background", *(f"object {number}" for number in range(1, IGNORED)))
     else:
-        evaluate_parts = SEGMENTATION[protocol]
-        report = evaluate_parts(backbone, *parts.values(), config, device, machine.workers)
-        scores, examples, names = report.scores, report.examples, parts["val"].classes
-        ious = map(percent, report.iou.per_class.tolist())
-        classes = dict(zip(names, ious, strict=True))
+        report = SEGMENTATION[protocol](extractor, *parts.values(), config)
+        names = parts["val"].classes
     # What is scored with a hold-out is not the validation split.
     part_names = {"val": "held out"} if request.hold_out else {}
     gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
@@ -186,8 +176,8 @@ def run_protocol(
         weights=weights.spec,
         backbone=backbone.name,
         weights_hash=weights.hash,
-        scores=scores,
-        classes=classes,
+        scores=report.scores,
+        classes=report.classes,
         config=asdict(config),
         count={part_names.get(part, part): len(images) for part, images in parts.items()},
         machine={"device": gpu, "precision": machine.precision_name},
@@ -200,14 +190,13 @@ def run_protocol(
     kind = result.data.partition(":")[0]
     picture = f"pictures/{protocol}-{kind}-{result.key}.png"
     result = replace(result, picture=picture)
-    (folder / "pictures").mkdir(parents=True, exist_ok=True)
     append_result(folder, result)  # before the picture: the scores took longer
-    name, score = next(iter(scores.items()))
+    name, score = next(iter(report.scores.items()))
     title = f"{protocol}, {kind}{result.part}, {result.backbone}: {name} {score:.1f}"
     if protocol == "fewlabel":
-        few_label_figure({kind + result.part: {result.backbone: scores}}, folder / picture)
+        few_label_figure({kind + result.part: {result.backbone: report.scores}}, folder / picture)
     else:
-        segmentation_figure(examples, names, folder / picture, title)
+        segmentation_figure(report.examples, names, folder / picture, title)
     return result
 
 
@@ -264,14 +253,8 @@ def identify_data(spec: str, outside: Path | None = None) -> str:
     kind, _, place = spec.partition(":")
     digest = hashlib.sha256(kind.encode())
     root, own = Path(place).expanduser(), outside.resolve() if outside else None
-    if kind == "scenes":  # generated: the first of each part stand for how they are generated
-        for split in SPLITS:
-            data = open_segmentation(spec, split)
-            first = data.read(0)
-            digest.update(f"{split} {len(data)}".encode() + first.image.tobytes())
-            digest.update(first.labels.tobytes())
-        videos = open_videos(spec)
-        digest.update(f"videos {len(videos)}".encode() + videos[0].read_frame(0).tobytes())
+    if kind == "scenes":  # generated by this file
+        digest.update(place.encode() + Path(scenes.__file__).read_bytes())
     elif root.is_dir():
         sizes = {}
         for folder, below, names in os.walk(root, followlinks=True):

@@ -21,12 +21,13 @@ from torch.utils.data import Dataset
 from croc.data.loader import iterate
 from croc.errors import UserError
 from croc.eval.datasets import SegmentationData, Subset
-from croc.eval.metrics import IouReport, confusion, iou
+from croc.eval.metrics import confusion, iou, scores_by_class
 from croc.method.photometric import normalize
 from croc.weights.open import DenseBackbone
 
 CACHE_BYTES = 2**31
-"""Features of a dataset are kept in memory for the next pass if they fit into this many bytes."""
+"""Features of a dataset are kept for the next pass if they fit into this many bytes; on a GPU, into
+half of its free memory."""
 EXAMPLES = 6
 UNLABELED = "no scored pixel is labeled: all labels are 255"
 
@@ -56,11 +57,6 @@ def progress(items: Iterable[Item], what: str, total: int) -> Iterator[Item]:
         print(f"{what} done in {seconds:.0f} s", file=sys.stderr, flush=True)
 
 
-def cache_limit(device: torch.device) -> int:
-    """How many bytes of features to keep: on a GPU, half of its free memory."""
-    return torch.cuda.mem_get_info(device)[0] // 2 if device.type == "cuda" else CACHE_BYTES
-
-
 @dataclass(frozen=True)
 class Example:
     """An image with the true and the predicted classes of its pixels; the image may be larger."""
@@ -71,15 +67,25 @@ class Example:
 
 
 @dataclass(frozen=True)
-class SegmentationReport:
-    """Scores of a validation split, and its first images."""
+class Report:
+    """The scores of a protocol in percent, and its first images."""
 
     scores: dict[str, Any]
-    """In percent; the number that papers report comes first."""
-    iou: IouReport
+    """The number that papers report comes first."""
+    classes: dict[str, float | None]
+    """IoU of each class (None if absent from the data), or J&F of each video."""
     examples: tuple[Example, ...]
     counts: Int64[Tensor, "C C"] | None = None
     """The confusion matrix, to add up over folds."""
+
+
+@dataclass(frozen=True)
+class Extractor:
+    """A backbone, the device that it is on, and how many processes read images for it."""
+
+    backbone: DenseBackbone
+    device: torch.device = torch.device("cpu")  # noqa: RUF009, immutable
+    workers: int = 0
 
 
 class PatchFeatures:
@@ -92,24 +98,25 @@ class PatchFeatures:
 
     def __init__(
         self,
-        backbone: DenseBackbone,
+        extractor: Extractor,
         data: SegmentationData,
         image_px: int,
         label_px: int | None,
         blocks: int,
-        device: torch.device,
-        workers: int = 0,
         *,
         batch: int = 32,
         keep_ratio: bool = False,
-        cache_bytes: int = CACHE_BYTES,
+        cache: bool = True,
         quiet: bool = False,
     ) -> None:
-        self.backbone, self.data, self.blocks, self.device = backbone, data, blocks, device
-        self.reader = Reader(data, image_px, label_px, backbone.stride_px if keep_ratio else None)
-        self.workers, self.quiet = workers, quiet
-        varies = keep_ratio or label_px is None
-        self.batch, self._cache_bytes = (1, 0) if varies else (batch, cache_bytes)
+        self.extractor, self.data, self.blocks = extractor, data, blocks
+        self.device, self.quiet = extractor.device, quiet
+        unit_px = extractor.backbone.stride_px if keep_ratio else None
+        self.reader = Reader(data, image_px, label_px, unit_px)
+        varies, on_gpu = keep_ratio or label_px is None, self.device.type == "cuda"
+        self.batch = 1 if varies else batch
+        limit = torch.cuda.mem_get_info(self.device)[0] // 2 if on_gpu else CACHE_BYTES
+        self._cache_bytes = limit if cache and not varies else 0
         self._fits = False
         self.cached: tuple[Tensor, Tensor] | None = None
         """Features "n C rows columns" and labels "n px px" as uint8, after a whole pass."""
@@ -166,7 +173,8 @@ class PatchFeatures:
             return
         for batch in self.read(order, crop):
             pixels, labels = (each.to(self.device, non_blocking=True) for each in batch)
-            features = self.backbone.features(normalize(pixels.float() / 255), self.blocks)
+            pixels = normalize(pixels.float() / 255)
+            features = self.extractor.backbone.features(pixels, self.blocks)
             yield features, labels.long()
 
     def read(
@@ -175,7 +183,8 @@ class PatchFeatures:
         """Pixels "B 3 rows columns" and labels "B px px", uint8, for each list of indices."""
         items = replace(self.reader, order=order, crop=crop)
         pin = self.device.type == "cuda"
-        for batch in iterate(items, range(len(order)), workers=self.workers, pin=pin):
+        workers = self.extractor.workers
+        for batch in iterate(items, range(len(order)), workers=workers, pin=pin):
             if isinstance(batch, UserError):
                 raise batch
             yield batch
@@ -235,10 +244,8 @@ def kept_ratio(shape: Sequence[int], short_px: int, unit_px: int) -> tuple[int, 
 
 
 @torch.no_grad()
-def score(
-    patches: PatchFeatures, heads: Sequence[Predict], shown: int = EXAMPLES
-) -> list[SegmentationReport]:
-    """A report for each head, with `shown` examples, all from one pass over the images."""
+def score(patches: PatchFeatures, heads: Sequence[Predict]) -> list[Report]:
+    """A report for each head, all from one pass over the images."""
     classes = len(patches.data.classes)
     counts = [torch.zeros(classes, classes, dtype=torch.long, device=patches.device) for _ in heads]
     examples: list[list[Example]] = [[] for _ in heads]
@@ -247,7 +254,7 @@ def score(
             for logits, truth in zip(head(features), labels):  # one by one: few fit at full size
                 predicted = classify(logits, truth.shape)
                 count += confusion(predicted, truth, classes)
-                if len(kept) < shown:
+                if len(kept) < EXAMPLES:
                     kept.append(patches.example(len(kept), predicted))
     if not counts[0].any():
         raise UserError(UNLABELED)
@@ -255,7 +262,8 @@ def score(
     for count, kept in zip(counts, examples):
         result = iou(count)
         scores = {"mIoU": 100 * result.mean, "accuracy": 100 * result.accuracy}
-        reports.append(SegmentationReport(scores, result, tuple(kept), count.cpu()))
+        by_class = scores_by_class(patches.data.classes, result.per_class)
+        reports.append(Report(scores, by_class, tuple(kept), count.cpu()))
     return reports
 
 

@@ -4,19 +4,19 @@ Features are computed once, of the images that are in any subset.
 """
 
 from collections import defaultdict
+from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
-import torch
 
 from croc.data.loader import epoch_order
 from croc.errors import UserError
 from croc.eval.datasets import SegmentationData
 from croc.eval.features import (
+    Extractor,
     PatchFeatures,
     Predict,
-    SegmentationReport,
-    cache_limit,
+    Report,
     in_order,
     progress,
     score,
@@ -24,26 +24,20 @@ from croc.eval.features import (
 from croc.eval.incontext import fill_memory
 from croc.eval.linear import few_label_steps, train_linear
 from croc.eval.metrics import IGNORED
-from croc.eval.protocols import FewLabelConfig, InContextConfig, LinearConfig
-from croc.weights.open import DenseBackbone
+from croc.eval.protocols import FewLabelConfig, LinearConfig
 
 
 def evaluate_few_labels(
-    backbone: DenseBackbone,
-    train: SegmentationData,
-    val: SegmentationData,
-    config: FewLabelConfig,
-    device: torch.device,
-    workers: int = 0,
-) -> SegmentationReport:
+    extractor: Extractor, train: SegmentationData, val: SegmentationData, config: FewLabelConfig
+) -> Report:
     """For each number of labeled images, the mean and deviation of the scores over the draws.
 
     A draw is a random order of the images with any label, the same for all weights; its subsets are
     the first images, so that larger ones contain smaller ones. The examples and the classes' scores
     are those of the linear layer of the last subset.
     """
-    sizes = (config.image_px, config.label_px, config.blocks, device, workers)
-    every = PatchFeatures(backbone, train, *sizes, cache_bytes=cache_limit(device))
+    sizes = (config.image_px, config.label_px, config.blocks)
+    every = PatchFeatures(extractor, train, *sizes)
     usable = labeled_indices(every)
     if not len(usable):
         raise UserError("no training pixel is labeled: all labels are 255")
@@ -62,21 +56,20 @@ def evaluate_few_labels(
         part.quiet = True
         layers = train_linear(part, linear_config(config, draw, counts[text]))
         heads.append((f"linear {text}", layers[0]))
-        memory = fill_memory(part, incontext_config(config, draw))
+        memory = fill_memory(part, replace(config, seed=config.seed + draw))
         heads.append((f"in-context {text}", memory.predict))
-    scored = PatchFeatures(backbone, val, *sizes, cache_bytes=0)
+    scored = PatchFeatures(extractor, val, *sizes, cache=False)
     reports = score(scored, [predict for _, predict in heads])
     by_draw: dict[str, list[float]] = defaultdict(list)
     for (name, _), report in zip(heads, reports):
         by_draw[name].append(report.scores["mIoU"])
-    names = [f"{method} {text}" for method in ("linear", "in-context") for text in counts]
-    scores = {name: float(np.mean(by_draw[name])) for name in names} | {
+    scores = {name: float(np.mean(by_draw[name])) for name in config.metrics} | {
         "deviation": {name: float(np.std(x)) for name, x in by_draw.items() if len(x) > 1},
-        "by draw": {name: by_draw[name] for name in names},
+        "by draw": {name: by_draw[name] for name in config.metrics},
         "images": counts,
     }
     last = reports[-2]
-    return SegmentationReport(scores, last.iou, last.examples)
+    return Report(scores, last.classes, last.examples)
 
 
 def labeled_indices(patches: PatchFeatures) -> np.ndarray:
@@ -106,17 +99,5 @@ def linear_config(config: FewLabelConfig, draw: int, images: int) -> LinearConfi
         crop=None,
         train_px=config.label_px,
         score_px=config.label_px,
-        seed=config.seed + draw,
-    )
-
-
-def incontext_config(config: FewLabelConfig, draw: int) -> InContextConfig:
-    return InContextConfig(
-        image_px=config.image_px,
-        label_px=config.label_px,
-        blocks=config.blocks,
-        memory=config.memory,
-        neighbors=config.neighbors,
-        temperature=config.temperature,
         seed=config.seed + draw,
     )

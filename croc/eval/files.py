@@ -1,12 +1,10 @@
 """A dataset's files, in a folder or a .tar, and the images and lists in them."""
 
 import io
-import json
 import os
 import tarfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 import numpy as np
 from jaxtyping import UInt8
@@ -18,19 +16,18 @@ from croc.errors import UserError
 class Files:
     """Files of a folder or of a .tar by their names, with / between the parts.
 
-    A tar is indexed once; files are then read by their offset. If only one of the folders `within`
-    has `probe`, names are relative to that folder. `advice` says where to get what is missing.
+    A tar is indexed once; files are then read by their offset. Names are relative to the first of
+    the `folders` that exists, if there is one.
     """
 
-    def __init__(self, path: str, advice: str, within: Iterable[str] = (), probe: str = "") -> None:
-        self._root, self._base, self._advice = Path(path).expanduser(), "", advice
+    def __init__(self, path: str, folders: Iterable[str] = ()) -> None:
+        self._root, self._base = Path(path).expanduser(), ""
         self._members: dict[str, tuple[int, int]] | None = None
         if not self._root.exists():
             raise self.missing("")
         if self._root.is_file():
             self._members = _index_tar(self._root)
-        if not self.has(probe):
-            self._base = next((f"{each}/" for each in within if self.has(f"{each}/{probe}")), "")
+        self._base = next((f"{each}/" for each in folders if self.has(each)), "")
 
     def path(self, name: str) -> str:
         """For messages."""
@@ -38,7 +35,7 @@ class Files:
         return str(self._root / name) if self._members is None else f"{self._root}:{name}"
 
     def missing(self, name: str) -> UserError:
-        return UserError(f"{self.path(name)} is missing: {self._advice}")
+        return UserError(f"{self.path(name)} is missing: see the layouts in docs/evaluate.md, Data")
 
     def has(self, name: str) -> bool:
         if self._members is None:
@@ -76,12 +73,6 @@ class Files:
         except UnicodeDecodeError:
             raise UserError(f"{self.path(name)} is not UTF-8 text: save it as UTF-8") from None
 
-    def read_json(self, name: str) -> Any:
-        try:
-            return json.loads(self.read(name))
-        except ValueError as error:
-            raise UserError(f"{self.path(name)} is not JSON: download it again") from error
-
     def read_rgb(self, name: str) -> UInt8[np.ndarray, "h w 3"]:
         """The image as it is stored: labels were drawn that way, EXIF rotation is not applied."""
         return np.array(self._open_image(name).convert("RGB"))
@@ -107,13 +98,11 @@ class Files:
         return image
 
     def pair(
-        self,
-        images: str,
-        labels: str,
-        names: Sequence[str] | None = None,
-        suffixes: tuple[str, ...] = (".jpg", ".jpeg", ".png"),
+        self, images: str, labels: str, names: Sequence[str] | None = None
     ) -> list[tuple[str, str]]:
-        """Images and label maps of two folders, paired by name: those named, or all of both."""
+        """Images and label maps, paired by name: those named, or all. In one folder for both, PNGs
+        are label maps."""
+        suffixes = (".jpg", ".jpeg", ".png")[: 2 if images == labels else 3]
         photos, maps = (
             {PurePosixPath(x).stem: x for x in self.children(folder) if x.lower().endswith(kinds)}
             for folder, kinds in ((images, suffixes), (labels, (".png",)))

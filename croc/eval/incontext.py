@@ -19,27 +19,21 @@ from torch import Tensor
 
 from croc.errors import UserError
 from croc.eval.datasets import SegmentationData
-from croc.eval.features import PatchFeatures, SegmentationReport, score
+from croc.eval.features import Extractor, PatchFeatures, Report, score
 from croc.eval.metrics import IGNORED
 from croc.eval.protocols import InContextConfig
 from croc.method.randomness import sample_key, uniform
-from croc.weights.open import DenseBackbone
 
 QUERIES_AT_ONCE = 128  # similarities of each with a million stored patches take 512 MiB
 
 
 def evaluate_incontext(
-    backbone: DenseBackbone,
-    train: SegmentationData,
-    val: SegmentationData,
-    config: InContextConfig,
-    device: torch.device,
-    workers: int = 0,
-) -> SegmentationReport:
+    extractor: Extractor, train: SegmentationData, val: SegmentationData, config: InContextConfig
+) -> Report:
     """Store the patches of one split, look up those of the other and score their labels."""
-    options = (config.image_px, config.label_px, config.blocks, device, workers)
-    memory = fill_memory(PatchFeatures(backbone, train, *options, cache_bytes=0), config)
-    return score(PatchFeatures(backbone, val, *options, cache_bytes=0), [memory.predict])[0]
+    sizes = (config.image_px, config.label_px, config.blocks)
+    memory = fill_memory(PatchFeatures(extractor, train, *sizes, cache=False), config)
+    return score(PatchFeatures(extractor, val, *sizes, cache=False), [memory.predict])[0]
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ fitted to, one assigns all features to them. Resized features exist for a few im
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,9 +22,10 @@ from croc.eval.features import (
     EXAMPLES,
     UNLABELED,
     Example,
+    Extractor,
     Moments,
     PatchFeatures,
-    SegmentationReport,
+    Report,
     progress,
 )
 from croc.eval.metrics import (
@@ -34,10 +36,10 @@ from croc.eval.metrics import (
     iou,
     match_hungarian,
     match_majority,
+    scores_by_class,
 )
 from croc.eval.protocols import KmeansConfig, WithinConfig
 from croc.method.randomness import sample_key
-from croc.weights.open import DenseBackbone
 
 FEW_PRODUCTS = 20_000_000  # of all points with all centroids
 POINTS_PER_CENTROID = 256  # faiss' own default; the rest is only assigned
@@ -45,30 +47,20 @@ IMAGES_AT_ONCE = 8
 ITERATIONS = {"pixels": 50, "tokens": 100}
 
 
-def report_seeds(
-    scores: Sequence[float], first: IouReport, examples: Sequence[Example]
-) -> SegmentationReport:
-    """Mean IoU over the seeds; the classes' scores and the examples are those of seed 0."""
-    by_seed = [100 * score for score in scores]
-    summary = {"mIoU": 100 * float(np.mean(scores)), "deviation": 100 * float(np.std(scores))}
-    return SegmentationReport(summary | {"by seed": by_seed}, first, tuple(examples))
+def summarize(by_seed: Sequence[float]) -> dict[str, Any]:
+    """Mean and deviation over the seeds, in percent."""
+    summary = {"mIoU": 100 * float(np.mean(by_seed)), "deviation": 100 * float(np.std(by_seed))}
+    return summary | {"by seed": [100 * score for score in by_seed]}
 
 
-def evaluate_kmeans(
-    backbone: DenseBackbone,
-    data: SegmentationData,
-    config: KmeansConfig,
-    device: torch.device,
-    workers: int = 0,
-) -> SegmentationReport:
-    """Cluster the features of all images, once per seed, and score the matched clusters."""
+def evaluate_kmeans(extractor: Extractor, data: SegmentationData, config: KmeansConfig) -> Report:
+    """Cluster the features of all images, once per seed, and score the matched clusters; the
+    classes' scores and the examples are those of the first seed."""
     classes = len(data.classes)
     count = config.clusters or classes
     if count < classes:
         raise UserError(f"--kmeans.clusters {count} is fewer than the {classes} classes")
-    patches = PatchFeatures(
-        backbone, data, config.image_px, config.label_px, config.blocks, device, workers
-    )
+    patches = PatchFeatures(extractor, data, config.image_px, config.label_px, config.blocks)
     points, moments = draw_points(patches, count, config)
     reduce = Reduction(moments, config.pca) if moments else None
     centroids: list[Tensor] = []
@@ -96,16 +88,11 @@ def evaluate_kmeans(
     matchings = [match(total) for total in counts]
     reports = [iou(apply_matching(*each, classes)) for each in zip(counts, matchings)]
     examples = [patches.example(i, matchings[0][clusters]) for i, clusters in enumerate(maps)]
-    return report_seeds([report.mean for report in reports], reports[0], examples)
+    by_class = scores_by_class(data.classes, reports[0].per_class)
+    return Report(summarize([report.mean for report in reports]), by_class, tuple(examples))
 
 
-def evaluate_within(
-    backbone: DenseBackbone,
-    data: SegmentationData,
-    config: WithinConfig,
-    device: torch.device,
-    workers: int = 0,
-) -> SegmentationReport:
+def evaluate_within(extractor: Extractor, data: SegmentationData, config: WithinConfig) -> Report:
     """Score clusters that are computed and matched in each image alone, once per seed.
 
     for every image with at least two classes among its labeled pixels:
@@ -118,9 +105,7 @@ def evaluate_within(
     here only what varies within an image counts. The classes' scores are means over the images
     that have them.
     """
-    patches = PatchFeatures(
-        backbone, data, config.image_px, config.label_px, config.blocks, device, workers
-    )
+    patches = PatchFeatures(extractor, data, config.image_px, config.label_px, config.blocks)
     moments = Moments()
     for features, _ in patches.passes("features"):
         moments.add(features)
@@ -145,8 +130,8 @@ def evaluate_within(
         raise UserError("no scored image has two labeled classes to tell apart")
     scores = [float(np.mean([each.mean for each in reports])) for reports in by_seed]
     per_class = torch.stack([each.per_class for each in by_seed[0]]).nanmean(dim=0)
-    accuracy = float(np.mean([each.accuracy for each in by_seed[0]]))
-    return report_seeds(scores, IouReport(per_class, scores[0], accuracy), examples)
+    by_class = scores_by_class(data.classes, per_class)
+    return Report(summarize(scores), by_class, tuple(examples))
 
 
 def cluster_image(

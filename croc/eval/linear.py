@@ -15,10 +15,10 @@ from croc.errors import UserError
 from croc.eval.datasets import SegmentationData
 from croc.eval.features import (
     Crop,
+    Extractor,
     Moments,
     PatchFeatures,
-    SegmentationReport,
-    cache_limit,
+    Report,
     score,
     upsample,
 )
@@ -26,7 +26,6 @@ from croc.eval.metrics import IGNORED
 from croc.eval.protocols import LinearConfig
 from croc.method.photometric import IMAGENET_MEAN
 from croc.method.randomness import sample_key
-from croc.weights.open import DenseBackbone
 
 LEAST_STEPS, STEPS_PER_IMAGE = 200, 50
 MEAN_COLOR = np.round(255 * np.array(IMAGENET_MEAN)).astype(np.uint8)
@@ -35,22 +34,17 @@ Labels = UInt8[np.ndarray, "h w"]
 
 
 def evaluate_linear(
-    backbone: DenseBackbone,
-    train: SegmentationData,
-    val: SegmentationData,
-    config: LinearConfig,
-    device: torch.device,
-    workers: int = 0,
-) -> SegmentationReport:
+    extractor: Extractor, train: SegmentationData, val: SegmentationData, config: LinearConfig
+) -> Report:
     """Train one layer per learning rate on one split, score them on the other, report the best."""
-    cache_bytes = 0 if training_crop(config) else cache_limit(device)
-    options = (config.image_px, config.train_px, config.blocks, device, workers)
-    layers = train_linear(PatchFeatures(backbone, train, *options, cache_bytes=cache_bytes), config)
-    options = (config.image_px, config.score_px, config.blocks, device, workers)
+    sizes = (config.image_px, config.train_px, config.blocks)
+    cache = training_crop(config) is None
+    layers = train_linear(PatchFeatures(extractor, train, *sizes, cache=cache), config)
+    sizes = (config.image_px, config.score_px, config.blocks)
     keep = config.framing == "keep"
-    patches = PatchFeatures(backbone, val, *options, keep_ratio=keep, cache_bytes=0)
+    patches = PatchFeatures(extractor, val, *sizes, keep_ratio=keep, cache=False)
     by_rate = dict(zip(config.rates, score(patches, layers)))
-    best = max(by_rate, key=lambda rate: by_rate[rate].iou.mean)
+    best = max(by_rate, key=lambda rate: by_rate[rate].scores["mIoU"])
     if len(by_rate) == 1:
         return by_rate[best]
     rates = {f"{rate:g}": report.scores["mIoU"] for rate, report in by_rate.items()}

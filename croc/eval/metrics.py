@@ -6,6 +6,7 @@ positives of none.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -64,6 +65,14 @@ def iou(confusion: Int64[Tensor, "K C"]) -> IouReport:
     true, predicted = counts.sum(dim=0), counts[: counts.shape[1]].sum(dim=1)
     per_class = torch.where(true > 0, hits / (true + predicted - hits), torch.nan)
     return IouReport(per_class, float(per_class.nanmean()), float(hits.sum() / counts.sum()))
+
+
+def scores_by_class(
+    names: Sequence[str], per_class: Float64[Tensor, "C"]
+) -> dict[str, float | None]:
+    """In percent; None for nan, which JSON does not have."""
+    scores = zip(names, per_class.tolist(), strict=True)
+    return {name: None if math.isnan(score) else 100 * score for name, score in scores}
 
 
 def pairwise_iou(confusion: Int64[Tensor, "K C"]) -> Float64[Tensor, "K C"]:

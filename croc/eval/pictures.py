@@ -1,5 +1,6 @@
 """Pictures of predictions: figures next to the ground truth, and masks as DAVIS stores them."""
 
+import math
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,7 +19,9 @@ from croc.plotting import COLORS, MARKERS, PALETTE, save_chart, span_enough, ver
 
 UNLABELED = (0.5, 0.5, 0.5)
 LEGEND_ENTRIES = 24
+PANEL_IN = (3.8, 3.0)
 Masks = UInt8[np.ndarray, "t h w"]
+Point = tuple[float, float | None, float | None]
 
 
 def class_colors(count: int) -> Float[np.ndarray, "count 3"]:
@@ -51,16 +54,14 @@ def segmentation_figure(
         axis.set_title(name, fontsize=9)
     named = [number for number in sorted(shown) if number < len(classes)]
     handles = [
-        Patch(facecolor=table[number], edgecolor="0.6", label=classes[number])
+        Patch(facecolor=table[number], edgecolor="0.6", label=verbatim(classes[number]))
         for number in named[:LEGEND_ENTRIES]
     ]
     if len(named) > LEGEND_ENTRIES:
         handles.append(Patch(color="none", label=f"and {len(named) - LEGEND_ENTRIES} more"))
     if IGNORED in shown:
         handles.append(Patch(color=UNLABELED, label="not labeled"))
-    legend = figure.legend(handles=handles, loc="outside right upper", fontsize=7, frameon=False)
-    for text in legend.get_texts():
-        text.set_parse_math(False)  # a class may be called a$_$b
+    figure.legend(handles=handles, loc="outside right upper", fontsize=7, frameon=False)
     for axis in figure.axes:
         axis.set_axis_off()
     figure.suptitle(title, fontsize=10, x=0.01, ha="left", parse_math=False)
@@ -70,53 +71,63 @@ def segmentation_figure(
         figure.savefig(path)
 
 
+def line_figure(
+    panels: dict[str, dict[str, list[Point]]],
+    x_label: str,
+    across: int,
+    *,
+    log: bool = False,
+    rows_share_y: bool = False,
+) -> Figure:
+    """A panel for each title with a line for each label, from (x, score, deviation) in order. A
+    score that is None leaves a gap."""
+    down = math.ceil(len(panels) / across)
+    size = (PANEL_IN[0] * across, PANEL_IN[1] * down + 0.5)
+    figure = Figure(figsize=size, dpi=120, layout="constrained")
+    axes = None
+    for place, (title, lines) in enumerate(panels.items(), start=1):
+        left = axes if rows_share_y and place % across != 1 else None
+        axes = figure.add_subplot(down, across, place, sharey=left)
+        for index, (label, points) in enumerate(lines.items()):
+            x, scores, deviations = np.array(points, dtype=float).T  # None becomes nan
+            color, marker = COLORS[index % len(COLORS)], MARKERS[index % len(MARKERS)]
+            style: Any = {"color": color, "marker": marker, "label": verbatim(label)}
+            axes.plot(x, scores, lw=1.4, ms=4, **style)
+            spread = np.nan_to_num(deviations)
+            axes.fill_between(x, scores - spread, scores + spread, color=color, alpha=0.15, lw=0)
+        axes.set_xscale("log" if log else "linear")
+        axes.xaxis.set_major_formatter("{x:,g}")
+        axes.set_xlabel(x_label, fontsize=8)
+        axes.set_title(verbatim(title), fontsize=9, loc="left")
+        axes.tick_params(labelsize=8)
+        axes.spines[["top", "right"]].set_visible(False)
+    for axes in figure.axes:  # at last: it fixes the limits of panels that share them
+        span_enough(axes)
+    handles, labels = figure.axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower left", fontsize=8, frameon=False)
+    return figure
+
+
 def few_label_figure(sets: dict[str, dict[str, dict[str, Any]]], path: Path) -> None:
     """mIoU against labeled images: a row for each dataset, a column for each method, and a line
     for the scores of each label."""
-    size = (7.6, 2.8 * len(sets) + 0.4)
-    figure = Figure(figsize=size, dpi=120, layout="constrained")
-    panels = figure.subplots(len(sets), 2, squeeze=False, sharey="row")
-    for row, (title, lines) in zip(panels, sets.items()):
-        for axes, method in zip(row, ("linear", "in-context")):
-            for index, (label, scores) in enumerate(lines.items()):
-                names = {count: f"{method} {text}" for text, count in scores["images"].items()}
-                counts = sorted(names)
-                mean = np.array([scores[names[n]] for n in counts])
-                spread = np.array([scores["deviation"].get(names[n], 0.0) for n in counts])
-                color, marker = COLORS[index % len(COLORS)], MARKERS[index % len(MARKERS)]
-                style: Any = {"color": color, "marker": marker, "label": verbatim(label)}
-                axes.plot(counts, mean, lw=1.4, ms=4, **style)
-                axes.fill_between(counts, mean - spread, mean + spread, color=color, alpha=0.15)
-            axes.set_xscale("log")
-            axes.xaxis.set_major_formatter("{x:,g}")
-            axes.set_xlabel("labeled images", fontsize=8)
-            axes.set_title(verbatim(f"{title}, {method}"), fontsize=9, loc="left")
-            axes.tick_params(labelsize=8)
-            axes.spines[["top", "right"]].set_visible(False)
-        row[0].set_ylabel("mIoU", fontsize=8)
-        span_enough(row[0])
-    handles, labels = panels[0, 0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower left", fontsize=8, frameon=False, ncols=3)
+    panels: dict[str, dict[str, list[Point]]] = {}
+    for title, lines in sets.items():
+        for method in ("linear", "in-context"):
+            own = panels[f"{title}, {method} (mIoU)"] = {}
+            for label, scores in lines.items():
+                counts = sorted((count, f"{method} {x}") for x, count in scores["images"].items())
+                spread = scores["deviation"]
+                own[label] = [(float(n), scores[name], spread.get(name)) for n, name in counts]
+    figure = line_figure(panels, "labeled images", 2, log=True, rows_share_y=True)
     save_chart(figure, path)
 
 
 def write_masks(folder: Path, masks: Masks) -> None:
-    """FOLDER/00000.png and so on: indices of the objects with DAVIS' palette."""
+    """FOLDER/00000.png and so on: palette PNGs of the objects' indices, as DAVIS stores them."""
     folder.mkdir(parents=True)
+    palette = np.vstack([np.zeros(3), class_colors(255)])
     for t, mask in enumerate(masks):
         image = Image.fromarray(mask)
-        image.putpalette(voc_palette())
+        image.putpalette(np.round(255 * palette).astype(np.uint8).tobytes())
         image.save(folder / f"{t:05d}.png")
-
-
-def voc_palette() -> list[int]:
-    """PASCAL VOC's 256 colors, which are DAVIS': red, green, blue, red, green …
-
-    The index's bits 0, 3, 6 are red's highest, second and third, bits 1, 4, 7 are green's, and
-    bits 2, 5 blue's.
-    """
-    return [
-        sum(((index >> (3 * place + channel)) & 1) << (7 - place) for place in range(3))
-        for index in range(256)
-        for channel in range(3)
-    ]

@@ -5,7 +5,7 @@ Nothing here imports torch, so that `croc evaluate --help` is fast.
 
 import dataclasses
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Annotated, Any, Literal
@@ -13,8 +13,8 @@ from typing import Annotated, Any, Literal
 from croc.config import POSITIVE, SHARE_BELOW_ONE, Limit, Section, at_least, parse
 from croc.errors import UserError
 
-SEGMENTATION = ("linear", "kmeans", "within", "incontext")
-PROTOCOLS = (*SEGMENTATION, "video")
+SEGMENTATION = ("linear", "kmeans", "within", "incontext", "fewlabel")
+PROTOCOLS = ("linear", "kmeans", "within", "incontext", "video")
 """What `all` and tables run by default; `fewlabel` only runs on request."""
 PAPERS = ("voc12", "coco-things", "coco-stuff", "coco-stuff-panoptic", "ade20k")
 IMAGES = (*PAPERS, "folder", "coco-things-mini", "idd-lite")
@@ -35,12 +35,13 @@ def protocols_of(data: str, hold_out: float = 0.0) -> tuple[str, ...]:
         raise UserError(f"--hold-out: {data} has no training split, as videos have none")
     if kind in (*IMAGES, *ADDED) or hold_out:
         return SEGMENTATION
-    return ("video",) if kind in VIDEOS else PROTOCOLS
+    return ("video",) if kind in VIDEOS else (*SEGMENTATION, "video")
 
 
-def allows(data: str, protocol: str, hold_out: float = 0.0) -> bool:
-    """Whether a dataset supports a protocol; `fewlabel` needs what `linear` needs."""
-    return ("linear" if protocol == "fewlabel" else protocol) in protocols_of(data, hold_out)
+def check_protocol(protocol: str, data: str, hold_out: float) -> None:
+    allowed = protocols_of(data, hold_out)
+    if protocol not in allowed:
+        raise UserError(f"{protocol} cannot be scored on {data}, only {', '.join(allowed)}")
 
 
 @dataclass(frozen=True)
@@ -152,22 +153,20 @@ class InContextConfig(Section):
 
 
 @dataclass(frozen=True)
-class FewLabelConfig(Section):
+class FewLabelConfig(InContextConfig):
     """Run `linear` and `incontext` on random subsets of the training split and report the mean and
     standard deviation over several draws. Features are computed only once."""
 
     section = "fewlabel"
+    label_px: Count = 112
+    """Side length of the labels, in training and scoring."""
+    seed: Annotated[int, at_least(0)] = 0
+    """Seed for the draws, the linear layer and the stored patches."""
     images: tuple[str, ...] = ("1", "5", "20", "100", "all")
     """Numbers of labeled images: counts, fractions such as 1/128, or all."""
     draws: Count = 5
     """Number of random orders of the training images. Each subset is the beginning of an order, so
     larger subsets contain smaller ones."""
-    image_px: Count = 448
-    """Images are resized to a square of this side length."""
-    label_px: Count = 112
-    """Side length of the labels, in training and scoring."""
-    blocks: Count = 1
-    """Number of ViT blocks, counted from the last, whose tokens are concatenated."""
     lr: Annotated[float, POSITIVE] = 1e-3
     """Learning rate of the linear layer (AdamW), on features standardized over the subset."""
     weight_decay: Annotated[float, at_least(0)] = 10.0
@@ -177,14 +176,6 @@ class FewLabelConfig(Section):
     steps: Count = 1500
     """Training steps of the linear layer: 50 per labeled image, but at least 200 and at most this
     many."""
-    memory: Count = 1_024_000
-    """Maximum number of stored patches (in-context)."""
-    neighbors: Count = 30
-    """Number of nearest neighbors per patch."""
-    temperature: Annotated[float, POSITIVE] = 0.02
-    """Temperature of the softmax over cosine similarities that weights the neighbors' labels."""
-    seed: Annotated[int, at_least(0)] = 0
-    """Seed for the draws."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -289,8 +280,11 @@ class Request:
         return f"{self.name} on {self.data}"
 
     @property
-    def size_field(self) -> str:
-        return "short_px" if self.protocol == "video" else "image_px"
+    def metrics(self) -> tuple[str, ...]:
+        """The scores that a table shows."""
+        if self.protocol == "fewlabel":
+            return self.config.metrics
+        return ("J&F", "J", "F") if self.protocol == "video" else ("mIoU",)
 
 
 @dataclass(frozen=True)
@@ -326,11 +320,14 @@ class EvaluateVideo(EvaluateOptions):
 
 @dataclass(frozen=True)
 class EvaluateAll(EvaluateOptions):
-    """Run every protocol that the dataset supports, except fewlabel, with its defaults for that
-    dataset."""
+    """Run every protocol that the datasets support, with the defaults for each dataset."""
 
     data: tuple[str, ...]  # pyright: ignore[reportIncompatibleVariableOverride]
     """One or more datasets, as for the individual protocols."""
+    protocols: tuple[
+        Literal["linear", "kmeans", "within", "incontext", "fewlabel", "video"], ...
+    ] = PROTOCOLS
+    """Protocols to run, each on the datasets that support it."""
 
 
 def run_command(protocol: str, arguments: list[str]) -> bool:
@@ -341,34 +338,58 @@ def run_command(protocol: str, arguments: list[str]) -> bool:
         return (table if protocol == "table" else curve).run_command(arguments)
     program = f"croc evaluate {protocol}"
     if protocol == "all":
-        options: Any = parse(EvaluateAll, arguments, program)
-        requests = [
-            Request(name, data, DEFAULTS[name](data.partition(":")[0]))
-            for data in options.data
-            for name in protocols_of(data, options.hold_out)
-        ]
-        if not requests:
-            raise UserError("pass at least one dataset: --data voc12:PATH davis17:PATH …")
+        options, requests = read_options(arguments, EvaluateAll, program)
     else:
-        config = DEFAULTS[protocol](data_kind(arguments))
-        if protocol == "linear":
-            config = by_epochs_or_steps(config, [word.partition("=")[0] for word in arguments])
         base = EvaluateVideo if protocol == "video" else EvaluateOptions
-        fields = [(protocol, type(config), config)]
-        kind = dataclasses.make_dataclass("Options", fields, bases=(base,), frozen=True)
-        kind.__doc__ = type(config).__doc__
+        kind = with_configs(base, [protocol], data_kind(arguments), arguments)
+        kind.__doc__ = DEFAULTS[protocol]("").__doc__
         options = parse(kind, arguments, program)
-        if not allows(options.data, protocol, options.hold_out):
-            allowed = protocols_of(options.data, options.hold_out)
-            raise UserError(
-                f"{protocol} cannot be scored on {options.data}, only {', '.join(allowed)}"
-            )
-        masks = getattr(options, "masks", None)
-        requests = [Request(protocol, options.data, getattr(options, protocol), masks)]
+        check_protocol(protocol, options.data, options.hold_out)
+        config, masks = getattr(options, protocol), getattr(options, "masks", None)
+        requests = [Request(protocol, options.data, config, masks, options.hold_out)]
     from croc.eval.evaluate import evaluate
 
-    evaluate(options, [dataclasses.replace(each, hold_out=options.hold_out) for each in requests])
+    evaluate(options, requests)
     return True
+
+
+def read_options(
+    arguments: list[str], base: type[EvaluateAll], program: str, **defaults: Any
+) -> tuple[Any, list[Request]]:
+    """The options, and a request for each protocol on each dataset, with its own defaults.
+
+    `defaults` are for options that the caller sets itself.
+    """
+
+    def read(kind: str) -> Any:
+        options = with_configs(base, list(DEFAULTS), kind, arguments)
+        return parse(options, arguments, program, options(**defaults) if defaults else None)
+
+    options = read(data_kind(arguments) or defaults.get("data", ("",))[0].partition(":")[0])
+    by_data = {data: read(data.partition(":")[0]) for data in options.data}
+    requests = [
+        Request(protocol, data, getattr(own, protocol), hold_out=options.hold_out)
+        for protocol in dict.fromkeys(options.protocols)
+        for data, own in by_data.items()
+        if protocol in protocols_of(data, options.hold_out)
+    ]
+    for data in by_data.keys() - {request.data for request in requests}:
+        raise UserError(f"--protocols {' '.join(options.protocols)}: none can be scored on {data}")
+    return options, requests
+
+
+def with_configs(
+    base: type[EvaluateOptions], protocols: Sequence[str], kind: str, arguments: Iterable[str]
+) -> type[Any]:
+    """The options with the protocols' configurations, whose defaults are those of the dataset."""
+    configs = {protocol: DEFAULTS[protocol](kind) for protocol in protocols}
+    if "linear" in configs:
+        flags = {word.partition("=")[0].replace("_", "-") for word in arguments}
+        configs["linear"] = by_epochs_or_steps(configs["linear"], flags)
+    fields = [(name, type(config), config) for name, config in configs.items()]
+    options = dataclasses.make_dataclass(base.__name__, fields, bases=(base,), frozen=True)
+    options.__doc__ = base.__doc__
+    return options
 
 
 def data_kind(arguments: list[str]) -> str:

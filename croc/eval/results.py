@@ -1,17 +1,12 @@
-"""Results of evaluations, as lines of results.jsonl and as a table on screen."""
+"""Results of evaluations, as lines of results.jsonl and as text."""
 
 import dataclasses
 import hashlib
 import json
-import math
-import os
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
-
-from rich.console import Console
-from rich.table import Table
 
 from croc.io import read_lines, versions
 
@@ -63,63 +58,36 @@ class Result:
 
 
 def append_result(folder: Path, result: Result) -> None:
-    """One whole line at the end of results.jsonl, or nothing."""
+    """A line at the end of results.jsonl."""
     line = {
         **dataclasses.asdict(result),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "versions": versions(),
     }
     text = json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n"
-    with (folder / FILE).open("a+b") as file:  # one write: processes may share it
-        if file.seek(0, os.SEEK_END):
-            file.seek(-1, os.SEEK_END)
-            if file.read(1) != b"\n":  # a line truncated by a full disk must not spoil this one
-                text = "\n" + text
+    with (folder / FILE).open("ab") as file:  # one write: processes may share it
         file.write(text.encode())
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def read_results(folder: Path) -> list[dict[str, Any]]:
-    """The lines of a folder's results.jsonl."""
-    return read_lines(folder / FILE)
+    """The lines of a folder's results.jsonl; none before the first result."""
+    return read_lines(folder / FILE) if (folder / FILE).exists() else []
 
 
-def percent(share: float) -> float | None:
-    """JSON has no nan: an absent class has no score."""
-    return None if math.isnan(share) else 100 * share
+def deviation_of(scores: dict[str, Any], name: str) -> float | None:
+    """Of a score, over seeds or draws, if there is any."""
+    deviation = scores.get("deviation")
+    return deviation.get(name) if isinstance(deviation, dict) else deviation
 
 
-def print_results(results: list[Result]) -> None:
-    """One row per evaluation, then the classes of each."""
-    console = Console(markup=False, emoji=False, highlight=False)
-    table = Table(title=f"{results[0].weights} ({results[0].weights_hash})", title_justify="left")
-    for name in ("protocol", "data", "score", "", "seconds"):
-        is_number = name in ("score", "seconds")
-        table.add_column(name, justify="right" if is_number else "left", no_wrap=is_number)
-    for result in results:
-        first, *others = _texts(result.scores)
-        data = result.data + result.part
-        table.add_row(result.protocol, data, first, ", ".join(others), f"{result.seconds:.0f}")
-    console.print(table)
-    for result in results:
-        parts = [f"{name} {_short(value)}" for name, value in result.classes.items()]
-        console.print(f"{result.protocol}, {result.data}: " + ", ".join(parts), soft_wrap=True)
-
-
-def _texts(scores: dict[str, Any]) -> list[str]:
-    """Scores as text, with each deviation next to its mean; scores of single draws are left out."""
-    spread = scores.get("deviation")
-    if not isinstance(spread, dict):
-        return [f"{name} {_short(value)}" for name, value in scores.items()]
-    hidden = ("deviation", "by draw", "images")
-    ends = {name: f" ± {_short(value)}" for name, value in spread.items()}
-    return [f"{k} {_short(x)}{ends.get(k, '')}" for k, x in scores.items() if k not in hidden]
-
-
-def _short(value: Any) -> str:
-    if isinstance(value, list):
-        return " ".join(map(_short, value))
-    if isinstance(value, dict):
-        return " ".join(f"{name}: {_short(each)}" for name, each in value.items())
-    return "–" if value is None else f"{value:.1f}" if isinstance(value, float) else str(value)
+def describe(result: Result) -> str:
+    """The means of the scores with their deviations, and the classes."""
+    texts = []
+    for name, value in result.scores.items():
+        if isinstance(value, float) and name != "deviation":
+            deviation = deviation_of(result.scores, name)
+            spread = "" if deviation is None else f" ± {deviation:.1f}"
+            texts.append(f"{name} {value:.1f}{spread}")
+    classes = [f"{name} {'–' if x is None else f'{x:.1f}'}" for name, x in result.classes.items()]
+    first = f"{result.protocol} on {result.data}{result.part}, {result.backbone}"
+    return f"{first}: {', '.join(texts)}\n  {', '.join(classes)}"

@@ -10,6 +10,7 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from croc.eval.results import deviation_of
 from croc.io import replacing
 from croc.tables import DATA_TITLES, MISSING, markdown_table, one_line, plain_markdown
 
@@ -25,7 +26,6 @@ GROUPS = {
     "fewlabel": "Few labels (mIoU)",
     "video": "Video",
 }
-METRICS = {"video": ("J&F", "J", "F")}
 LEGEND = "Scores in percent; the best of each column in bold."
 
 # A bracket or star at the start of a row would be an argument of the \\ before it.
@@ -37,7 +37,6 @@ LATEX = str.maketrans(
         "<": r"\textless{}",
         ">": r"\textgreater{}",
         "|": r"\textbar{}",
-        "–": "--",
         **{character: f"\\{character}" for character in "&%$#_{}"},
         **{character: f"{{{character}}}" for character in "[]*"},
     }
@@ -66,28 +65,16 @@ def make_record(
     }
 
 
-def layout(
-    places: Sequence[tuple[str, str]], average: bool, few: dict[str, tuple[str, ...]] | None = None
-) -> list[dict[str, Any]]:
-    """The columns of the (protocol, data) pairs, grouped by protocol; the mean has data None. `few`
-    has the metrics of few labels on each dataset, which get no mean."""
-    titles = data_titles(data for _, data in places)
+def layout(requests: "Sequence[Request]") -> list[dict[str, Any]]:
+    """The columns, grouped by protocol."""
+    titles = data_titles(request.data for request in requests)
     shown = []
     for protocol, group in GROUPS.items():
-        metrics = METRICS.get(protocol, ("mIoU",))
-        sets: list[str | None] = [data for name, data in places if name == protocol]
-        pairs = [
-            (data, metric)
-            for data in sets
-            for metric in (few[data] if few and data and protocol == "fewlabel" else metrics)
-        ]
-        if average and len(sets) > 1 and protocol != "fewlabel":
-            pairs.append((None, metrics[0]))
-        for data, metric in pairs:
-            title = "Avg." if data is None else titles[data]
-            title = f"{title} {metric}" if metric != "mIoU" else title
-            names = {"protocol": protocol, "data": data, "metric": metric}
-            shown.append({**names, "title": title, "group": group})
+        for request in requests:
+            for metric in request.metrics if request.name == protocol else ():
+                title = titles[request.data] + (f" {metric}" if metric != "mIoU" else "")
+                names = {"protocol": protocol, "data": request.data, "metric": metric}
+                shown.append({**names, "title": title, "group": group})
     return shown
 
 
@@ -104,18 +91,12 @@ def data_titles(specs: Iterable[str]) -> dict[str, str]:
 def fill_cells(
     shown: Sequence[dict[str, Any]], scores: dict[Any, dict[str, Any]]
 ) -> list[dict[str, Any]]:
-    """One row's cells from the scores of each (protocol, data); a mean needs all its datasets."""
-    cells: list[dict[str, Any]] = []
+    """One row's cells from the scores of each (protocol, data)."""
+    cells = []
     for column in shown:
-        protocol, data, metric = column["protocol"], column["data"], column["metric"]
-        own = scores.get((protocol, data), {})
-        value, deviation = own.get(metric), own.get("deviation")
-        deviation = deviation.get(metric) if isinstance(deviation, dict) else deviation
-        if data is None:  # the mean comes after the columns it is of
-            same = [(x["protocol"], x["metric"]) == (protocol, metric) for x in shown]
-            values: Any = [cell["value"] for cell, is_same in zip(cells, same) if is_same]
-            value = None if None in values else sum(values) / len(values)
-        cells.append({"value": value, "deviation": deviation, "best": False})
+        own, metric = scores.get((column["protocol"], column["data"]), {}), column["metric"]
+        deviation = deviation_of(own, metric)
+        cells.append({"value": own.get(metric), "deviation": deviation, "best": False})
     return cells
 
 

@@ -3,9 +3,6 @@
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
-from itertools import groupby
-from operator import itemgetter
 from pathlib import Path
 from typing import TypeVar
 
@@ -13,12 +10,12 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from einops import rearrange
-from jaxtyping import Bool, Float, Float32, Float64, UInt8
+from jaxtyping import Bool, Float, Float32, UInt8
 from PIL import Image
 from torch import Tensor
 
 from croc.errors import UserError
-from croc.eval.features import EXAMPLES, Example, progress
+from croc.eval.features import EXAMPLES, Example, Extractor, Report, progress
 from croc.eval.metrics import video_means, video_scores
 from croc.eval.pictures import write_masks
 from croc.eval.protocols import VideoConfig
@@ -31,64 +28,41 @@ Made = TypeVar("Made")
 
 FRAMES_AHEAD = 4
 LONGER_PX = 64
-SCORED_FRAMES = 3  # the first and the last are not scored, so one is left
-
-
-@dataclass(frozen=True)
-class VideoReport:
-    """Of the videos whose frames all have a mask, J and F of each object; the first ones' last
-    frames as examples."""
-
-    videos: dict[str, Float64[np.ndarray, "2 O"]]
-    examples: tuple[Example, ...]
-
-    @property
-    def means(self) -> dict[str, float]:
-        """Over all objects, which weigh equally; empty if no video could be scored."""
-        return video_means(np.hstack(list(self.videos.values()))) if self.videos else {}
 
 
 def evaluate_video(
-    backbone: DenseBackbone,
-    videos: Sequence[Video],
-    config: VideoConfig,
-    device: torch.device,
-    masks: Path | None = None,
-) -> VideoReport:
-    """J and F of every object of every video that has all its masks.
+    extractor: Extractor, videos: Sequence[Video], config: VideoConfig, masks: Path | None = None
+) -> Report:
+    """J and F, means over all objects of all videos; the first videos' last frames as examples.
 
     Predictions are written to MASKS/VIDEO/00000.png, as DAVIS stores them; the folder must be new
     or empty.
     """
-    scored = [x.name for x in videos if len(x) >= SCORED_FRAMES and x.has_all_masks]
-    if not scored and masks is None:
-        raise UserError(
-            f"none of the {len(videos)} videos has {SCORED_FRAMES} frames and a mask for each, so "
-            "none can be scored: pass --masks to write predictions instead"
-        )
-    if masks and masks.exists() and not (masks.is_dir() and not any(masks.iterdir())):
+    if masks and masks.exists() and any(masks.iterdir()):
         raise UserError(f"{masks} exists and is not empty: delete it or pass another folder")
-    scores: dict[str, np.ndarray] = {}
+    scores: dict[str, np.ndarray] = {}  # J and F of each object
     examples: list[Example] = []
 
     def finish(item: tuple[Video, UInt8[np.ndarray, "t h w"]]) -> None:
         video, predicted = item
-        if video.name in scored:
-            truth = np.stack([video.read_mask(t) for t in range(len(video))])
-            scores[video.name] = video_scores(predicted, truth)
-            if len(examples) < EXAMPLES:  # the last frame is the hardest
-                image = torch.from_numpy(video.read_frame(len(video) - 1)).permute(2, 0, 1)
-                last = (torch.from_numpy(masks[-1]).long() for masks in (truth, predicted))
-                examples.append(Example(image, *last))
+        truth = np.stack([video.read_mask(t) for t in range(len(video))])
+        scores[video.name] = video_scores(predicted, truth)
+        if len(examples) < EXAMPLES:  # the last frame is the hardest
+            image = torch.from_numpy(video.read_frame(len(video) - 1)).permute(2, 0, 1)
+            last = (torch.from_numpy(masks[-1]).long() for masks in (truth, predicted))
+            examples.append(Example(image, *last))
         if masks:
             write_masks(masks / video.name, predicted)
 
-    pairs = ((video, mask) for video in videos for mask in follow(backbone, video, config, device))
-    by_video = groupby(progress(pairs, "frames", sum(map(len, videos))), itemgetter(0))
-    segmented = ((video, np.stack([mask for _, mask in group])) for video, group in by_video)
+    segmented = (
+        (video, np.stack(list(follow(extractor, video, config))))
+        for video in progress(videos, "videos", len(videos))
+    )
     for _ in ahead(finish, segmented, 1):  # while the next video is segmented
         pass
-    return VideoReport(scores, tuple(examples))
+    means = video_means(np.hstack(list(scores.values())))
+    by_video: dict[str, float | None] = {x: video_means(each)["J&F"] for x, each in scores.items()}
+    return Report(means, by_video, tuple(examples))
 
 
 def ahead(make: Callable[[Item], Made], items: Iterable[Item], count: int) -> Iterator[Made]:
@@ -105,10 +79,10 @@ def ahead(make: Callable[[Item], Made], items: Iterable[Item], count: int) -> It
 
 @torch.no_grad()
 def follow(
-    backbone: DenseBackbone, video: Video, config: VideoConfig, device: torch.device
+    extractor: Extractor, video: Video, config: VideoConfig
 ) -> Iterator[UInt8[np.ndarray, "h w"]]:
     """The mask of each frame in turn, from the first frame's alone."""
-    mask = video.read_mask(0)
+    backbone, device, mask = extractor.backbone, extractor.device, video.read_mask(0)
     height, width = mask.shape
     size = frame_size(height, width, config.short_px, backbone.stride_px)
 

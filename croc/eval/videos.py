@@ -2,13 +2,13 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from pathlib import PurePosixPath
 
 import numpy as np
 from jaxtyping import UInt8
 
-from croc.data.scenes import Scene, make_video
+from croc.data.scenes import make_video
 from croc.eval.files import Files, scene_count, split_spec
 from croc.eval.metrics import IGNORED
 
@@ -16,17 +16,15 @@ SCENE_PX = 96
 SCENE_VIDEOS = 8
 SCENE_FRAMES = 12
 _SCENE_SEED = 2**32 + 2  # the labeled scenes have the two before
-_DAVIS_HELP = "get the trainval archive at 480p from the DAVIS site (davischallenge.org)"
 _FRAMES, _MASKS = "JPEGImages/480p", "Annotations/480p"
 
 
 @dataclass(frozen=True)
 class Video:
-    """Frames and, at least for the first one, the object at each pixel."""
+    """Frames and the object at each pixel."""
 
     name: str
     length: int
-    has_all_masks: bool
     read_frame: Callable[[int], UInt8[np.ndarray, "h w 3"]]
     read_mask: Callable[[int], UInt8[np.ndarray, "h w"]]
     """Objects count from 1, the background is 0."""
@@ -40,7 +38,7 @@ def open_videos(spec: str) -> tuple[Video, ...]:
     kind, path = split_spec(spec, ("davis17", "davis16", "scenes"))
     if kind == "scenes":
         return tuple(map(_scene_video, range(scene_count(path, SCENE_VIDEOS))))
-    files = Files(path, _DAVIS_HELP, ("DAVIS",), "JPEGImages")
+    files = Files(path, ("DAVIS",))
     names = files.children(_FRAMES)
     lists = {"davis17": ["2017"], "davis16": ["2016", "480p"]}[kind]
     for listed in filter(files.has, (f"ImageSets/{each}/val.txt" for each in lists)):
@@ -52,18 +50,13 @@ def open_videos(spec: str) -> tuple[Video, ...]:
 
 
 def _scene_video(index: int) -> Video:
+    scenes = cache(lambda: make_video(_SCENE_SEED, index, SCENE_FRAMES, SCENE_PX))
     return Video(
         name=f"scene {index}",
         length=SCENE_FRAMES,
-        has_all_masks=True,
-        read_frame=lambda t: _scenes(index)[t].image,
-        read_mask=lambda t: _scenes(index)[t].instances,
+        read_frame=lambda t: scenes()[t].image,
+        read_mask=lambda t: scenes()[t].instances,
     )
-
-
-@lru_cache(maxsize=4)
-def _scenes(index: int) -> list[Scene]:
-    return make_video(_SCENE_SEED, index, SCENE_FRAMES, SCENE_PX)
 
 
 def _davis_video(files: Files, name: str, single: bool) -> Video:
@@ -71,8 +64,9 @@ def _davis_video(files: Files, name: str, single: bool) -> Video:
     frames = [each for each in files.children(f"{_FRAMES}/{name}") if each.endswith(".jpg")]
     stems = [frame.removesuffix(".jpg") for frame in frames]
     masked = {each.removesuffix(".png") for each in files.children(f"{_MASKS}/{name}")}
-    if not masked.issuperset(stems[:1]):
-        raise files.missing(f"{_MASKS}/{name}/{stems[0]}.png")
+    for stem in stems:
+        if stem not in masked:
+            raise files.missing(f"{_MASKS}/{name}/{stem}.png")
 
     def read_frame(t: int) -> UInt8[np.ndarray, "h w 3"]:
         return files.read_rgb(f"{_FRAMES}/{name}/{stems[t]}.jpg")
@@ -84,4 +78,4 @@ def _davis_video(files: Files, name: str, single: bool) -> Video:
         mask = files.read_indices(path)
         return np.where(mask == IGNORED, 0, mask).astype(np.uint8)
 
-    return Video(name, len(stems), masked.issuperset(stems), read_frame, read_mask)
+    return Video(name, len(stems), read_frame, read_mask)

@@ -28,9 +28,10 @@ from croc.eval.evaluate import Request
 from croc.eval.evaluate import evaluate as evaluate_requests
 from croc.eval.protocols import (
     DEFAULTS,
+    PROTOCOLS,
     EvaluateOptions,
-    allows,
     by_epochs_or_steps,
+    check_protocol,
     protocols_of,
 )
 from croc.eval.results import Result
@@ -525,11 +526,13 @@ def evaluate(
     _check_names([protocol], [*DEFAULTS, "all"], noun="protocol")
     machine = {"device": device, "precision": precision, "workers": workers, "hold_out": hold_out}
     request = _change(EvaluateOptions(os.fspath(weights), data), machine)
-    allowed = protocols_of(data, hold_out)
-    if protocol != "all" and not allows(data, protocol, hold_out):
-        raise UserError(f"{protocol} cannot be scored on {data}, only {', '.join(allowed)}")
+    if protocol == "all":
+        names = [name for name in protocols_of(data, hold_out) if name in PROTOCOLS]
+    else:
+        check_protocol(protocol, data, hold_out)
+        names = [protocol]
     requests = []
-    for name in allowed if protocol == "all" else (protocol,):
+    for name in names:
         settings = DEFAULTS[name](data.partition(":")[0])
         if name == "linear":
             settings = by_epochs_or_steps(settings, {f"--linear.{each}" for each in options})
@@ -540,8 +543,6 @@ def evaluate(
         scored = evaluate_requests(dataclasses.replace(request, to=to), requests, show=False)
     if results is None:
         scored = [dataclasses.replace(result, picture=None) for result in scored]
-    if protocol != "all" and not scored:
-        raise UserError(f"{data} has no labels to score against")
     return scored if protocol == "all" else scored[0]
 
 

@@ -28,17 +28,17 @@ from croc.data.loader import steps_per_epoch
 from croc.data.sources import open_source
 from croc.errors import Interrupted, UserError
 from croc.eval.evaluate import open_data
-from croc.eval.protocols import PROTOCOLS
+from croc.eval.protocols import PROTOCOLS, TableOptions, read_options
 from croc.eval.table import (
     STOPPED,
     compute,
     describe,
-    failure_name,
     log,
     plan_row,
-    read_options,
+    print_table,
+    scores_of,
 )
-from croc.eval.table_formats import fill_cells, layout, make_record, to_markdown, write_record
+from croc.eval.table_formats import fill_cells, layout, make_record, write_record
 from croc.io import try_lock
 from croc.lab.report.hook import ReportHook
 from croc.plotting import COLORS, save_chart, span_enough, verbatim
@@ -196,7 +196,8 @@ def run_sweep(recipe: str, sweep: SweepConfig, runs: Sequence[Run], evaluation: 
     folder, scores_folder = Path(sweep.to), Path(sweep.to) / "evaluations"
     options, columns = read_options(
         evaluation,
-        program=f"croc sweep {recipe}",
+        TableOptions,
+        f"croc sweep {recipe}",
         weights=("run",),
         data=sweep.data,
         protocols=sweep.protocols,
@@ -205,7 +206,7 @@ def run_sweep(recipe: str, sweep: SweepConfig, runs: Sequence[Run], evaluation: 
     )
     data = open_data(columns, scores_folder)
     steps = check_runs(runs)
-    shown = layout([(column.name, column.data) for column in columns], average=True)
+    shown = layout(columns)
     cells: dict[str, list[dict[str, Any]]] = {}
     failures: list[dict[str, str]] = []
     written: list[str] = []
@@ -218,8 +219,7 @@ def run_sweep(recipe: str, sweep: SweepConfig, runs: Sequence[Run], evaluation: 
             torch.cuda.empty_cache()
         row = plan_row(run.name, str(run.folder), columns, data, options)
         finished, failed = compute([row], data, options, scores_folder)
-        lines = [(x, finished[key]) for x, _, key in row.cells if key in finished]
-        cells[run.name] = fill_cells(shown, {(x.name, x.data): line["scores"] for x, line in lines})
+        cells[run.name] = fill_cells(shown, scores_of(row, finished))
         failures.extend(failed)
 
     try:
@@ -242,13 +242,7 @@ def run_sweep(recipe: str, sweep: SweepConfig, runs: Sequence[Run], evaluation: 
     except (Interrupted, KeyboardInterrupt):
         log(STOPPED)
         raise
-    print(to_markdown(record, str))
-    drawn = [PICTURE] * bool(cells)
-    print(f"written to {folder}: {', '.join(written + drawn)}; the runs are in runs/")
-    if failures:
-        names = "; ".join(f"{failure_name(each)} ({each['reason']})" for each in failures)
-        log(f"croc: {len(failures)} failed, the same command runs only these again: {names}")
-    return not failures
+    return print_table(record, folder, [*written, *[PICTURE] * bool(cells), "runs/"])
 
 
 def check_runs(runs: Sequence[Run]) -> dict[str, int]:

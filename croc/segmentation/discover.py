@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from croc.data.decode import WHOLE_PX, decode_image
 from croc.data.loader import iterate
 from croc.errors import UserError
-from croc.eval.evaluate import Request, find_machine, fit_image_size
+from croc.eval.evaluate import find_machine, fit_image_size
 from croc.eval.features import Moments, progress
 from croc.eval.kmeans import ITERATIONS, POINTS_PER_CENTROID, Reduction, fit_kmeans
 from croc.eval.protocols import WithinConfig
@@ -88,19 +88,16 @@ def make_head(options: DiscoverOptions, folder: Path, settings: dict[str, Any]) 
     machine = find_machine(options, fast=True)
     backbone = open_backbone(options.weights).float()
     sizes = WithinConfig(image_px=options.image_px, blocks=options.blocks)
-    request, note = fit_image_size(Request("discover", "images", sizes), backbone)
-    if note:
-        print(note, file=sys.stderr)
+    px = fit_image_size(sizes, backbone).image_px
     files, _ = list_images(options.images, folder.absolute())
     order = np.random.Generator(np.random.Philox(sample_key(options.seed, 0, 0) % 2**63))
     order = order.permutation(len(files))[:SAMPLE]
     working: Any = copy.deepcopy(backbone).to(machine.device, machine.precision)
-    reader = Reader([files[index] for index in sorted(order)], request.config.image_px)
+    reader = Reader([files[index] for index in sorted(order)], px)
     sample, features = compute_features(reader, working, options, machine.workers)
     head, examples, shares = fit_clusters(sample, features, options)
     names = tuple(f"cluster {number}" for number in range(options.classes))
     colors = default_colors(options.classes)
-    px = request.config.image_px
     segmenter = Segmenter(backbone, head, names, colors, px, options.blocks)
 
     def write_sheets(partial: Path) -> None:

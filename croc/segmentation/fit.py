@@ -14,13 +14,12 @@ from torch import nn
 
 from croc.errors import UserError
 from croc.eval.datasets import SegmentationData, Subset, open_segmentation
-from croc.eval.evaluate import Request, find_machine, fit_image_size, open_weights, split_training
-from croc.eval.features import PatchFeatures, SegmentationReport, cache_limit, score
+from croc.eval.evaluate import find_machine, fit_image_size, open_weights, split_training
+from croc.eval.features import Extractor, PatchFeatures, Report, score
 from croc.eval.incontext import Memory, fill_memory
 from croc.eval.linear import few_label_steps, train_linear, training_crop
-from croc.eval.metrics import IGNORED, iou
+from croc.eval.metrics import IGNORED, iou, scores_by_class
 from croc.eval.protocols import InContextConfig, LinearConfig
-from croc.eval.results import percent
 from croc.io import versions
 from croc.segmentation.options import FitOptions
 from croc.segmentation.segmenter import (
@@ -32,7 +31,6 @@ from croc.segmentation.segmenter import (
 )
 from croc.tables import count_noun
 from croc.weights.card import bare
-from croc.weights.open import DenseBackbone
 
 MIN_IMAGES_TO_HOLD_OUT = 50
 """With this many images, some are held out; with fewer, all are scored, by two-fold validation."""
@@ -51,12 +49,8 @@ def fit_head(options: FitOptions, config: Config, is_length_chosen: bool = False
     if names == tuple(map(str, range(len(names)))):
         print(f"no classes.txt: classes are named 0 … {len(names) - 1}", file=sys.stderr)
     weights = open_weights(options.weights)
-    request, note = fit_image_size(Request(options.kind, options.data, config), weights.backbone)
-    config = request.config
-    if note:
-        print(note, file=sys.stderr)
+    config = fit_image_size(config, weights.backbone)
     pixels = count_pixels(data) if len(data) <= MAX_COUNTED_IMAGES else None
-    where = (machine.device, machine.workers)
 
     def config_for(images: int) -> Any:
         if is_length_chosen or not isinstance(config, LinearConfig) or not config.steps:
@@ -65,7 +59,8 @@ def fit_head(options: FitOptions, config: Config, is_length_chosen: bool = False
 
     # The working copy may be rounded to bfloat16; the stored one is not.
     backbone: Any = copy.deepcopy(weights.backbone).to(machine.device, machine.precision)
-    patches = open_patches(backbone, data, config, *where)
+    extractor = Extractor(backbone, machine.device, machine.workers)
+    patches = open_patches(extractor, data, config)
     patches.keep()
     scores, best = score_heads(patches, config_for, options.hold_out)
     config = config_for(len(data))
@@ -126,12 +121,7 @@ def count_pixels(data: SegmentationData) -> dict[str, int]:
 
 
 def open_patches(
-    backbone: DenseBackbone,
-    data: SegmentationData,
-    config: Config,
-    device: torch.device,
-    workers: int,
-    to_score: bool = False,
+    extractor: Extractor, data: SegmentationData, config: Config, to_score: bool = False
 ) -> PatchFeatures:
     """With labels of the size to train on, or to score at, as `croc evaluate` does."""
     linear = isinstance(config, LinearConfig)
@@ -139,9 +129,9 @@ def open_patches(
     if linear and to_score:
         label_px = config.score_px
     keep_ratio = to_score and getattr(config, "framing", "squash") == "keep"
-    cache_bytes = 0 if linear and training_crop(config) else cache_limit(device)
-    sizes = (config.image_px, label_px, config.blocks, device, workers)
-    return PatchFeatures(backbone, data, *sizes, keep_ratio=keep_ratio, cache_bytes=cache_bytes)
+    cache = not (linear and training_crop(config))
+    sizes = (config.image_px, label_px, config.blocks)
+    return PatchFeatures(extractor, data, *sizes, keep_ratio=keep_ratio, cache=cache)
 
 
 def score_heads(
@@ -175,24 +165,22 @@ def score_heads(
     totals = [iou(sum((each.counts for each in same), torch.tensor(0))) for same in zip(*reports)]
     best = max(range(len(totals)), key=lambda number: totals[number].mean)
     total = totals[best]
-    per_class = map(percent, total.per_class.tolist())
     scores: dict[str, Any] = {
         "how": how,
         "mIoU": 100 * total.mean,
         "accuracy": 100 * total.accuracy,
     }
-    return scores | {"classes": dict(zip(data.classes, per_class))}, best
+    return scores | {"classes": scores_by_class(data.classes, total.per_class)}, best
 
 
 def score_fold(
     patches: PatchFeatures, train: Subset, val: Subset, config: Config
-) -> Sequence[SegmentationReport]:
+) -> Sequence[Report]:
     """As `croc evaluate` does; for each learning rate."""
     heads = train_heads(patches.subset(train.numbers), config)
     scored = patches
     if isinstance(config, LinearConfig) and config.score_px != config.train_px:
-        where = (patches.device, patches.workers)
-        scored = open_patches(patches.backbone, patches.data, config, *where, to_score=True)
+        scored = open_patches(patches.extractor, patches.data, config, to_score=True)
     predict = [head.predict if isinstance(head, Memory) else head for head in heads]
     return score(scored.subset(val.numbers), predict)
 

@@ -94,17 +94,10 @@ def test_weights_of_a_file(name: str, head: str, layout: str, tmp_path: Path):
     torch.testing.assert_close(same.features(images), backbone.features(images))
 
 
-def test_files_and_names_that_do_not_fit(tmp_path: Path):
-    weights = timm.create_model("vit_tiny_patch16_224").state_dict()
-    half = {key: value for key, value in weights.items() if "blocks.11" not in key}
-    torch.save(half, tmp_path / "half.pth")
-    torch.save(timm.create_model("vit_small_patch16_224").state_dict(), tmp_path / "wide.pth")
+def test_networks_that_do_not_fit():
     for spec, message in (
-        (f"timm:vit_tiny_patch16_224@{tmp_path / 'half.pth'}", "lacks 12 of"),
-        (f"timm:vit_tiny_patch16_224@{tmp_path / 'wide.pth'}", "does not fit"),
         ("random:resnet5", "did you mean resnet5"),
         ("random:mixer_b16_224", "gives no feature map"),
-        (str(tmp_path), "has no run"),
     ):
         with pytest.raises(UserError, match=message):
             open_backbone(spec)

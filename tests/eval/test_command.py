@@ -8,10 +8,9 @@ import torch
 from PIL import Image
 
 from croc.eval.features import Example
-from croc.eval.pictures import class_colors, segmentation_figure, voc_palette
+from croc.eval.pictures import class_colors, segmentation_figure
 from croc.eval.results import read_results
 from tests.eval.commands import SMALL, call, segmentation_tree, shrink
-from tests.eval.trees import davis, write
 
 
 @pytest.mark.parametrize("protocol", list(SMALL))
@@ -43,8 +42,8 @@ def test_all_runs_what_the_data_allow(run, tmp_path, monkeypatch, capsys):
     assert call("all", run, "scenes:4", tmp_path / "out", "--data", "scenes:4", folder) == 0
     lines = read_results(tmp_path / "out")
     assert [(line["protocol"], line["data"]) for line in lines] == [
-        *((name, "scenes:4") for name in ("linear", "kmeans", "within", "incontext", "video")),
-        *((name, folder) for name in ("linear", "kmeans", "within", "incontext")),
+        *((x, data) for x in list(SMALL)[:4] for data in ("scenes:4", folder)),
+        ("video", "scenes:4"),
     ]
     table = capsys.readouterr().out
     assert all(name in table for name in SMALL)
@@ -72,26 +71,6 @@ def test_all_takes_the_nearest_size_that_fits(tmp_path: Path, monkeypatch: pytes
     sizes = {line["protocol"]: line["config"] for line in read_results(tmp_path)}
     assert sizes["linear"]["image_px"] == 98
     assert sizes["video"]["short_px"] == 70
-
-
-def test_masks_without_truth(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    """As in DAVIS' test-dev: nothing can be scored, so no result is written."""
-    unknown = {name for name in davis() if "Annotations" in name and "00000" not in name}
-    assert unknown
-    root = write(tmp_path / "davis", {k: v for k, v in davis().items() if k not in unknown})
-    masks = tmp_path / "masks"
-    code = call("video", run, f"davis17:{root}", tmp_path / "out", "--masks", str(masks))
-    assert code == 0
-    assert f"written: {masks}" in capsys.readouterr().out
-    assert list(masks.glob("*/00001.png"))
-    assert not (tmp_path / "out").exists()
-
-
-def test_the_palette_is_that_of_pascal_voc():
-    colors = np.array(voc_palette()).reshape(256, 3).tolist()
-    known = {1: [128, 0, 0], 3: [128, 128, 0], 8: [64, 0, 0], 20: [0, 64, 128], 64: [32, 0, 0]}
-    assert {index: colors[index] for index in known} == known
-    assert len({tuple(color) for color in colors}) == 256
 
 
 def test_a_figure_shows_image_truth_and_prediction(tmp_path: Path):

@@ -78,6 +78,7 @@ def test_classes(tmp_path):
     assert (ADE_CLASSES[0], ADE_CLASSES[12], ADE_CLASSES[149]) == ("wall", "person", "flag")
     spec = f"folder:{trees.write(tmp_path, trees.folder())}"  # counted over both splits
     assert [open_segmentation(spec, split).classes for split in SPLITS] == [tuple("0123456")] * 2
+    assert open_segmentation(spec, "train", alone=True).classes == tuple("01234")
     by_id = {value + 1: label for value, label in coco.stuff_classes().items() if label != 255}
     assert list(by_id) == list(range(92, 183))
     known = {92: "textile", 112: "furniture-stuff", 118: "floor", 120: "water", 124: "plant"}
@@ -136,14 +137,13 @@ JSON = "annotations/panoptic_val2017.json"
 @pytest.mark.parametrize(
     ("kind", "tree", "change", "message"),
     [
-        ("coco-things", trees.panoptic, {JSON: None}, f"ROOT/{JSON} is missing: get "),
-        ("coco-things", trees.panoptic, {JSON: b"{"}, "is not JSON"),
+        ("coco-things", trees.panoptic, {JSON: None}, f"ROOT/{JSON} is missing: see "),
         (
             *("coco-things", trees.panoptic, {"val2017/000000000003.jpg": None}),
-            "ROOT/val2017/000000000003.jpg is missing: get ",
+            "ROOT/val2017/000000000003.jpg is missing: see ",
         ),
         ("coco-stuff", trees.stuff, {"stuffthingmaps": None}, "stuffthingmaps/val2017 is missing"),
-        ("voc12", trees.voc, {"SegmentationClass/d.png": None}, "d.png is missing: get "),
+        ("voc12", trees.voc, {"SegmentationClass/d.png": None}, "d.png is missing: see "),
         ("voc12", trees.voc, {"ImageSets/Segmentation/val.txt": b"\n"}, "*.jpg is missing"),
         (
             *("ade20k", trees.ade),
@@ -156,7 +156,7 @@ JSON = "annotations/panoptic_val2017.json"
         ),
         ("folder", trees.folder, {FOLDER: b"broken"}, "y.png cannot be decoded"),
         ("folder", trees.folder, {FOLDER: trees.encode(Image.new("RGB", (8, 6)))}, "mode RGB"),
-        ("folder", trees.folder, {"images/val": None}, "ROOT/images/val is missing: put images"),
+        ("folder", trees.folder, {"images/val": None}, "ROOT/images/val is missing: see "),
     ],
 )
 def test_bad_files_are_named(tmp_path, kind, tree, change, message):

@@ -7,10 +7,11 @@ import pytest
 import torch
 
 from croc.eval.datasets import Labeled
-from croc.eval.features import Moments, PatchFeatures, in_order, kept_ratio
-from tests.eval.fakes import CPU, MeanColor, Patches
+from croc.eval.features import Extractor, Moments, PatchFeatures, in_order, kept_ratio
+from tests.eval.fakes import MeanColor, Patches
 
-SMALL: dict[str, Any] = {"image_px": 32, "label_px": 8, "blocks": 1, "device": CPU, "batch": 2}
+EXTRACTOR = Extractor(MeanColor())
+SMALL: dict[str, Any] = {"image_px": 32, "label_px": 8, "blocks": 1, "batch": 2}
 
 
 class Identity:
@@ -23,7 +24,9 @@ class Identity:
 @pytest.mark.parametrize("workers", [0, 1])
 def test_images_are_squashed_and_normalized(workers: int):
     data = Patches(5, 0)
-    patches = PatchFeatures(Identity(), data, **{**SMALL, "image_px": 16}, workers=workers)
+    patches = PatchFeatures(
+        Extractor(Identity(), workers=workers), data, **{**SMALL, "image_px": 16}
+    )
     batches = list(patches.batches(in_order(5, 2)))
     assert [tuple(images.shape) for images, _ in batches] == [(n, 3, 16, 16) for n in (2, 2, 1)]
     images, labels = batches[2]
@@ -43,7 +46,7 @@ class Tall(Patches):
 
 def test_the_ratio_and_the_labels_size_may_be_kept():
     options = {**SMALL, "image_px": 48, "label_px": None}
-    patches = PatchFeatures(MeanColor(), Tall(3, 0), **options, workers=0, keep_ratio=True)
+    patches = PatchFeatures(EXTRACTOR, Tall(3, 0), **options, keep_ratio=True)
     made = list(patches.passes("features"))
     assert [tuple(features.shape[2:]) for features, _ in made] == [(6, 8), (6, 7), (6, 6)]
     assert [tuple(labels.shape) for _, labels in made] == [(1, 24, 32), (1, 28, 32), (1, 32, 32)]
@@ -51,9 +54,10 @@ def test_the_ratio_and_the_labels_size_may_be_kept():
     assert kept_ratio((50, 5000), 512, 16) == (512, 2048)
 
 
-def test_features_are_kept_if_they_fit():
-    roomy = PatchFeatures(MeanColor(), Patches(5, 0), **SMALL, workers=0)
-    tight = PatchFeatures(MeanColor(), Patches(5, 0), **SMALL, workers=0, cache_bytes=2000)
+def test_features_are_kept_if_they_fit(monkeypatch: pytest.MonkeyPatch):
+    roomy = PatchFeatures(EXTRACTOR, Patches(5, 0), **SMALL)
+    monkeypatch.setattr("croc.eval.features.CACHE_BYTES", 2000)
+    tight = PatchFeatures(EXTRACTOR, Patches(5, 0), **SMALL)
     next(roomy.passes("features"))  # a pass that is not finished keeps nothing
     assert roomy.cached is None
     for _ in range(2):

@@ -14,8 +14,8 @@ from torch import Tensor
 from croc.cli import main
 from croc.eval import fewlabel
 from croc.eval.datasets import Labeled, Subset
-from croc.eval.features import PatchFeatures
-from croc.eval.fewlabel import evaluate_few_labels, incontext_config, labeled_images, linear_config
+from croc.eval.features import Extractor, PatchFeatures
+from croc.eval.fewlabel import evaluate_few_labels, labeled_images, linear_config
 from croc.eval.incontext import evaluate_incontext
 from croc.eval.linear import evaluate_linear
 from croc.eval.protocols import FewLabelConfig
@@ -23,7 +23,7 @@ from croc.eval.results import read_results
 from croc.method.photometric import normalize
 from croc.weights.open import open_backbone
 from tests.eval.commands import call
-from tests.eval.fakes import CPU, MeanColor, Patches
+from tests.eval.fakes import MeanColor, Patches
 
 CONFIG = FewLabelConfig(
     images=("1", "1/3", "all"), draws=2, image_px=32, label_px=32, steps=12, lr=3e-2, batch=4
@@ -61,7 +61,7 @@ def subsets_of(monkeypatch: pytest.MonkeyPatch, backbone: MeanColor) -> dict[str
 
     with monkeypatch.context() as patched:
         patched.setattr(fewlabel, "train_linear", record)
-        evaluate_few_labels(backbone, PartlyLabeled(18, 0), Patches(3, 1), CONFIG, CPU)
+        evaluate_few_labels(Extractor(backbone), PartlyLabeled(18, 0), Patches(3, 1), CONFIG)
     return used
 
 
@@ -78,9 +78,9 @@ def test_subsets_contain_smaller_ones_and_are_the_same_for_all_weights(monkeypat
 
 @pytest.mark.parametrize("cache_bytes", [0, 2**30])
 def test_scores_equal_those_of_the_protocols_on_each_subset(monkeypatch, cache_bytes):
-    monkeypatch.setattr(fewlabel, "cache_limit", lambda device: cache_bytes)
+    monkeypatch.setattr("croc.eval.features.CACHE_BYTES", cache_bytes)
     backbone, train, val = Counting(), Patches(6, 0), Patches(5, 1)
-    report = evaluate_few_labels(backbone, train, val, CONFIG, CPU)
+    report = evaluate_few_labels(Extractor(backbone), train, val, CONFIG)
     if cache_bytes:
         assert backbone.images == len(train) + len(val)
     assert report.scores["images"] == {"1": 1, "1/3": 2, "all": 6}
@@ -90,10 +90,10 @@ def test_scores_equal_those_of_the_protocols_on_each_subset(monkeypatch, cache_b
             order = fewlabel.epoch_order(6, 0, draw)
             part = Subset(train, tuple(sorted(order[:count].tolist())))
             linear = linear_config(CONFIG, draw, count)
-            incontext = incontext_config(CONFIG, draw)
-            alone = evaluate_linear(MeanColor(), part, val, linear, CPU)
+            incontext = replace(CONFIG, seed=CONFIG.seed + draw)
+            alone = evaluate_linear(Extractor(MeanColor()), part, val, linear)
             scores["linear"].append(alone.scores["mIoU"])
-            alone = evaluate_incontext(MeanColor(), part, val, incontext, CPU)
+            alone = evaluate_incontext(Extractor(MeanColor()), part, val, incontext)
             scores["in-context"].append(alone.scores["mIoU"])
         for method, own in scores.items():
             name = f"{method} {text}"

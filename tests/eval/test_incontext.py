@@ -13,7 +13,7 @@ from sklearn.neighbors import KNeighborsRegressor
 from torch import Tensor
 
 from croc.eval.datasets import Labeled
-from croc.eval.features import PatchFeatures
+from croc.eval.features import Extractor, PatchFeatures
 from croc.eval.incontext import Memory, choose, count_labels, evaluate_incontext, fill_memory
 from croc.eval.protocols import InContextConfig
 from tests.eval.fakes import CPU, Patches, SecondToLast, TwoColors
@@ -41,11 +41,11 @@ class Halved(TwoColors):
 
 
 def remember(
-    config: InContextConfig, data: Patches, backbone: TwoColors | None = None, **options: Any
+    config: InContextConfig, data: Patches, extractor: Extractor | None = None, **options: Any
 ) -> Memory:
-    sizes = {"image_px": config.image_px, "label_px": config.label_px, "blocks": config.blocks}
-    options = {"device": CPU, "workers": 0, **sizes, **options}
-    return fill_memory(PatchFeatures(backbone or TwoColors(), data, **options), config)
+    sizes = (config.image_px, config.label_px, config.blocks)
+    extractor = extractor or Extractor(TwoColors())
+    return fill_memory(PatchFeatures(extractor, data, *sizes, **options), config)
 
 
 def random_memory(entries: int, width: int, classes: int, seed: int, neighbors: int) -> Memory:
@@ -99,7 +99,7 @@ def test_a_prediction_is_scikit_learns(neighbors: int):
 
 def test_narrow_features_are_looked_up_in_float32(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("croc.eval.incontext.QUERIES_AT_ONCE", 7)
-    memory = remember(CONFIG, Shaded(11, 0), Halved())
+    memory = remember(CONFIG, Shaded(11, 0), Extractor(Halved()))
     assert memory.features.dtype == torch.float32
     features = random_features(3, 1, 3, 5, 5).bfloat16()
     wide = replace(memory, features=memory.features.double(), histograms=memory.histograms.double())
@@ -151,7 +151,7 @@ def test_every_image_has_its_share():
             return angles[:, :, None, None].expand(-1, -1, 4, 4)
 
     config = replace(CONFIG, memory=50)
-    features = remember(config, Patches(6, 0), Numbered(), batch=4).features
+    features = remember(config, Patches(6, 0), Extractor(Numbered()), batch=4).features
     expected = torch.tensor([8, 8, 9, 8, 8, 9])  # 50 / 6 = 8⅓
     numbers = torch.arange(6).repeat_interleave(expected).float()
     torch.testing.assert_close(features, torch.stack([numbers.cos(), numbers.sin()], dim=1))
@@ -162,7 +162,8 @@ def test_the_seed_decides_and_the_batch_does_not():
 
     def fill(seed: int, batch: int, workers: int = 0) -> Memory:
         chosen = replace(config, seed=seed)
-        return remember(chosen, Shaded(11, 0), batch=batch, workers=workers)
+        extractor = Extractor(TwoColors(), workers=workers)
+        return remember(chosen, Shaded(11, 0), extractor, batch=batch)
 
     one = fill(0, 32)
     for same in (fill(0, 32), fill(0, 3), fill(0, 4, workers=1)):
@@ -171,20 +172,24 @@ def test_the_seed_decides_and_the_batch_does_not():
     assert not torch.equal(one.features, fill(1, 32).features)
 
 
-def test_an_easy_answer_is_right():
+def score_of(backbone: TwoColors, config: InContextConfig) -> float:
     parts = (Shaded(12, 0), Shaded(6, 1))
+    return evaluate_incontext(Extractor(backbone), *parts, config).scores["mIoU"]
+
+
+def test_an_easy_answer_is_right():
     # Upsampling blurs the borders of the squares; at one pixel per patch there is nothing to blur.
-    assert evaluate_incontext(TwoColors(), *parts, CONFIG, CPU).iou.mean > 0.8
+    assert score_of(TwoColors(), CONFIG) > 80
     exact = replace(CONFIG, label_px=4)
-    assert evaluate_incontext(TwoColors(), *parts, exact, CPU).iou.mean == 1
-    assert evaluate_incontext(Halved(), *parts, exact, CPU).iou.mean == 1
-    assert evaluate_incontext(TwoColors(), *parts, replace(exact, memory=24), CPU).iou.mean == 1
+    assert score_of(TwoColors(), exact) == 100
+    assert score_of(Halved(), exact) == 100
+    assert score_of(TwoColors(), replace(exact, memory=24)) == 100
 
 
 def test_the_memory_and_the_scores_are_of_the_same_blocks():
-    backbone = SecondToLast()
+    backbone, parts = SecondToLast(), (Patches(12, 0), Patches(6, 1))
     config = replace(CONFIG, blocks=2, label_px=4)
-    assert evaluate_incontext(backbone, Patches(12, 0), Patches(6, 1), config, CPU).iou.mean > 0.9
+    assert evaluate_incontext(Extractor(backbone), *parts, config).scores["mIoU"] > 90
     assert backbone.requested == [2, 2]
 
 
@@ -192,7 +197,9 @@ def test_the_memory_and_the_scores_are_of_the_same_blocks():
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_gpu_and_cpu_agree():
     config, device = replace(CONFIG, memory=90), torch.device("cuda")
-    here, there = (remember(config, Shaded(11, 0), device=d) for d in (CPU, device))
+    here, there = (
+        remember(config, Shaded(11, 0), Extractor(TwoColors(), x)) for x in (CPU, device)
+    )
     torch.testing.assert_close(there.features.cpu(), here.features)
     assert torch.equal(there.histograms.cpu(), here.histograms)
     memory = random_memory(3000, 16, 5, 0, neighbors=30)

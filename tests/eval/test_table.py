@@ -16,7 +16,7 @@ from PIL import Image
 from croc.cli import main
 from croc.eval import evaluate, table
 from croc.eval.evaluate import identify_data, identify_network
-from croc.eval.protocols import linear_protocol
+from croc.eval.protocols import DEFAULTS, Request, linear_protocol, read_options
 from croc.eval.results import Result, append_result, read_results
 from croc.eval.table_formats import (
     data_titles,
@@ -105,14 +105,13 @@ def test_three_weights_by_one_command(run, tmp_path, computed, capsys):
 def test_precision_and_hold_out_are_part_of_the_key():
     line = {"protocol": "linear", "config": {"a": 1}, "data_hash": "d", "weights_hash": "w"}
     line |= {"network_hash": "n", "machine": {"precision": "float32"}}
-    keys = {table.line_key(each) for each in (line, {**line, "hold_out": 0.0})}
+    keys = {table.cell_key(each) for each in (line, {**line, "hold_out": 0.0})}
     assert len(keys) == 1  # lines from before there was a hold-out still count
-    keys.add(table.line_key({**line, "hold_out": 0.25}))
-    keys.add(table.line_key({**line, "machine": {"precision": "bfloat16"}}))
+    keys.add(table.cell_key({**line, "hold_out": 0.25}))
+    keys.add(table.cell_key({**line, "machine": {"precision": "bfloat16"}}))
     assert len(keys) == 3
-    assert table.cell_key("linear", {"a": 1}, "d", "w", "n", "float32", 0.0) in keys
     older, newer = {"reading": "tokens", "best": 5}, {"on": "tokens", "top_k": 5}
-    assert table.line_key(line | {"config": older}) == table.line_key(line | {"config": newer})
+    assert table.cell_key(line | {"config": older}) == table.cell_key(line | {"config": newer})
 
 
 def test_resumes_after_an_interrupt(tmp_path, computed, monkeypatch):
@@ -153,7 +152,7 @@ def test_a_failing_cell_costs_no_other(tmp_path, computed, monkeypatch, capsys):
         fail(patch, TINY, "linear", error)
         assert make_one(tmp_path, weights) == 1
     last = capsys.readouterr().err.splitlines()[-1]
-    assert last.startswith("croc: 1 of 4 cells failed, the same command computes only these again")
+    assert last.startswith("croc: 1 failed, the same command runs only these again")
     assert "A, linear on scenes:4 (OutOfMemoryError: CUDA out of memory. Tried" in last
     assert re.search(r"^\| A +\| +– \|", (tmp_path / "table.md").read_text(), re.MULTILINE)
     record = json.loads((tmp_path / "table.json").read_text())
@@ -166,7 +165,8 @@ def test_a_failing_cell_costs_no_other(tmp_path, computed, monkeypatch, capsys):
 def test_each_data_set_has_its_own_defaults():
     data = ("--data", "voc12:x", "scenes", "davis17:y")
     more = ("--linear.steps", "7", "--kmeans.image_px=64")
-    _, columns = table.read_options(["--weights", "a", *data, *more])
+    arguments = ["--weights", "a", *data, *more]
+    _, columns = read_options(arguments, table.TableOptions, "croc evaluate table")
     assert len(columns) == 4 + 5 + 1
     by_place = {(each.protocol, each.data): each for each in columns}
     voc, scenes = (by_place["linear", spec].config for spec in ("voc12:x", "scenes"))
@@ -203,11 +203,17 @@ HOSTILE = (
 )
 
 
+def requests(*places: tuple[str, str]) -> list[Request]:
+    return [Request(name, data, DEFAULTS[name]("scenes")) for name, data in places]
+
+
 def small_table(*values: tuple[float | None, ...], labels: Sequence[str] = "abcdef") -> Any:
-    columns = layout([("linear", f"folder:D{n}") for n in range(len(values[0]))], average=False)
+    columns = layout(requests(*(("linear", f"folder:D{n}") for n in range(len(values[0])))))
     rows = []
     for label, row in zip(labels, values):
-        cells = [{"value": value, "deviation": None, "best": False} for value in row]
+        cells = fill_cells(
+            columns, {("linear", f"folder:D{n}"): {"mIoU": x} for n, x in enumerate(row)}
+        )
         rows.append({"label": label, "cells": cells})
     mark_best([row["cells"] for row in rows])
     return {"columns": columns, "rows": rows, "notes": []}
@@ -231,17 +237,11 @@ def test_marks_use_all_digits_and_ties_share_them():
     assert r"b & 1.0 & \textbf{5.0} & -- \\" in to_latex(record)
 
 
-def test_a_mean_needs_all_of_its_data_sets():
-    places = [("linear", "voc12:x"), ("linear", "scenes"), ("video", "scenes")]
-    columns = layout(places, average=True)
-    titles = ["VOC12", "Scenes", "Avg.", "Scenes J&F", "Scenes J", "Scenes F"]
+def test_columns_are_grouped_by_protocol_and_named_as_in_papers():
+    places = [("video", "scenes"), ("linear", "voc12:x"), ("linear", "scenes")]
+    columns = layout(requests(*places))
+    titles = ["VOC12", "Scenes", "Scenes J&F", "Scenes J", "Scenes F"]
     assert [column["title"] for column in columns] == titles
-    assert len(layout(places, average=False)) == 5
-    scores: dict[tuple[str, str], Any] = {places[0]: {"mIoU": 1.0}, places[1]: {"mIoU": 4.0}}
-    values = [cell["value"] for cell in fill_cells(columns, scores)]
-    assert values == [1, 4, 2.5, None, None, None]
-    del scores[places[1]]
-    assert fill_cells(columns, scores)[2]["value"] is None
     titles = data_titles(["folder:a/x", "folder:b/x", "voc12:a"])
     assert list(titles.values()) == ["folder:a/x", "folder:b/x", "VOC12"]
 
@@ -249,7 +249,7 @@ def test_a_mean_needs_all_of_its_data_sets():
 def test_kmeans_has_columns_with_one_and_with_four_blocks(run, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(evaluate, "segmentation_figure", lambda *_: None, raising=False)
     data, kmeans = ["scenes:4", segmentation_tree(tmp_path / "tree")], ("--protocols", "kmeans")
-    one = [("K-means (mIoU)", title) for title in ("Scenes", "tree", "Avg.")]
+    one = [("K-means (mIoU)", title) for title in ("Scenes", "tree")]
     four = [("K-means, 4 blocks (mIoU)", "tree")]
     for more, expected in (((), one + four), (("--kmeans.blocks", "1"), one)):
         small = ("--kmeans.pca", "2", *more)
@@ -281,11 +281,7 @@ def test_hostile_labels_stay_text():
 
 
 RESULT = Result(
-    protocol="linear",
-    data="voc12:/data",
-    weights="runs/one",
-    backbone="one@30",
-    weights_hash="0123456789abcdef",
+    *("linear", "voc12:/data", "runs/one", "one@30", "0123456789abcdef"),
     scores={"mIoU": 54.94, "by seed": [1.0, 2.25]},
     classes={"sky": 12.345, "ship": None},
     config={"rates": (1e-3,), "seed": 0},
@@ -296,29 +292,18 @@ RESULT = Result(
 )
 
 
-def test_a_truncated_line_spoils_no_other(tmp_path: Path):
+def test_results_are_strict_json(tmp_path: Path):
     append_result(tmp_path, RESULT)
-    assert read_results(tmp_path)[0]["classes"] == RESULT.classes
     with pytest.raises(ValueError, match="not JSON compliant"):  # before anything is written
         append_result(tmp_path, replace(RESULT, scores={"mIoU": float("nan")}))
-    with (tmp_path / "results.jsonl").open("a") as file:
-        file.write('{"protocol": "lin')
-    append_result(tmp_path, RESULT)
-    lines = (tmp_path / "results.jsonl").read_text().splitlines()
-    assert len(lines) == 3
-    assert len(read_results(tmp_path)) == 2
+    (line,) = read_results(tmp_path)
+    assert line["classes"] == RESULT.classes
 
 
 def test_keys_identify_evaluations():
     assert RESULT.key == "5ab94a30"  # pictures of earlier versions have it in their names
-    same = replace(RESULT, seconds=9.0, machine={"device": "H200"}, weights="elsewhere")
-    assert same.key == RESULT.key
-    changes = (
-        {"protocol": "kmeans"},
-        {"data": "voc12:/other"},
-        {"weights_hash": "f" * 16},
-        {"config": {"rates": (1e-3,), "seed": 1}},
-        {"hold_out": 0.25},
-    )
-    keys = {replace(RESULT, **change).key for change in changes}  # pyright: ignore
-    assert len(keys | {RESULT.key}) == 6
+    elsewhere = replace(RESULT, seconds=9.0, machine={"device": "H200"}, weights="elsewhere")
+    others = {"protocol": "kmeans", "data": "voc12:/other", "weights_hash": "f", "hold_out": 0.25}
+    changed = [replace(RESULT, **{name: value}) for name, value in others.items()]  # pyright: ignore
+    changed.append(replace(RESULT, config={"rates": (1e-3,), "seed": 1}))
+    assert elsewhere.key == RESULT.key not in {each.key for each in changed}

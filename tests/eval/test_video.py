@@ -13,6 +13,8 @@ from PIL import Image
 from torch import Tensor
 
 from croc.errors import UserError
+from croc.eval.features import Extractor
+from croc.eval.metrics import video_means, video_scores
 from croc.eval.protocols import VideoConfig
 from croc.eval.video import evaluate_video, follow, frame_size, harden, neighborhood, propagate
 from croc.eval.videos import Video, open_videos
@@ -94,7 +96,7 @@ def sliding_frame(t: int) -> np.ndarray:
     return np.repeat((40 + 170 * sliding_mask(t))[..., None], 3, axis=2)
 
 
-SLIDING = Video("sliding", 5, True, sliding_frame, sliding_mask)
+SLIDING = Video("sliding", 5, sliding_frame, sliding_mask)
 
 
 class Brightness:
@@ -112,14 +114,14 @@ CONFIG = VideoConfig(short_px=64)
 
 
 def segment_video(backbone, video: Video, config: VideoConfig) -> np.ndarray:
-    return np.stack(list(follow(backbone, video, config, CPU)))
+    return np.stack(list(follow(Extractor(backbone), video, config)))
 
 
 def test_a_sliding_square_is_followed():
     predicted = segment_video(Brightness(), SLIDING, CONFIG)
     assert predicted.shape == (5, 64, 128)
     assert np.array_equal(predicted[0], sliding_mask(0))
-    means = evaluate_video(Brightness(), (SLIDING,), CONFIG, CPU).means
+    means = evaluate_video(Extractor(Brightness()), (SLIDING,), CONFIG).scores
     assert means["J"] > 75
     assert means["J&F"] == pytest.approx((means["J"] + means["F"]) / 2)
 
@@ -155,43 +157,22 @@ def test_hardening_scales_each_object_by_itself():
     assert harden(flat, 4, (4, 8)).max() == 0
 
 
-def test_scenes_are_scored():
-    videos = open_videos("scenes:2")
-    report = evaluate_video(Brightness(), videos, VideoConfig(short_px=96), CPU)
-    assert list(report.videos) == ["scene 0", "scene 1"]
-    for video, scores in zip(videos, report.videos.values()):
-        assert scores.shape == (2, len(np.unique(video.read_mask(0))) - 1)
-    regions = [scores[0] for scores in report.videos.values()]  # objects weigh equally
-    assert report.means["J"] == 100 * np.concatenate(regions).mean()
-
-
-def test_masks_are_written_as_davis_does(tmp_path):
-    videos = open_videos("scenes:2")
-    evaluate_video(Brightness(), videos, VideoConfig(short_px=96), CPU, masks=tmp_path / "masks")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["masks"]
-    files = sorted((tmp_path / "masks/scene 1").iterdir())
-    assert [path.name for path in files] == [f"{t:05d}.png" for t in range(12)]
-    predicted = segment_video(Brightness(), videos[1], VideoConfig(short_px=96))
-    for path, expected in zip(files, predicted):
-        with Image.open(path) as image:
-            assert image.mode == "P"
-            assert image.getpalette()[:6] == [0, 0, 0, 128, 0, 0]
-            assert np.array_equal(np.array(image), expected)
-
-
-def test_a_video_with_its_first_mask_alone_is_followed_but_not_scored(tmp_path):
-    videos = open_videos(f"davis17:{trees.write(tmp_path / 'davis', trees.davis())}")
-    config, folder = VideoConfig(short_px=64), tmp_path / "masks"
-    report = evaluate_video(Brightness(), videos, config, CPU, masks=folder)
-    assert list(report.videos) == ["camel"]
-    (example,) = report.examples
-    assert example.truth.tolist() == videos[1].read_mask(2).tolist()
-    assert len(list((folder / "drift").iterdir())) == len(list((folder / "camel").iterdir())) == 3
-    drift = (videos[0],)
-    report = evaluate_video(Brightness(), drift, config, CPU, masks=tmp_path / "again")
-    assert (report.means, report.videos, report.examples) == ({}, {}, ())
-    with pytest.raises(UserError, match="none can be scored"):
-        evaluate_video(Brightness(), drift, config, CPU)
+def test_scenes_are_scored_and_masks_are_written_as_davis_does(tmp_path):
+    videos, config = open_videos("scenes:2"), VideoConfig(short_px=96)
+    report = evaluate_video(Extractor(Brightness()), videos, config, tmp_path / "masks")
+    by_video = []
+    for video in videos:
+        truth = np.stack([video.read_mask(t) for t in range(len(video))])
+        predicted = segment_video(Brightness(), video, config)
+        by_video.append(video_scores(predicted, truth))
+        assert report.classes[video.name] == video_means(by_video[-1])["J&F"]
+        files = sorted((tmp_path / "masks" / video.name).iterdir())
+        assert [path.name for path in files] == [f"{t:05d}.png" for t in range(12)]
+        for path, expected in zip(files, predicted):
+            with Image.open(path) as image:
+                assert image.mode == "P"
+                assert np.array_equal(np.array(image), expected)
+    assert report.scores == video_means(np.hstack(by_video))  # objects weigh equally
 
 
 # A folder with the real small sets; without it the test on them is skipped.
@@ -199,60 +180,39 @@ REAL = Path(os.environ.get("CROC_DATA", "no-data")) / "davis2016-six.tar"
 
 
 def names_of(spec: str) -> list[str]:
-    videos = open_videos(spec)
-    return [videos[index].name for index in range(len(videos))]
+    return [video.name for video in open_videos(spec)]
 
 
 @pytest.mark.parametrize("root", ["", "DAVIS"])
 def test_several_objects(tmp_path, root):
     trees.write(tmp_path / root, trees.davis())
     assert names_of(f"davis17:{tmp_path}") == ["drift", "camel"]
-    drift, camel = open_videos(f"davis17:{tmp_path}")
+    _, camel = open_videos(f"davis17:{tmp_path}")
     assert len(camel) == 3
     assert camel.read_frame(2).shape == (trees.HEIGHT, trees.WIDTH, 3)
     assert camel.read_mask(0)[0, :4].tolist() == [0, 1, 2, 5]
     assert camel.read_mask(1)[0, :4].tolist() == [0, 1, 2, 0]
-    assert (camel.has_all_masks, drift.has_all_masks) == (True, False)
+    (tmp_path / root / "Annotations/480p/camel/00001.png").unlink()
+    with pytest.raises(UserError, match=r"camel/00001.png is missing"):
+        open_videos(f"davis17:{tmp_path}")
 
 
 def test_one_object_in_2016(tmp_path):
     trees.write(tmp_path, trees.davis())
-    videos = open_videos(f"davis16:{tmp_path}")
-    assert names_of(f"davis16:{tmp_path}") == ["camel", "drift", "unlisted"]
-    assert videos[0].read_mask(0)[0, :4].tolist() == [0, 1, 1, 1]
-    assert videos[2].read_mask(0)[0, :4].tolist() == [0, 1, 0, 1]
-
-
-FRAMES = b"/JPEGImages/480p/drift/%05d.jpg /Annotations/480p/drift/%05d.png\n"
-
-
-@pytest.mark.parametrize(
-    ("name", "lines"),
-    [
-        ("ImageSets/2016/val.txt", b"drift\n"),
-        ("ImageSets/480p/val.txt", FRAMES % (0, 0) + FRAMES % (1, 1)),
-    ],
-)
-def test_lists_of_2016(tmp_path, name, lines):
-    trees.write(tmp_path, trees.davis() | {name: lines})
-    assert names_of(f"davis16:{tmp_path}") == ["drift"]
-
-
-def test_binary_masks_of_three_channels(tmp_path):
-    mask = trees.panoptic_png(trees.label_map(0, 255).astype(np.int64))
-    trees.write(tmp_path, trees.davis() | {"Annotations/480p/camel/00000.png": mask})
+    camel, _, unlisted = open_videos(f"davis16:{tmp_path}")
+    assert camel.read_mask(0)[0, :4].tolist() == [0, 1, 1, 1]
+    assert unlisted.read_mask(0)[0, :4].tolist() == [0, 1, 0, 1]
+    three_channels = trees.panoptic_png(trees.label_map(0, 255).astype(np.int64))
+    trees.write(tmp_path, {"Annotations/480p/camel/00000.png": three_channels})
     assert open_videos(f"davis16:{tmp_path}")[0].read_mask(0)[0, :2].tolist() == [0, 1]
     with pytest.raises(UserError, match="mode RGB"):
         open_videos(f"davis17:{tmp_path}")[1].read_mask(0)
-
-
-def test_scenes():
-    videos = open_videos("scenes")
-    assert len(videos) == 8
-    assert len(open_videos("scenes:2")) == 2
-    assert len(videos[1]) == 12
-    assert videos[1].read_frame(11).shape == (96, 96, 3)
-    assert len(np.unique(videos[1].read_mask(0))) >= 3
+    for path, line in (
+        ("480p", b"/JPEGImages/480p/drift/00000.jpg /x.png\n"),
+        ("2016", b"camel\n"),
+    ):
+        trees.write(tmp_path, {f"ImageSets/{path}/val.txt": line * 2})
+        assert names_of(f"davis16:{tmp_path}") == ["drift" if path == "480p" else "camel"]
 
 
 def test_real_data():
@@ -260,8 +220,6 @@ def test_real_data():
         pytest.skip("the real data is not available")
     videos = open_videos(f"davis16:{REAL}")
     assert len(videos) == 6
-    for index in range(6):
-        video = videos[index]
-        assert video.has_all_masks
+    for video in videos:
         assert video.read_frame(0).shape == (480, 854, 3)
         assert np.unique(video.read_mask(len(video) - 1)).tolist() == [0, 1]

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from croc.eval import kmeans
-from croc.eval.features import SegmentationReport
+from croc.eval.features import Extractor, Report
 from croc.eval.protocols import WithinConfig
-from tests.eval.fakes import CPU, Listed
+from tests.eval.fakes import Listed
 
 SIDE = 8
 CONFIG = WithinConfig(image_px=32, label_px=16, pca=2, seeds=2, restarts=2)
@@ -29,8 +29,8 @@ class Planted:
         return self._tokens[: len(images)]
 
 
-def scores(tokens: Tensor, maps: np.ndarray, config: WithinConfig = CONFIG) -> SegmentationReport:
-    return kmeans.evaluate_within(Planted(tokens), Listed(maps), config, CPU)
+def scores(tokens: Tensor, maps: np.ndarray, config: WithinConfig = CONFIG) -> Report:
+    return kmeans.evaluate_within(Extractor(Planted(tokens)), Listed(maps), config)
 
 
 def enlarged(maps: np.ndarray) -> np.ndarray:
@@ -55,7 +55,7 @@ def test_a_perfect_segmentation_scores_100():
     tokens = torch.eye(4)[torch.from_numpy(grids)].movedim(-1, 1)
     report = scores(tokens, enlarged(grids), replace(CONFIG, pca=4, restarts=5))
     assert report.scores["by seed"] == [100, 100]
-    assert report.iou.per_class.tolist() == [1, 1, 1, 1]
+    assert list(report.classes.values()) == [100] * 4
     for example in report.examples:
         assert torch.equal(example.predicted, example.truth)
 
@@ -106,8 +106,9 @@ def test_matching_and_means_are_those_of_nested_loops(monkeypatch: pytest.Monkey
         assert len(images) == 4
         means = [np.mean(list(each.values())) for each in images]
         assert score == pytest.approx(100 * np.mean(means))
-    for label, score in enumerate(report.iou.per_class.tolist()):
-        assert score == pytest.approx(np.mean([each[label] for each in seen[0] if label in each]))
+    for label, score in enumerate(report.classes.values()):
+        own = [each[label] for each in seen[0] if label in each]
+        assert score == pytest.approx(100 * np.mean(own))
 
 
 def test_ignored_tokens_take_no_cluster():

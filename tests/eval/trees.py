@@ -28,15 +28,10 @@ def gray_png(labels: np.ndarray) -> bytes:
 
 def palette_png(labels: np.ndarray) -> bytes:
     """Colors that say nothing about the indices; index 0 is black as in VOC and DAVIS."""
-    image = Image.fromarray(labels).convert("P")
-    image.putdata(labels.ravel().tolist())
-    image.putpalette(
-        [
-            (37 * index + 11 * channel) % 256 if index else 0
-            for index in range(256)
-            for channel in range(3)
-        ]
-    )
+    image = Image.fromarray(labels)
+    colors = np.random.default_rng(0).integers(1, 256, (256, 3), np.uint8)
+    colors[0] = 0
+    image.putpalette(colors.tobytes())
     return encode(image)
 
 
@@ -145,17 +140,15 @@ def mini() -> dict[str, bytes]:
 
 
 def davis() -> dict[str, bytes]:
-    """A sequence with three objects, one of which leaves; one with its first mask alone."""
-    frames = {
-        f"JPEGImages/480p/{name}/{t:05d}.jpg": photograph(t)
-        for name in ("camel", "drift", "unlisted")
-        for t in range(3)
+    """A sequence with three objects, one of which leaves; one that is in no list."""
+    masks = {
+        "camel": ((0, 1, 2, 5), (0, 1, 2, 255), (0, 1)),
+        "drift": ((0, 1),) * 3,
+        "unlisted": ((0, 255),) * 3,
     }
-    return frames | {
-        "ImageSets/2017/val.txt": b"drift\ncamel\n",
-        "Annotations/480p/camel/00000.png": palette_png(label_map(0, 1, 2, 5)),
-        "Annotations/480p/camel/00001.png": palette_png(label_map(0, 1, 2, 255)),
-        "Annotations/480p/camel/00002.png": palette_png(label_map(0, 1)),
-        "Annotations/480p/drift/00000.png": palette_png(label_map(0, 1)),
-        "Annotations/480p/unlisted/00000.png": gray_png(label_map(0, 255)),
-    }
+    tree = {"ImageSets/2017/val.txt": b"drift\ncamel\n"}
+    for name, values in masks.items():
+        for t, objects in enumerate(values):
+            tree[f"JPEGImages/480p/{name}/{t:05d}.jpg"] = photograph(t)
+            tree[f"Annotations/480p/{name}/{t:05d}.png"] = palette_png(label_map(*objects))
+    return tree
