@@ -84,7 +84,7 @@ def make_figure(record: dict[str, Any], points: Sequence[Point]) -> "Figure":
     unit = MILLION if max(point.images for point in points) >= MILLION else 1
     panels: dict[str, dict[str, Any]] = {}
     for number, column in enumerate(record["columns"]):
-        if column["metric"] in ("J", "F"):
+        if column["data"] is None or column["metric"] in ("J", "F"):
             continue
         lines = panels[f"{column['group']}, {column['title']}"] = {}
         for point in points:

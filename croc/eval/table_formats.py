@@ -66,15 +66,18 @@ def make_record(
 
 
 def layout(requests: "Sequence[Request]") -> list[dict[str, Any]]:
-    """The columns, grouped by protocol."""
+    """The columns, grouped by protocol; the mean over several datasets has data None."""
     titles = data_titles(request.data for request in requests)
     shown = []
     for protocol, group in GROUPS.items():
-        for request in requests:
-            for metric in request.metrics if request.name == protocol else ():
-                title = titles[request.data] + (f" {metric}" if metric != "mIoU" else "")
-                names = {"protocol": protocol, "data": request.data, "metric": metric}
-                shown.append({**names, "title": title, "group": group})
+        own = [request for request in requests if request.name == protocol]
+        columns: list[Any] = [(x.data, titles[x.data], metric) for x in own for metric in x.metrics]
+        if len(own) > 1 and protocol != "fewlabel":
+            columns.append((None, "Avg.", own[0].metrics[0]))
+        for data, title, metric in columns:
+            names = {"protocol": protocol, "data": data, "metric": metric}
+            title = f"{title} {metric}" if metric != "mIoU" else title
+            shown.append({**names, "title": title, "group": group})
     return shown
 
 
@@ -91,12 +94,17 @@ def data_titles(specs: Iterable[str]) -> dict[str, str]:
 def fill_cells(
     shown: Sequence[dict[str, Any]], scores: dict[Any, dict[str, Any]]
 ) -> list[dict[str, Any]]:
-    """One row's cells from the scores of each (protocol, data)."""
-    cells = []
+    """One row's cells from the scores of each (protocol, data); a mean needs all its datasets."""
+    cells: list[dict[str, Any]] = []
     for column in shown:
-        own, metric = scores.get((column["protocol"], column["data"]), {}), column["metric"]
-        deviation = deviation_of(own, metric)
-        cells.append({"value": own.get(metric), "deviation": deviation, "best": False})
+        protocol, data, metric = column["protocol"], column["data"], column["metric"]
+        own = scores.get((protocol, data), {})
+        value = own.get(metric)
+        if data is None:  # the mean comes after the columns it is of
+            same = [(x["protocol"], x["metric"]) == (protocol, metric) for x in shown]
+            values: Any = [cell["value"] for cell, is_same in zip(cells, same) if is_same]
+            value = None if None in values else sum(values) / len(values)
+        cells.append({"value": value, "deviation": deviation_of(own, metric), "best": False})
     return cells
 
 

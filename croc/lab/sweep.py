@@ -28,9 +28,10 @@ from croc.data.loader import steps_per_epoch
 from croc.data.sources import open_source
 from croc.errors import Interrupted, UserError
 from croc.eval.evaluate import open_data
-from croc.eval.protocols import PROTOCOLS, TableOptions, read_options
+from croc.eval.protocols import PROTOCOLS, read_options
 from croc.eval.table import (
     STOPPED,
+    TableOptions,
     compute,
     describe,
     log,

@@ -68,7 +68,7 @@ def test_points_are_scored_once(runs, tmp_path, monkeypatch, capsys):
 
 def panels(points: list[Point], values: list[float | None]) -> list[Axes]:
     columns = [
-        {"group": "Video", "title": f"DAVIS {metric}", "metric": metric}
+        {"group": "Video", "title": f"DAVIS {metric}", "metric": metric, "data": "davis17:x"}
         for metric in ("J&F", "J", "F")
     ]
     rows = [

@@ -209,6 +209,7 @@ def requests(*places: tuple[str, str]) -> list[Request]:
 
 def small_table(*values: tuple[float | None, ...], labels: Sequence[str] = "abcdef") -> Any:
     columns = layout(requests(*(("linear", f"folder:D{n}") for n in range(len(values[0])))))
+    columns = [column for column in columns if column["data"]]
     rows = []
     for label, row in zip(labels, values):
         cells = fill_cells(
@@ -237,11 +238,16 @@ def test_marks_use_all_digits_and_ties_share_them():
     assert r"b & 1.0 & \textbf{5.0} & -- \\" in to_latex(record)
 
 
-def test_columns_are_grouped_by_protocol_and_named_as_in_papers():
-    places = [("video", "scenes"), ("linear", "voc12:x"), ("linear", "scenes")]
+def test_a_mean_needs_all_of_its_data_sets():
+    places = [("linear", "voc12:x"), ("linear", "scenes"), ("video", "scenes")]
     columns = layout(requests(*places))
-    titles = ["VOC12", "Scenes", "Scenes J&F", "Scenes J", "Scenes F"]
+    titles = ["VOC12", "Scenes", "Avg.", "Scenes J&F", "Scenes J", "Scenes F"]
     assert [column["title"] for column in columns] == titles
+    scores: dict[tuple[str, str], Any] = {places[0]: {"mIoU": 1.0}, places[1]: {"mIoU": 4.0}}
+    values = [cell["value"] for cell in fill_cells(columns, scores)]
+    assert values == [1, 4, 2.5, None, None, None]
+    del scores[places[1]]
+    assert fill_cells(columns, scores)[2]["value"] is None
     titles = data_titles(["folder:a/x", "folder:b/x", "voc12:a"])
     assert list(titles.values()) == ["folder:a/x", "folder:b/x", "VOC12"]
 
@@ -249,7 +255,7 @@ def test_columns_are_grouped_by_protocol_and_named_as_in_papers():
 def test_kmeans_has_columns_with_one_and_with_four_blocks(run, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(evaluate, "segmentation_figure", lambda *_: None, raising=False)
     data, kmeans = ["scenes:4", segmentation_tree(tmp_path / "tree")], ("--protocols", "kmeans")
-    one = [("K-means (mIoU)", title) for title in ("Scenes", "tree")]
+    one = [("K-means (mIoU)", title) for title in ("Scenes", "tree", "Avg.")]
     four = [("K-means, 4 blocks (mIoU)", "tree")]
     for more, expected in (((), one + four), (("--kmeans.blocks", "1"), one)):
         small = ("--kmeans.pca", "2", *more)
