@@ -39,7 +39,7 @@ SHARE = 0.75
 def main() -> None:
     options = read_arguments()
     data: dict[str, Any] = {"root": options.folder or "scenes"}
-    short = {}
+    short: dict[str, Any] = {}
     if options.small:
         data, short = data | {"scenes": 96}, {"optim": {"epochs": 3}}
     one = {"devices": 1}  # one process, which scores and draws

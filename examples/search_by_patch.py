@@ -16,6 +16,7 @@ import argparse
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -56,7 +57,7 @@ def main() -> None:
         photographs, at = save_scenes(options.to / "photographs", options.small), at or SCENE_QUERY
     weights = options.weights
     if weights is None:  # a finished run is reused
-        short = {"data": {"scenes": 96}, "optim": {"epochs": 3}} if options.small else {}
+        short: Any = {"data": {"scenes": 96}, "optim": {"epochs": 3}} if options.small else {}
         run = {"report": False, "devices": 1}  # one process, which searches
         weights = croc.pretrain("demo", folder=options.to / "run", run=run, **short)
 

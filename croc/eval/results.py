@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import json
+import os
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -65,7 +66,11 @@ def append_result(folder: Path, result: Result) -> None:
         "versions": versions(),
     }
     text = json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n"
-    with (folder / FILE).open("ab") as file:  # one write: processes may share it
+    with (folder / FILE).open("a+b") as file:  # one write: processes may share it
+        if file.seek(0, os.SEEK_END):
+            file.seek(-1, os.SEEK_END)
+            if file.read(1) != b"\n":  # a line truncated by a full disk must not spoil this one
+                text = "\n" + text
         file.write(text.encode())
 
 
