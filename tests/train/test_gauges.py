@@ -157,7 +157,6 @@ def test_gauges_of_a_resumed_run_equal_those_of_an_uninterrupted_one(
     assert [event.step for event in events.Scalars("gauges/rank")] == [0, 2, 4, 6, 8, 9]
     shown = read_run(whole)
     assert [step for step, _ in shown.metrics["rank"]] == [0, 2, 4, 6, 8, 9]
-    assert shown.notes == []
 
     with killed_at(5):
         pretrain(tiny(tmp_path / "run"), "tiny")

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import tyro
 
@@ -61,6 +61,13 @@ class ShowFeatures(_Show):
     """x and y, in pixels of the image, of the patch to compare with; by default the center."""
     together: bool = False
     """Fit one PCA across all images, so that colors are comparable."""
+    columns: tuple[Literal["photograph", "pca", "cosine", "attention", "clusters"], ...] = (
+        "photograph",
+        "pca",
+        "cosine",
+        "attention",
+    )
+    """What to draw for each image; `clusters` are those of the whole image."""
 
 
 def run_command(kind: str, arguments: list[str]) -> None:

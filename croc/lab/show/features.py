@@ -6,21 +6,25 @@ import matplotlib
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from torch import Tensor
 
 from croc.lab.show import ShowFeatures
-from croc.lab.show.figures import choose_heads, tile_figure, to_array
-from croc.lab.show.look import Look, grid_of, patch_at, read_photograph, whole_view
+from croc.lab.show.clusters import find_in_views
+from croc.lab.show.figures import LABEL_PT, choose_heads, paint, tile_figure, to_array
+from croc.lab.show.look import Look, grid_of, keys_of, patch_at, read_photograph, whole_view
 from croc.method.photometric import unnormalize
 from croc.photographs import own_photographs
 
+COSINE = "cosine to the patch"
 LOW, HIGH = 0.02, 0.98  # quantiles: a few outliers must not take all the colors
 
 
 def draw_features(look: Look, options: ShowFeatures) -> Figure:
-    """One row per photograph: itself, PCA, cosines to a patch, and the CLS attention."""
+    """One row per photograph, of the chosen columns."""
     backbone = look.backbone
     pictures = [read_photograph(name) for name in options.images or own_photographs()]
     side_px = options.image_px or 2 * look.config.views.size_px
@@ -33,26 +37,53 @@ def draw_features(look: Look, options: ShowFeatures) -> Figure:
         pixels, grid = unnormalize(view.pixels)[:, 0], grid_of(view, backbone.patch_px)
         height, width, _ = picture.shape
         row, column = patch_at(*(options.patch or (width / 2, height / 2)), (height, width), grid)
-        marks.append((column / grid[1], 1 - (row + 1) / grid[0], 1 / grid[1], 1 / grid[0]))
         unit = F.normalize(seen.patches[0, 0], dim=-1)
         cosine = unit @ unit[row * grid[1] + column]
-        least = float(cosine.min())
-        similar = ((cosine - least) / max(1 - least, 1e-9)).reshape(grid).numpy()
-        attention = stretch(seen.attention[0, 0].T).T.reshape(-1, *grid).numpy()
-        heads = choose_heads(options.heads, len(attention))
-        tiles = [
-            ("photograph", to_array(pixels[0])),
-            ("PCA", rgb.reshape(*grid, 3).numpy()),
-            (f"cosine, {least:.2f} to 1", matplotlib.colormaps["viridis"](similar)),
-            *((f"head {head}", matplotlib.colormaps["magma"](attention[head])) for head in heads),
-        ]
-        rows.append(tiles)
-    figure, drawn = tile_figure(rows, f"{look.title}: tokens of the last block, attention by head")
-    for (x, y, width, height), in_row in zip(marks, drawn):
-        for axes in (in_row[0], in_row[2]):  # the photograph and the cosines
-            for color, line in (("black", 3.0), ("white", 1.4)):  # which shows on every color
-                box = Rectangle((x, y), width, height, fill=False, ec=color, lw=line)
+        marks.append((row, column, grid, Normalize(float(cosine.min()), 1)))
+        tiles = []
+        for kind in options.columns:
+            if kind == "photograph":
+                tiles.append((kind, to_array(pixels[0])))
+            elif kind == "pca":
+                tiles.append(("PCA", rgb.reshape(*grid, 3).numpy()))
+            elif kind == "cosine":
+                values = marks[-1][-1](cosine.reshape(grid).numpy())
+                tiles.append((COSINE, matplotlib.colormaps["viridis"](values)))
+            elif kind == "attention":
+                attention = stretch(seen.attention[0, 0].T).T.reshape(-1, *grid).numpy()
+                for head in choose_heads(options.heads, len(attention)):
+                    tile = matplotlib.colormaps["magma"](attention[head])
+                    tiles.append((f"attention, head {head}", tile))
+            else:
+                clusters = find_in_views(look.croc, backbone, view, keys_of(0, 1))
+                for head in choose_heads(options.heads, clusters.valid.shape[1]):
+                    shares, valid = clusters.assignments[:, 0, head], clusters.valid[0, head]
+                    tiles.append((f"clusters, head {head}", paint(pixels, shares, valid, grid)[0]))
+        rows.append([("" if rows else label, tile) for label, tile in tiles])
+    below = 0.27 if "cosine" in options.columns else 0.06
+    figure, drawn = tile_figure(rows, f"{look.title}: tokens of the last block", below=below)
+    for (row, column, (high, wide), scale), in_row in zip(marks, drawn):
+        for (label, _), axes in zip(rows[0], in_row):
+            if label not in ("photograph", COSINE) or "cosine" not in options.columns:
+                continue
+            for color, width in (("black", 3.0), ("white", 1.4)):  # which shows on every color
+                corner = (column / wide, 1 - (row + 1) / high)
+                box = Rectangle(corner, 1 / wide, 1 / high, fill=False, ec=color, lw=width)
                 axes.add_patch(box).set_transform(axes.transAxes)
+            if label == COSINE:
+                place = {
+                    "ax": axes,
+                    "location": "bottom",
+                    "pad": 0.03,
+                    "aspect": 22,
+                    "panchor": False,
+                }
+                ends = {"ticks": [scale.vmin, 1], "format": "%.2f"}
+                bar = figure.colorbar(ScalarMappable(scale, "viridis"), **ends, **place)
+                bar.ax.tick_params(length=0, pad=2, labelsize=LABEL_PT - 1)
+                for text, side in zip(bar.ax.get_xticklabels(), ("left", "right")):
+                    text.set_horizontalalignment(side)
+                bar.outline.set_visible(False)
     return figure
 
 

@@ -83,20 +83,21 @@ def tile_figure(
     rows: Sequence[Sequence[tuple[str, np.ndarray] | None]],
     title: str,
     width: float = TILE_IN,
+    below: float = GAP_IN,
 ) -> tuple[Figure, list[list[Axes]]]:
-    """Rows of pictures, each under its label; a column of None is a gap, a row of None leaves room
-    for a chart. The width of a tile is in inches."""
+    """Rows of pictures, each under its label, with some space below; a column of None is a gap, a
+    row of None leaves room for a chart. Lengths are in inches."""
     wide = [1 if any(column) else 0.13 for column in zip_longest(*rows)]
-    high, lines = [], 1.8
+    high, lines = [], 1.2
     for row in rows:
         tiles = [tile for tile in row if tile]
         high.append(max((min(TALLEST, len(t) / len(t[0])) for _, t in tiles), default=0.5))
         lines += max((len(label.splitlines()) for label, _ in tiles), default=2)
-    size = (width * sum(wide), width * sum(high) + LINE_IN * lines + GAP_IN * len(rows))
+    size = (width * sum(wide), width * sum(high) + LINE_IN * lines + below * len(rows))
     figure = Figure(figsize=size, dpi=DPI)
     figure.set_layout_engine("constrained", w_pad=GAP_IN / 2, h_pad=GAP_IN / 2, wspace=0, hspace=0)
     figure.suptitle(
-        f"\n{verbatim(title)}\n", x=GAP_IN / size[0], ha="left", fontsize=TITLE_PT, linespacing=0.5
+        verbatim(title) + "\n", x=GAP_IN / size[0], ha="left", fontsize=TITLE_PT, linespacing=0.5
     )
     ratios = {"width_ratios": wide, "height_ratios": high}
     drawn = figure.subplots(len(rows), len(wide), squeeze=False, **ratios)
