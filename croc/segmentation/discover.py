@@ -42,7 +42,13 @@ from croc.segmentation.segmenter import (
     save_segmenter,
 )
 from croc.weights.card import bare
-from croc.weights.open import ConvBackbone, VitBackbone, fingerprint, open_backbone
+from croc.weights.open import (
+    ConvBackbone,
+    VitBackbone,
+    check_storable,
+    fingerprint,
+    open_backbone,
+)
 
 SAMPLE, SAMPLE_BYTES = 500, 2**30
 """Maximum number of images whose features are kept in memory, and their maximum size."""
@@ -87,6 +93,7 @@ def make_head(options: DiscoverOptions, folder: Path, settings: dict[str, Any]) 
     check_new(folder)
     machine = find_machine(options, fast=True)
     backbone = open_backbone(options.weights).float()
+    check_storable(backbone)
     sizes = WithinConfig(image_px=options.image_px, blocks=options.blocks)
     px = fit_image_size(sizes, backbone).image_px
     files, _ = list_images(options.images, folder.absolute())

@@ -31,6 +31,7 @@ from croc.segmentation.segmenter import (
 )
 from croc.tables import count_noun
 from croc.weights.card import bare
+from croc.weights.open import check_storable
 
 MIN_IMAGES_TO_HOLD_OUT = 50
 """With this many images, some are held out; with fewer, all are scored, by two-fold validation."""
@@ -49,6 +50,7 @@ def fit_head(options: FitOptions, config: Config, is_length_chosen: bool = False
     if names == tuple(map(str, range(len(names)))):
         print(f"no classes.txt: classes are named 0 … {len(names) - 1}", file=sys.stderr)
     weights = open_weights(options.weights)
+    check_storable(weights.backbone)
     config = fit_image_size(config, weights.backbone)
     pixels = count_pixels(data) if len(data) <= MAX_COUNTED_IMAGES else None
 

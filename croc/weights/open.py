@@ -113,7 +113,7 @@ class ColorBackbone(ConvBackbone):
     def __init__(self) -> None:
         nn.Module.__init__(self)
         self.name = self.origin = COLORS
-        self.stride_px = 16
+        self.stride_px, self.made = 16, None
 
     def features(
         self, images: Float[Tensor, "B 3 h w"], blocks: int = 1
@@ -186,10 +186,15 @@ def _wrap(network: Any, name: str, origin: str = "", made: Made = None) -> Any:
     return wrap(network, name, origin, made)
 
 
+def check_storable(backbone: VitBackbone | ConvBackbone) -> None:
+    if backbone.made is None:
+        raise UserError(f"{backbone.name} cannot be stored with a head: pass a network's weights")
+
+
 def save_backbone(backbone: VitBackbone | ConvBackbone, path: Path) -> None:
     """One sealed file that `open_backbone` reopens; in bfloat16 if that loses nothing."""
-    if backbone.made is None:
-        raise UserError(f"{backbone.name} was not opened by croc, so it cannot be stored")
+    check_storable(backbone)
+    assert backbone.made is not None
     network: nn.Module = backbone.vit if isinstance(backbone, VitBackbone) else backbone.network
     weights = {name: x.detach().cpu().contiguous() for name, x in network.state_dict().items()}
     short = {name: x.bfloat16() if x.dtype == torch.float32 else x for name, x in weights.items()}
@@ -374,6 +379,8 @@ def _shape(vit: Any) -> dict[str, object]:
 def describe_file(path: Path) -> list[str]:
     """The network, what is known about it, and its authors' training arguments, one line each."""
     path = find_weights(str(path))
+    if not path.exists():
+        raise UserError(f"{path} does not exist: pass a weights file or a run")
     backbone: Any = open_backbone(str(path), flag="FILE")
     path = checkpoints(path)[-1] if path.is_dir() else path
     lines = {

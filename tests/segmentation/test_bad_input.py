@@ -23,6 +23,7 @@ BAD = [
     (f"{FIT} folder:good --hold-out 0.1", "leaves none to score"),
     (f"{FIT} folder:good --linear.blocks 13", "has 12 blocks, not 13"),
     (f"{FIT} folder:good --incontext.memory 9", "--incontext.memory"),
+    (f"{FIT} folder:good --weights colors", "colors cannot be stored"),
     (f"{PREDICT} other photos --to masks", "were made with a different head"),
     (f"{PREDICT} head photos/sub --to masks", "are of other images"),
     (f"{PREDICT} head taken", "no images in"),
