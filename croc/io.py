@@ -5,6 +5,7 @@ import fcntl
 import json
 import os
 import platform
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
@@ -108,6 +109,26 @@ def processor() -> str:
         lines = []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.processor() or platform.machine()
+
+
+def free_memory() -> int:
+    """Bytes of main memory that this process may still use: of the machine, and of its control
+    groups (version 2), by which containers and schedulers limit a job."""
+    try:
+        machine = re.findall(r"MemAvailable: +(\d+) kB", Path("/proc/meminfo").read_text())
+        group = re.findall(r"^0::/(.*)", Path("/proc/self/cgroup").read_text(), re.MULTILINE)
+    except OSError:  # not on Linux
+        return 2**32
+    free = [1024 * int(machine[0])]
+    folder = Path("/sys/fs/cgroup") / "".join(group)
+    for each in (folder, *folder.parents):
+        with contextlib.suppress(OSError, ValueError):  # no such file, or no limit: "max"
+            limit, used = (
+                int((each / f"memory.{name}").read_text()) for name in ("max", "current")
+            )
+            cache = re.findall(r"^inactive_file (\d+)", (each / "memory.stat").read_text(), re.M)
+            free.append(limit - used + int(cache[0]))
+    return max(0, min(free))
 
 
 def cores() -> int:

@@ -22,12 +22,10 @@ from croc.data.loader import iterate
 from croc.errors import UserError
 from croc.eval.datasets import SegmentationData, Subset
 from croc.eval.metrics import confusion, iou, scores_by_class
+from croc.io import free_memory
 from croc.method.photometric import normalize
 from croc.weights.open import DenseBackbone
 
-CACHE_BYTES = 2**31
-"""Features of a dataset are kept for the next pass if they fit into this many bytes; on a GPU, into
-half of its free memory."""
 EXAMPLES = 6
 UNLABELED = "no scored pixel is labeled: all labels are 255"
 
@@ -115,11 +113,14 @@ class PatchFeatures:
         self.reader = Reader(data, image_px, label_px, unit_px)
         varies, on_gpu = keep_ratio or label_px is None, self.device.type == "cuda"
         self.batch = 1 if varies else batch
-        limit = torch.cuda.mem_get_info(self.device)[0] // 2 if on_gpu else CACHE_BYTES
-        self._cache_bytes = limit if cache and not varies else 0
+        free = torch.cuda.mem_get_info(self.device)[0] if on_gpu else free_memory()
+        self._cache_bytes = free // 2 if cache and not varies else 0
         self._fits = False
         self.cached: tuple[Tensor, Tensor] | None = None
-        """Features "n C rows columns" and labels "n px px" as uint8, after a whole pass."""
+        """Features "n C rows columns" and labels "n px px" as uint8, after a whole pass, if they
+        fit into half of the free memory."""
+        self.rows = np.arange(len(data))
+        """Where the images are in `cached`, which subsets share."""
 
     def progress(self, items: Iterable[Item], what: str, total: int) -> Iterable[Item]:
         return items if self.quiet else progress(items, what, total)
@@ -158,8 +159,9 @@ class PatchFeatures:
         part.data = Subset(self.data, tuple(numbers))
         part.reader = replace(self.reader, data=part.data)
         if self.cached:
-            features, labels = self.cached
-            part.cached = features[list(numbers)], labels[list(numbers)]
+            part.rows = self.rows[list(numbers)]
+        else:
+            part.rows = np.arange(len(numbers))
         return part
 
     def batches(
@@ -169,7 +171,8 @@ class PatchFeatures:
         if self.cached and crop is None:
             features, labels = self.cached
             for numbers in order:
-                yield features[list(numbers)], labels[list(numbers)].long()
+                rows = self.rows[list(numbers)]
+                yield features[rows], labels[rows].long()
             return
         for batch in self.read(order, crop):
             pixels, labels = (each.to(self.device, non_blocking=True) for each in batch)

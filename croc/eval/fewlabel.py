@@ -34,7 +34,7 @@ def evaluate_few_labels(
 
     A draw is a random order of the images with any label, the same for all weights; its subsets are
     the first images, so that larger ones contain smaller ones. The examples and the classes' scores
-    are those of the linear layer of the last subset.
+    are those of the last subset, by the first method.
     """
     sizes = (config.image_px, config.label_px, config.blocks)
     every = PatchFeatures(extractor, train, *sizes)
@@ -54,10 +54,12 @@ def evaluate_few_labels(
     for text, draw, numbers in progress(subsets, "subsets", len(subsets)):
         part = patches.subset(np.searchsorted(images, numbers).tolist())
         part.quiet = True
-        layers = train_linear(part, linear_config(config, draw, counts[text]))
-        heads.append((f"linear {text}", layers[0]))
-        memory = fill_memory(part, replace(config, seed=config.seed + draw))
-        heads.append((f"in-context {text}", memory.predict))
+        if "linear" in config.methods:
+            layers = train_linear(part, linear_config(config, draw, counts[text]))
+            heads.append((f"linear {text}", layers[0]))
+        if "incontext" in config.methods:
+            memory = fill_memory(part, replace(config, seed=config.seed + draw))
+            heads.append((f"in-context {text}", memory.predict))
     scored = PatchFeatures(extractor, val, *sizes, cache=False)
     reports = score(scored, [predict for _, predict in heads])
     by_draw: dict[str, list[float]] = defaultdict(list)
@@ -68,7 +70,7 @@ def evaluate_few_labels(
         "by draw": {name: by_draw[name] for name in config.metrics},
         "images": counts,
     }
-    last = reports[-2]
+    last = reports[-len(set(config.methods))]
     return Report(scores, last.classes, last.examples)
 
 

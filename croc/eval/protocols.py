@@ -164,6 +164,8 @@ class FewLabelConfig(InContextConfig):
     """Seed for the draws, the linear layer and the stored patches."""
     images: tuple[str, ...] = ("1", "5", "20", "100", "all")
     """Numbers of labeled images: counts, fractions such as 1/128, or all."""
+    methods: tuple[Literal["linear", "incontext"], ...] = ("linear", "incontext")
+    """Protocols to run. On CPUs, `incontext` takes most of the time."""
     draws: Count = 5
     """Number of random orders of the training images. Each subset is the beginning of an order, so
     larger subsets contain smaller ones."""
@@ -179,6 +181,8 @@ class FewLabelConfig(InContextConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if not self.methods:
+            raise UserError("--fewlabel.methods: pass linear, incontext or both")
         if not self.images or not all(map(FEW.fullmatch, self.images)):
             raise UserError(
                 f"--fewlabel.images {' '.join(self.images)}: pass counts such as 20, fractions "
@@ -187,7 +191,8 @@ class FewLabelConfig(InContextConfig):
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        return tuple(f"{method} {x}" for method in ("linear", "in-context") for x in self.images)
+        names = {"linear": "linear", "incontext": "in-context"}
+        return tuple(f"{names[method]} {x}" for method in self.methods for x in self.images)
 
 
 @dataclass(frozen=True)

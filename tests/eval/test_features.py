@@ -56,7 +56,7 @@ def test_the_ratio_and_the_labels_size_may_be_kept():
 
 def test_features_are_kept_if_they_fit(monkeypatch: pytest.MonkeyPatch):
     roomy = PatchFeatures(EXTRACTOR, Patches(5, 0), **SMALL)
-    monkeypatch.setattr("croc.eval.features.CACHE_BYTES", 2000)
+    monkeypatch.setattr("croc.eval.features.free_memory", lambda: 4000)
     tight = PatchFeatures(EXTRACTOR, Patches(5, 0), **SMALL)
     next(roomy.passes("features"))  # a pass that is not finished keeps nothing
     assert roomy.cached is None

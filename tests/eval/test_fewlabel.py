@@ -76,12 +76,12 @@ def test_subsets_contain_smaller_ones_and_are_the_same_for_all_weights(monkeypat
         assert one < four < labeled
 
 
-@pytest.mark.parametrize("cache_bytes", [0, 2**30])
-def test_scores_equal_those_of_the_protocols_on_each_subset(monkeypatch, cache_bytes):
-    monkeypatch.setattr("croc.eval.features.CACHE_BYTES", cache_bytes)
+@pytest.mark.parametrize("free", [0, 2**30])
+def test_scores_equal_those_of_the_protocols_on_each_subset(monkeypatch, free):
+    monkeypatch.setattr("croc.eval.features.free_memory", lambda: free)
     backbone, train, val = Counting(), Patches(6, 0), Patches(5, 1)
     report = evaluate_few_labels(Extractor(backbone), train, val, CONFIG)
-    if cache_bytes:
+    if free:
         assert backbone.images == len(train) + len(val)
     assert report.scores["images"] == {"1": 1, "1/3": 2, "all": 6}
     for text, count in report.scores["images"].items():
@@ -125,6 +125,10 @@ def test_command_and_table(run: Path, tmp_path: Path, capsys: pytest.CaptureFixt
     deviations = [cell["deviation"] is not None for cell in record["rows"][1]["cells"]]
     assert deviations == [True, False, True, False]
     assert (tmp_path / "t" / "fewlabel.png").exists()
+    flags = (*SMALL, "--fewlabel.images", "1", "--fewlabel.methods", "incontext")
+    assert call("fewlabel", run, "scenes:4", tmp_path / "one", *flags) == 0
+    (line,) = read_results(tmp_path / "one")
+    assert set(line["scores"]["by draw"]) == {"in-context 1"}
     for wrong in ("0", "2/3", "half"):
         assert call("fewlabel", run, "scenes:4", tmp_path, "--fewlabel.images", "1", wrong) == 2
         assert "pass counts such as 20" in capsys.readouterr().err
