@@ -2,8 +2,8 @@
 
 A sweep has no state of its own: what is finished follows from the runs' checkpoints and from
 evaluations/results.jsonl, whose cells are not computed again. Any number of processes may share it.
-The process that works on a run has locked its file in locks/; a lock ends with its process, however
-it ends.
+A process locks a run's file in locks/ while it works on the run; the lock ends with the process,
+even if that is killed.
 """
 
 import gc
@@ -20,6 +20,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from matplotlib.figure import Figure
 
@@ -53,8 +54,8 @@ from croc.weights.open import follow_init
 PICTURE = "sweep.png"
 POLL_SECONDS = 1.0
 EVALUATION = (*(f"--{protocol}." for protocol in PROTOCOLS), "--device", "--precision", "--workers")
-"""Prefixes of the options that are those of `croc evaluate table`."""
-OURS = ("--run.seed", "--run.folder", "--run.devices", "--run.nodes")
+"""Prefixes of the options of `croc evaluate table`."""
+SET_BY_SWEEP = ("--run.seed", "--run.folder", "--run.devices", "--run.nodes")
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,7 @@ class Sweep:
 
 @dataclass(frozen=True)
 class Run:
-    """A setting with a seed, in a folder of its own."""
+    """A setting with a seed; each has its own folder."""
 
     setting: str
     recipe: str
@@ -122,58 +123,43 @@ def run_command(arguments: Sequence[str]) -> bool:
     Options are split as text, since each setting adds its own to the recipe's, and they need to be
     valid only together (`--cluster.k-select fixed` needs a k-max).
     """
-    recipe, *flags = arguments
+    recipe, *words = arguments
     _, name = open_recipe(recipe)
-    words: dict[str, list[str]] = {"sweep": [], "evaluation": [], "recipe": []}
+    parts: dict[str, list[str]] = {"sweep": [], "evaluation": [], "recipe": []}
     part = "recipe"
-    for word in flags:
-        if word.startswith("--"):
-            own = "evaluation" if word.startswith(EVALUATION) else "recipe"
-            part = "sweep" if word.startswith("--sweep.") else own
-        words[part].append(word)
-    own = ["--help"] if {"-h", "--help"} & set(flags) else words["sweep"]
-    sweep = parse(Sweep, own, f"croc sweep {recipe}").sweep
-    runs = plan_runs(sweep, recipe, words["recipe"])
-    return run_sweep(name, sweep, runs, words["evaluation"])
+    for word in words:
+        if word.startswith("--sweep."):
+            part = "sweep"
+        elif word.startswith(EVALUATION):
+            part = "evaluation"
+        elif word.startswith("--"):
+            part = "recipe"
+        parts[part].append(word)
+    sweep_words = ["--help"] if {"-h", "--help"} & set(words) else parts["sweep"]
+    sweep = parse(Sweep, sweep_words, f"croc sweep {recipe}").sweep
+    runs = plan_runs(sweep, recipe, parts["recipe"])
+    try:
+        return run_sweep(name, sweep, runs, parts["evaluation"])
+    except (Interrupted, KeyboardInterrupt):
+        log(STOPPED)
+        raise
 
 
 def plan_runs(sweep: SweepConfig, recipe: str, words: Sequence[str]) -> list[Run]:
     """Every setting with every seed, parsed and checked.
 
-    Numbers are sorted, names stay in the order given. Seed by seed: a sweep that is stopped early
-    has the whole curve of some seeds.
+    All settings with the first seed come first, so that a sweep that is stopped early has complete
+    curves for some of the seeds.
     """
-    texts = [(one_line(value), f"--{sweep.vary} {value}") for value in sweep.values]
-    if all(is_number(name) for name, _ in texts):
-        texts.sort(key=lambda pair: float(pair[0]))
-    for setting in sweep.settings:
-        name, equals, text = setting.partition("=")
-        name = one_line(name)
-        if not equals or not name or name.startswith("-"):
-            raise UserError(
-                f"--sweep.settings {setting!r}: give 'NAME=OPTIONS', or 'NAME=' for none"
-            )
-        texts.append((name, text))
     settings: dict[str, Run] = {}
-    for name, text in texts:
+    for name, options in read_settings(sweep):
         slug = re.sub(r"[^\w.+-]+", "-", name).strip("-") or "setting"
         try:
-            own = shlex.split(text)
-            used = own.pop(0)[1:] if own and own[0].startswith("@") else recipe
-            for flag in (word.partition("=")[0].replace("_", "-") for word in (*words, *own)):
-                if flag in OURS:
-                    raise UserError(f"leave out {flag}, which the sweep sets (see docs/sweep.md)")
             if slug in settings:
                 raise UserError(f"it would share a folder with {settings[slug].setting!r}")
-            default, recipe_name = open_recipe(used)
-            # A setting's options come last and so override the recipe's.
-            arguments = [*words, *own]
-            config = parse(type(default), arguments, f"croc pretrain {used}", default)
-            if config.model.init != default.model.init:
-                config = follow_init(config, recipe_name, option_names(arguments))
+            settings[slug] = parse_setting(name, shlex.split(options), recipe, words)
         except (UserError, ValueError) as error:
             raise UserError(f"setting {name!r}: {error}") from None
-        settings[slug] = Run(name, recipe_name, config)
     runs = []
     for seed in dict.fromkeys(sweep.seeds):
         for slug, setting in settings.items():
@@ -183,9 +169,40 @@ def plan_runs(sweep: SweepConfig, recipe: str, words: Sequence[str]) -> list[Run
     return runs
 
 
-def is_number(value: Any) -> bool:
+def read_settings(sweep: SweepConfig) -> list[tuple[str, str]]:
+    """The name and the options of each setting; numbers are sorted, names are not."""
+    settings = [(one_line(value), f"--{sweep.vary} {value}") for value in sweep.values]
+    if all(is_number(name) for name, _ in settings):
+        settings.sort(key=lambda setting: float(setting[0]))
+    for setting in sweep.settings:
+        name, equals, options = setting.partition("=")
+        name = one_line(name)
+        if not equals or not name or name.startswith("-"):
+            raise UserError(
+                f"--sweep.settings {setting!r}: give 'NAME=OPTIONS', or 'NAME=' for none"
+            )
+        settings.append((name, options))
+    return settings
+
+
+def parse_setting(name: str, options: list[str], recipe: str, words: Sequence[str]) -> Run:
+    """A setting's own options come after those of the recipe, which they override."""
+    if options and options[0].startswith("@"):
+        recipe = options.pop(0)[1:]
+    words = [*words, *options]
+    for flag in (word.partition("=")[0].replace("_", "-") for word in words):
+        if flag in SET_BY_SWEEP:
+            raise UserError(f"leave out {flag}, which the sweep sets (see docs/sweep.md)")
+    default, recipe_name = open_recipe(recipe)
+    config = parse(type(default), words, f"croc pretrain {recipe}", default)
+    if config.model.init != default.model.init:
+        config = follow_init(config, recipe_name, option_names(words))
+    return Run(name, recipe_name, config)
+
+
+def is_number(text: str) -> bool:
     try:
-        return not math.isnan(float(value))
+        return not math.isnan(float(text))
     except ValueError:
         return False
 
@@ -194,8 +211,9 @@ def run_sweep(recipe: str, sweep: SweepConfig, runs: Sequence[Run], evaluation: 
     """Whether every run succeeded; all settings are checked before the first run starts."""
     if int(os.environ.get("WORLD_SIZE", 1)) > 1:
         raise UserError("start the same command once per GPU instead of torchrun")
-    folder, scores_folder = Path(sweep.to), Path(sweep.to) / "evaluations"
-    options, columns = read_options(
+    folder = Path(sweep.to)
+    evaluations = folder / "evaluations"
+    options, requests = read_options(
         evaluation,
         TableOptions,
         f"croc sweep {recipe}",
@@ -205,129 +223,130 @@ def run_sweep(recipe: str, sweep: SweepConfig, runs: Sequence[Run], evaluation: 
         hold_out=sweep.hold_out,
         device=runs[0].config.run.accelerator,
     )
-    data = open_data(columns, scores_folder)
-    steps = check_runs(runs)
-    shown = layout(columns)
+    data = open_data(requests, evaluations)
+    last_steps = check_runs(runs)
+    columns = layout(requests)
     cells: dict[str, list[dict[str, Any]]] = {}
     failures: list[dict[str, str]] = []
-    written: list[str] = []
     record: dict[str, Any] = {}
-
-    def train_and_score(run: Run) -> None:
-        if not any(step_of(each) >= steps[run.setting] for each in checkpoints(run.folder)):
-            pretrain(run.config, run.recipe, ReportHook)
-            gc.collect()
-            torch.cuda.empty_cache()
-        row = plan_row(run.name, str(run.folder), columns, data, options)
-        finished, failed = compute([row], data, options, scores_folder)
-        cells[run.name] = fill_cells(shown, scores_of(row, finished))
-        failures.extend(failed)
-
-    try:
-        for run, left in unlocked_runs(runs, folder / "locks"):
-            try:
-                train_and_score(run)
-            except Interrupted:  # the run has saved a checkpoint
-                raise
-            except Exception as error:  # the other runs may still succeed
-                if not isinstance(error, UserError):
-                    traceback.print_exception(error)
-                names = {"label": run.name, "protocol": "training", "data": run.recipe}
-                failures.append({**names, "reason": describe(error)})
-                log(f"failed: {run.name}: {describe(error)}")
-            notes = [f"Not finished yet: {'; '.join(each.name for each in left)}."] * bool(left)
-            record = make_record(shown, summarize(runs, cells), columns, notes, failures)
-            written = write_record(record, folder)
-            if cells:
-                save_chart(make_figure(record, sweep.vary or ""), folder / PICTURE)
-    except (Interrupted, KeyboardInterrupt):
-        log(STOPPED)
-        raise
-    return print_table(record, folder, [*written, *[PICTURE] * bool(cells), "runs/"])
+    files: list[str] = []
+    remaining = list(runs)
+    for run in unlocked_runs(runs, folder / "locks"):
+        try:
+            train(run, last_steps[run.setting])
+            row = plan_row(run.name, str(run.folder), requests, data, options)
+            scores, failed_cells = compute([row], data, options, evaluations)
+            cells[run.name] = fill_cells(columns, scores_of(row, scores))
+            failures += failed_cells
+        except Interrupted:  # the run has saved a checkpoint
+            raise
+        except Exception as error:  # the other runs may still succeed
+            if not isinstance(error, UserError):
+                traceback.print_exception(error)
+            reason = describe(error)
+            failure = {"label": run.name, "protocol": "training", "data": run.recipe}
+            failures.append({**failure, "reason": reason})
+            log(f"failed: {run.name}: {reason}")
+        remaining.remove(run)
+        names = "; ".join(run.name for run in remaining)
+        notes = [f"Not finished yet: {names}."] if remaining else []
+        record = make_record(columns, summarize(runs, cells), requests, notes, failures)
+        files = write_record(record, folder)
+        if cells:
+            save_chart(make_figure(record, sweep.vary or ""), folder / PICTURE)
+            files.append(PICTURE)
+    return print_table(record, folder, [*files, "runs/"])
 
 
 def check_runs(runs: Sequence[Run]) -> dict[str, int]:
-    """Open each setting's images and make its networks once; the last step of its runs."""
-    steps: dict[str, int] = {}
+    """Open each setting's images and build its networks once; the last step of its runs."""
+    last_steps: dict[str, int] = {}
     for run in runs:
         open_run_folder(run.folder, run.config)
-        if run.setting in steps:
+        if run.setting in last_steps:
             continue
         config = run.config
         try:
             count = len(open_source(config.data, seed=0))
-            planned = config.optim.epochs * steps_per_epoch(count, config.optim.batch)
-            if not planned:
+            steps = config.optim.epochs * steps_per_epoch(count, config.optim.batch)
+            if not steps:
                 raise UserError(f"{count} images do not fill a batch: pass --optim.batch {count}")
-            steps[run.setting] = min(planned, config.run.stop_after_steps or planned)
+            last_steps[run.setting] = min(steps, config.run.stop_after_steps or steps)
             make_method(config, torch.device("cpu"))
         except UserError as error:
             raise UserError(f"setting {run.setting!r}: {error}") from None
-    return steps
+    return last_steps
 
 
-def unlocked_runs(runs: Sequence[Run], locks: Path) -> Iterator[tuple[Run, list[Run]]]:
-    """Each run that no other process is working on, locked until the next one is requested, and
-    the runs that are left; waits for the others."""
-    left, waits = list(runs), False
+def unlocked_runs(runs: Sequence[Run], locks: Path) -> Iterator[Run]:
+    """Each run that no other process is working on, locked until the next one is requested. Runs
+    that are locked by other processes come last, when they are finished or abandoned."""
+    remaining, waiting = list(runs), False
     locks.mkdir(parents=True, exist_ok=True)
-    while left:
-        for run in list(left):
+    while remaining:
+        for run in list(remaining):
             with (locks / run.folder.name).open("ab") as file:
                 if try_lock(file):
-                    left.remove(run)
-                    log(f"run {len(runs) - len(left)} of {len(runs)}: {run.name}")
-                    yield run, left
-        if left:
-            if not waits:
-                names = "; ".join(each.name for each in left)
+                    remaining.remove(run)
+                    log(f"run {len(runs) - len(remaining)} of {len(runs)}: {run.name}")
+                    yield run
+        if remaining:
+            if not waiting:
+                names = "; ".join(run.name for run in remaining)
                 log(f"waiting for runs that other processes are working on: {names}")
-            waits = True
+            waiting = True
             time.sleep(POLL_SECONDS)
+
+
+def train(run: Run, last_step: int) -> None:
+    """Train a run to its last step, unless it has a checkpoint of it."""
+    if not any(step_of(path) >= last_step for path in checkpoints(run.folder)):
+        pretrain(run.config, run.recipe, ReportHook)
+        gc.collect()
+        torch.cuda.empty_cache()
 
 
 def summarize(runs: Sequence[Run], cells: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
     """A row for each setting: mean and sample deviation over the seeds, and each run's scores."""
     rows = []
     for setting in dict.fromkeys(run.setting for run in runs):
-        own = {run: cells[run.name] for run in runs if run.setting == setting and run.name in cells}
+        finished = [run for run in runs if run.setting == setting and run.name in cells]
+        if not finished:
+            continue
         summary = []
-        for column in zip(*own.values()):
+        for column in zip(*(cells[run.name] for run in finished)):
             values = [cell["value"] for cell in column if cell["value"] is not None]
             deviation = stdev(values) if len(values) > 1 else column[0]["deviation"]
             mean = fmean(values) if values else None
             summary.append({"value": mean, "deviation": deviation, "best": False})
-        if own:
-            scores = [
-                {"folder": str(run.folder), "scores": [cell["value"] for cell in each]}
-                for run, each in own.items()
-            ]
-            rows.append({"label": setting, "cells": summary, "runs": scores})
+        scores = [
+            {"folder": str(run.folder), "scores": [cell["value"] for cell in cells[run.name]]}
+            for run in finished
+        ]
+        rows.append({"label": setting, "cells": summary, "runs": scores})
     return rows
 
 
 def make_figure(record: dict[str, Any], vary: str) -> Figure:
     """A panel for each protocol and dataset, with one dot per seed."""
     rows, columns = record["rows"], record["columns"]
+    labels = [verbatim(textwrap.shorten(row["label"], 30, placeholder="…")) for row in rows]
+    slant = 40 if sum(map(len, labels)) > 32 else 0
+    # A line between the means of names, not numbers, would stand for nothing.
+    line = "D-" if all(is_number(row["label"]) for row in rows) else "D"
     across = min(3, len(columns))
-    size = (4 * across, 3.2 * math.ceil(len(columns) / across))
-    figure = Figure(figsize=size, dpi=120, layout="constrained")
+    down = math.ceil(len(columns) / across)
+    figure = Figure(figsize=(4 * across, 3.2 * down), dpi=120, layout="constrained")
     for number, column in enumerate(columns):
-        axes = figure.add_subplot(math.ceil(len(columns) / across), across, number + 1)
-        means = [row["cells"][number]["value"] for row in rows]
+        axes = figure.add_subplot(down, across, number + 1)
         for x, row in enumerate(rows):
-            values = [run["scores"][number] for run in row["runs"]]
-            values = [math.nan if value is None else value for value in values]
+            values = np.array([run["scores"][number] for run in row["runs"]], float)  # None is NaN
             axes.scatter([x] * len(values), values, color=COLORS[0], alpha=0.5, lw=0)
-        # A line between the means of names, not numbers, would stand for nothing.
-        line = "D-" if all(is_number(row["label"]) for row in rows) else "D"
-        heights = [math.nan if mean is None else mean for mean in means]
-        axes.plot(range(len(rows)), heights, line, color=COLORS[0], ms=4)
+        means = np.array([row["cells"][number]["value"] for row in rows], float)
+        axes.plot(range(len(rows)), means, line, color=COLORS[0], ms=4)
         span_enough(axes)
         axes.set_title(verbatim(f"{column['group']}, {column['title']}"), fontsize=9, loc="left")
         axes.set_xlabel(vary, fontsize=8)
-        labels = [verbatim(textwrap.shorten(row["label"], 30, placeholder="…")) for row in rows]
-        slant = 40 if sum(map(len, labels)) > 32 else 0
         axes.set_xticks(range(len(rows)), labels, rotation=slant, ha="right" if slant else "center")
         axes.tick_params(labelsize=8)
         axes.spines[["top", "right"]].set_visible(False)
