@@ -62,17 +62,17 @@ def explore(arguments: list[str]) -> None:
     """Load the networks, bind a local port, and serve until Ctrl-C."""
     options = parse(App, arguments, "croc app")
     require_server()
-    from croc.lab.app.server import Server
+    from croc.lab.app.explorer import Explorer
     from croc.lab.show.look import look_at_run, look_at_weights
 
     with open_port(options.port) as listening:  # first: opening the networks may take a while
         looks = [look_at_run(Path(run)) for run in options.runs]
-        server = Server([*looks, *map(look_at_weights, options.weights)])
+        server = Explorer([*looks, *map(look_at_weights, options.weights)])
         serve(server, listening, " and ".join(model.name for model in server.models))
 
 
 def label(arguments: list[str]) -> None:
-    """The same for the labeling page."""
+    """The same for the page on which images are labeled."""
     options = parse(Label, arguments, "croc app label")
     require_server()
     from croc.lab.app.label_server import LabelServer, open_segmenter
@@ -91,9 +91,9 @@ def require_server() -> None:
         raise UserError("this needs a web server: pip install 'croc[app]'")
 
 
-def serve(server: Any, listening: socket.socket, what: str) -> None:
+def serve(server: Any, listening: socket.socket, title: str) -> None:
     port = listening.getsockname()[1]
-    print(f"{what}: open http://{HOST}:{port} in a browser; press Ctrl-C to stop", flush=True)
+    print(f"{title}: open http://{HOST}:{port} in a browser; press Ctrl-C to stop", flush=True)
     with contextlib.suppress(KeyboardInterrupt):
         server.listener(port).run(sockets=[listening])
     server.close()

@@ -1,13 +1,15 @@
-"""Two crops through a network: their joint clusters, the merging, similarities of patches.
+"""`croc app`: two crops of an image, their joint clusters, the merging, similarities of patches.
 
 The clusters are those of `method.croc.cluster_tokens` for the same boxes; nothing is augmented, so
 the page shows what the user pointed at.
 """
 
+import io
 import math
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -16,11 +18,16 @@ import torch.nn.functional as F
 from einops import rearrange
 from jaxtyping import Float, UInt8
 from PIL import Image
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 from torch import Tensor
 
-from croc.config import ClusterConfig, CrocConfig
-from croc.data.decode import place_on_canvas
-from croc.lab.app.local import png_url
+from croc.config import ClusterConfig
+from croc.data.decode import UndecodableImage, decode_image, place_on_canvas
+from croc.data.scenes import make_scene
+from croc.lab.app.local import LocalServer, png_url
 from croc.lab.show.clusters import follow_colors
 from croc.lab.show.look import Look, whole_view
 from croc.method.clustering.join_split import softness
@@ -30,7 +37,13 @@ from croc.method.photometric import normalize
 from croc.method.randomness import sample_key
 from croc.method.types import Tokens, Views
 from croc.method.views import Crops, crop, patch_centers
+from croc.plotting import PALETTE
 
+SCENES = (10, 17, 14, 4, 1, 8)
+"""Indices (of seed 7) of scenes whose objects are easy to tell apart."""
+UPLOAD_PX, MIN_PX = 768, 32
+"""Uploads are reduced to this longer side, which is enough for small crops and quick to crop; the
+smallest side that is accepted."""
 LIMITS: dict[str, Any] = {
     "box_px": 16,
     "k_start": (2, 24),
@@ -38,9 +51,9 @@ LIMITS: dict[str, Any] = {
     "position_weight": (0.0, 8.0),
     "tokens": ("queries", "keys", "values", "last"),
 }
-"""As the page gets them."""
+"""Of the page's boxes and settings."""
 CACHED = 24
-"""Tokens of two crops take some 2 MB for a ViT-S."""
+"""Number of pairs of crops; the tokens of a pair take about 2 MB for a ViT-S."""
 Box = tuple[int, int, int, int]
 """x, y, width and height in pixels of the photograph."""
 
@@ -51,17 +64,17 @@ class Model:
     def __init__(self, look: Look) -> None:
         self.name, self.backbone = look.title, look.backbone
         self.view_px = look.config.views.size_px
-        own = look.config.cluster if isinstance(look.config, CrocConfig) else ClusterConfig()
-        self.cluster, self.grid = own, self.view_px // look.backbone.patch_px
+        self.grid = self.view_px // look.backbone.patch_px
+        self.cluster = getattr(look.config, "cluster", ClusterConfig())
         names = ("tokens", "k_start", "sharpness", "position_weight")
-        self.defaults: dict[str, Any] = {name: getattr(own, name) for name in names}
-        if math.isinf(own.position_weight):
+        self.defaults: dict[str, Any] = {name: getattr(self.cluster, name) for name in names}
+        if math.isinf(self.cluster.position_weight):
             self.defaults["position_weight"] = "inf"  # JSON has no such number
 
 
 @dataclass(frozen=True, eq=False)
 class Picture:
-    """A photograph, and its file as the browser gets it."""
+    """An image, and the file that the browser gets."""
 
     id: str
     name: str
@@ -88,22 +101,82 @@ class Query:
     patch: int
 
 
-def read_query(fields: Any, models: Sequence[Model], pictures: dict[str, Picture]) -> Query:
-    """From the page's JSON; the clustering checks its own settings."""
-    model, picture = models[fields["model"]], pictures[fields["picture"]]
-    fields = {"seed": 0, "head": 0, "view": 0, "patch": 0} | model.defaults | fields
-    first, second = fields["boxes"]
-    k_start = int(fields["k_start"])
-    config = replace(
-        model.cluster,
-        tokens=fields["tokens"],
-        k_start=k_start,
-        k_max=None if model.cluster.k_max is None else min(model.cluster.k_max, k_start),
-        sharpness=float(fields["sharpness"]),
-        position_weight=float(fields["position_weight"]),
-    )
-    numbers = {name: int(fields[name]) for name in ("seed", "head", "view", "patch")}
-    return Query(model, picture, (tuple(first), tuple(second)), config, **numbers)
+class Explorer(LocalServer):
+    """The server of the page."""
+
+    def __init__(self, looks: Sequence[Look]) -> None:
+        super().__init__("page.html")
+        self.models = [Model(look) for look in looks]
+        images = [make_scene(7, index, 384).image for index in SCENES]
+        self.scenes = [to_picture(f"scene-{n}", f"scene {n + 1}", x) for n, x in enumerate(images)]
+        self.pictures = {scene.id: scene for scene in self.scenes}  # uploads are added
+
+    def routes(self) -> Sequence[Route]:
+        return [
+            Route("/api/start", self.start),
+            Route("/api/pictures/{id}", self.picture),
+            Route("/api/pictures", self.upload, methods=["POST"]),
+            self.post("clusters", self.read_query, find_clusters),
+            self.post("trace", self.read_query, trace_merging),
+            self.post("similarity", self.read_query, find_similar),
+        ]
+
+    async def start(self, request: Request) -> Response:
+        models = [
+            {name: getattr(model, name) for name in ("name", "grid", "view_px", "defaults")}
+            for model in self.models
+        ]
+        palette = (PALETTE * 255).round().int().tolist()
+        pictures = [scene.about for scene in self.scenes]
+        content = {"models": models, "pictures": pictures, "palette": palette, "limits": LIMITS}
+        return JSONResponse(content)
+
+    async def picture(self, request: Request) -> Response:
+        if request.path_params["id"] not in self.pictures:
+            raise HTTPException(404)
+        jpeg = self.pictures[request.path_params["id"]].jpeg
+        return Response(jpeg, media_type="image/jpeg")
+
+    async def upload(self, request: Request) -> Response:
+        """The body is the file; it is kept in memory and never written."""
+        data, name = await request.body(), request.query_params.get("name", "")
+        picture = await self.run(partial(read_upload, data, name))
+        self.pictures[picture.id] = picture
+        return JSONResponse(picture.about, 201)
+
+    def read_query(self, fields: Any) -> Query:
+        """From the page's JSON; the clustering checks its own settings."""
+        model, picture = self.models[fields["model"]], self.pictures[fields["picture"]]
+        fields = {"seed": 0, "head": 0, "view": 0, "patch": 0} | model.defaults | fields
+        first, second = fields["boxes"]
+        k_start, k_max = int(fields["k_start"]), model.cluster.k_max
+        config = replace(
+            model.cluster,
+            tokens=fields["tokens"],
+            k_start=k_start,
+            k_max=None if k_max is None else min(k_max, k_start),
+            sharpness=float(fields["sharpness"]),
+            position_weight=float(fields["position_weight"]),
+        )
+        numbers = {name: int(fields[name]) for name in ("seed", "head", "view", "patch")}
+        return Query(model, picture, (tuple(first), tuple(second)), config, **numbers)
+
+
+def to_picture(identity: str, name: str, pixels: np.ndarray) -> Picture:
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "JPEG", quality=93, subsampling=0)
+    return Picture(identity, name, pixels, file.getvalue())
+
+
+def read_upload(data: bytes, name: str) -> Picture:
+    """A picture or an HTTPException. The name is only shown."""
+    try:
+        pixels = decode_image(data, UPLOAD_PX)
+    except UndecodableImage:
+        raise HTTPException(415, "That file cannot be read as a picture.") from None
+    if min(pixels.shape[:2]) < MIN_PX:
+        raise HTTPException(422, f"That picture is too small or narrow: {MIN_PX} px at least.")
+    return to_picture(secrets.token_hex(8), name[:80] or "photograph", pixels)
 
 
 def find_clusters(query: Query) -> dict[str, Any]:
@@ -131,8 +204,8 @@ def trace_merging(query: Query) -> dict[str, Any]:
     trace = trace_views(tokens.heads, views.positions, weights, query.config, keys=_keys(query))
     head, columns = query.head, query.config.k_start
     colors = follow_colors(trace, head)
-    shares = [step.assignments[:, 0, head] for step in trace.steps]
-    shares = torch.stack([F.pad(each, (0, columns - each.shape[-1])) for each in shares])
+    maps = [step.assignments[:, 0, head] for step in trace.steps]
+    maps = torch.stack([F.pad(shares, (0, columns - shares.shape[-1])) for shares in maps])
     return {
         "grid": query.model.grid,
         "columns": columns,
@@ -147,7 +220,7 @@ def trace_merging(query: Query) -> dict[str, Any]:
             }
             for step in trace.steps
         ],
-        "maps": to_tiles(shares, query.model.grid),
+        "maps": to_tiles(maps, query.model.grid),
     }
 
 
@@ -159,7 +232,7 @@ def find_similar(query: Query) -> dict[str, Any]:
     patches = F.normalize(tokens.heads[:, 0, query.head], dim=-1)
     patch = patches[query.view, query.patch]
     near, far = patches @ patch, F.normalize(whole[query.head], dim=-1) @ patch
-    low = float(torch.minimum(near.amin(), far.amin()))
+    low = float(min(near.min(), far.min()))
     span = max(1 - low, 1e-6)
     return {
         "grid": grid,

@@ -1,8 +1,8 @@
-"""What the servers of `croc app` share: a page and its files, answers in one thread, refusals.
+"""The common part of `croc app`'s two servers: a page, its files, and who may send requests.
 
-They answer only to pages that they gave to a browser on this machine. Another site's page may send
-requests to localhost: its Origin is refused. Another name may be resolved to 127.0.0.1 (DNS
-rebinding): its Host is refused. Nothing allows CORS.
+Only the server's own page in a browser on this machine may. Pages of other sites can send requests
+to localhost: their Origin is refused. Other names can be resolved to 127.0.0.1 (DNS rebinding):
+their Host is refused. CORS is never allowed.
 """
 
 import asyncio
@@ -89,7 +89,7 @@ class LocalServer:
         return Response(self.files[name], media_type=TYPES[name.rpartition(".")[2]])
 
     def post(self, name: str, read: Callable[[Any], Any], find: Callable[[Any], Any]) -> Route:
-        """Where the page gets what `find` returns for the query that `read` makes of its JSON."""
+        """Answer with what `find` returns for the query that `read` makes of the page's JSON."""
 
         async def answer(request: Request) -> Response:
             try:
@@ -112,7 +112,7 @@ def png_url(image: Image.Image, **options: Any) -> str:
 
 
 async def _guard(app: ASGIApp, port: int, scope: Scope, receive: Receive, send: Send) -> None:
-    """Refuses other hosts and origins, and adds the headers that isolate the page."""
+    """Refuse other hosts and origins, and add the headers that isolate the page."""
 
     async def send_with_headers(message: Message) -> None:
         if message["type"] == "http.response.start":

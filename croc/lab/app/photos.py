@@ -1,8 +1,8 @@
-"""Photographs of a folder with their patch tokens: computed once, kept on disk.
+"""Photographs of a folder, and their patch tokens, which are computed once and kept on disk.
 
-The folder of the tokens, named after the network and the image size, has one file per photograph:
-its tokens in float16 and a small JPEG for the page. They are computed again for a photograph that
-is newer.
+The tokens' folder is named after the network and the image size. It has one file per photograph,
+with its tokens in float16 and a small JPEG for the page; if the photograph is newer than the file,
+they are computed again.
 """
 
 import copy
@@ -31,7 +31,7 @@ SHOWN_PX = 640
 
 
 class Photos:
-    """Numbered by name; those in `sizes` are ready."""
+    """In the order of their names; those in `sizes` are ready."""
 
     def __init__(self, folder: Path, to: Path, segmenter: Segmenter) -> None:
         self.segmenter = segmenter
@@ -45,7 +45,7 @@ class Photos:
         self.number = {name: index for index, name in enumerate(self.names)}
         self.cache = to / "tokens" / f"{fingerprint(segmenter.backbone)}-{segmenter.image_px}"
         self.sizes: dict[int, tuple[int, int]] = {}
-        """Height and width of each photograph that is ready, in the order in which they were."""
+        """Height and width of each photograph that is ready, in the order of preparation."""
         self.skipped: dict[int, str] = {}
         """Why a photograph cannot be read."""
 
@@ -67,8 +67,8 @@ class Photos:
             self.skipped[index] = getattr(error, "strerror", None) or "not a readable image"
             return
         with safe_open(file, "pt") as opened:
-            size = opened.metadata()
-        self.sizes[index] = int(size["height"]), int(size["width"])
+            metadata = opened.metadata()
+        self.sizes[index] = int(metadata["height"]), int(metadata["width"])
 
     def tokens(self, index: int) -> Float[Tensor, "C rows columns"]:
         return self._read(index, "tokens")

@@ -16,7 +16,7 @@ from PIL import Image
 
 from croc.config import ClusterConfig
 from croc.lab.app import open_port
-from croc.lab.app.server import Server
+from croc.lab.app.explorer import Explorer
 from croc.lab.show.look import Look
 from croc.weights.checkpoint import untrained
 from tests.tiny import tiny_config
@@ -47,11 +47,11 @@ class Served:
     def request(
         self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None
     ) -> Answer:
-        """With the page's own origin, unless another is given; NO_ORIGIN leaves it out."""
-        sent = {"Origin": self.url} | (headers or {})
-        sent = {name: value for name, value in sent.items() if value != NO_ORIGIN}
+        """With the page's own origin, unless `headers` has another; NO_ORIGIN leaves it out."""
+        headers = {"Origin": self.url} | (headers or {})
+        headers = {name: value for name, value in headers.items() if value != NO_ORIGIN}
         with closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)) as connection:
-            connection.request(method, path, body, sent)
+            connection.request(method, path, body, headers)
             answer = connection.getresponse()
             return Answer(answer.status, dict(answer.getheaders()), answer.read())
 
@@ -75,7 +75,7 @@ def tiny_model(name: str = "tiny", seed: int = 0, **cluster: Any) -> Look:
 
 @contextmanager
 def serving(*models: Look) -> Iterator[Served]:
-    with listening(Server(list(models))) as served:
+    with listening(Explorer(models)) as served:
         yield served
 
 

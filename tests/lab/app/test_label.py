@@ -84,7 +84,7 @@ CLICKS = [
 
 def masks_of(served: Served, *numbers: int) -> dict[int, np.ndarray]:
     answer = post(served, "masks", photographs=numbers).json["masks"]
-    files = {n: base64.b64decode(one["mask"].partition(",")[2]) for n, one in answer.items()}
+    files = {n: base64.b64decode(entry["mask"].partition(",")[2]) for n, entry in answer.items()}
     return {int(n): np.asarray(Image.open(io.BytesIO(file))) for n, file in files.items()}
 
 
@@ -190,7 +190,7 @@ def click(page: Any, photo: str, x: float, y: float = 0.4) -> list[str]:
 
 def clicks_of(photos: Path) -> list[tuple[str, int]]:
     content = json.loads((photos.parent / "to" / "labels.json").read_text())
-    return [(each["photo"], each["class"]) for each in content["clicks"]]
+    return [(click["photo"], click["class"]) for click in content["clicks"]]
 
 
 @BROWSER

@@ -30,7 +30,7 @@ def test_bad_queries_are_refused(served: Served) -> None:
         refused(served.request("POST", "/api/trace", body))
     for name in ("scene-99", "../../etc/passwd", "..%2f..%2fetc%2fpasswd"):
         refused(served.request("GET", f"/api/pictures/{name}"), 404)
-    for path in ("server.py", "..%2fserver.py", "../page.py", "%00", ""):
+    for path in ("local.py", "..%2flocal.py", "../explorer.py", "%00", ""):
         refused(served.request("GET", f"/files/{path}"), 404)
     refused(served.request("GET", "/api/clusters"), 405)
     refused(served.request("DELETE", "/api/pictures/scene-0"), 405)
