@@ -13,13 +13,7 @@ from typing import Annotated, Any, NoReturn
 import tyro
 
 from croc import __version__
-from croc.config import (
-    CrocConfig,
-    DataConfig,
-    option_names,
-    parse,
-    require,
-)
+from croc.config import CrocConfig, DataConfig, option_names, parse, require
 from croc.errors import Interrupted, LostPeerError, UserError
 from croc.eval.protocols import PROTOCOLS
 from croc.eval.protocols import run_command as evaluate_command
@@ -116,11 +110,12 @@ def _run(arguments: list[str]) -> None:
         print(f"croc {__version__}")
         return
     groups = {words[0] for words in COMMANDS if len(words) > 1}
-    asks = arguments[1:] if arguments[:1] and arguments[0] in groups else arguments
-    if not asks or asks[0] in ("-h", "--help", "help"):
+    group = arguments[0] if arguments and arguments[0] in groups else None
+    rest = arguments[1:] if group else arguments
+    if not rest or rest[0] in ("-h", "--help", "help"):
         start, *entries = re.split(r"\n(?=  croc )", HELP)
-        if arguments[:1] and arguments[0] in groups:
-            entries = [each for each in entries if each.startswith(f"  croc {arguments[0]} ")]
+        if group:
+            entries = [entry for entry in entries if entry.startswith(f"  croc {group} ")]
         print("\n".join([start, *entries]))
         return
     if arguments[0] in WITH_RECIPE and (len(arguments) == 1 or arguments[1] in ("-h", "--help")):
@@ -143,7 +138,7 @@ def print_recipes(command: str) -> None:
 
 
 def run_module(module: str, *arguments: Any) -> bool | None:
-    """A command with a module of its own, which is imported only now."""
+    """A command with its own module, which is imported only now."""
     return importlib.import_module(module).run_command(*arguments)
 
 

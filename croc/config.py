@@ -64,32 +64,6 @@ def require(condition: bool, message: str) -> None:
         raise UserError(message)
 
 
-def require_finite(section: str, config: Any) -> None:
-    for each in dataclasses.fields(config):
-        value = getattr(config, each.name)
-        numbers = [x for x in _as_tuple(value) if isinstance(x, float)]
-        # An infinite λ_pos is clustering by position alone.
-        may_be_infinite = (section, each.name, value) == ("cluster", "position_weight", math.inf)
-        finite = may_be_infinite or all(map(math.isfinite, numbers))
-        require(finite, f"{_flag(section, each.name)} must be finite: {value}")
-
-
-def _require_limit(config: Any, section: str, name: str, limit: Limit) -> None:
-    value = getattr(config, name)
-    numbers = [x for x in _as_tuple(value) if isinstance(x, int | float)]
-    fits = all(limit.low <= x <= limit.high for x in numbers)
-    rises = not limit.rising or numbers == sorted(numbers)
-    require(fits and rises, f"{_flag(section, name)} {limit.text}: {value}")
-
-
-def _as_tuple(value: Any) -> tuple[Any, ...]:
-    return value if isinstance(value, tuple) else (value,)
-
-
-def _flag(section: str, name: str) -> str:
-    return "--" + f"{section}.{name}".removeprefix(".").replace("_", "-")
-
-
 class Section:
     """A part of a configuration; options are checked against the limits in their annotations."""
 
@@ -97,10 +71,19 @@ class Section:
 
     def __post_init__(self) -> None:
         for name, hint in typing.get_type_hints(type(self), include_extras=True).items():
+            flag = "--" + f"{self.section}.{name}".removeprefix(".").replace("_", "-")
+            value = getattr(self, name)
+            values = value if isinstance(value, tuple) else (value,)
+            numbers = [x for x in values if isinstance(x, int | float)]
             for limit in getattr(hint, "__metadata__", ()):
                 if isinstance(limit, Limit):
-                    _require_limit(self, self.section, name, limit)
-        require_finite(self.section, self)
+                    fits = all(limit.low <= x <= limit.high for x in numbers)
+                    rises = not limit.rising or numbers == sorted(numbers)
+                    require(fits and rises, f"{flag} {limit.text}: {value}")
+            # An infinite λ_pos is clustering by position alone.
+            if (flag, value) != ("--cluster.position-weight", math.inf):
+                is_finite = all(abs(x) < math.inf for x in numbers)
+                require(is_finite, f"{flag} must be finite: {value}")
 
 
 @dataclass(frozen=True)
@@ -586,10 +569,10 @@ def _build(kind: Any, content: Any, name: str) -> Any:
         except typeguard.TypeCheckError as error:
             raise ValueError(f"{name[1:]}: {error}") from None
     hints = typing.get_type_hints(kind)
-    unknown = ", ".join(f"{name}.{each}"[1:] for each in sorted(content.keys() - hints.keys()))
+    unknown = ", ".join(f"{name}.{key}"[1:] for key in sorted(content.keys() - hints.keys()))
     if unknown:
         raise ValueError(f"unknown: {unknown}")
-    fields = {each: _build(hints[each], content[each], f"{name}.{each}") for each in content}
+    fields = {key: _build(hints[key], value, f"{name}.{key}") for key, value in content.items()}
     return typing.cast(Any, kind)(**fields)
 
 
@@ -607,7 +590,8 @@ def _with_tidy_help(info: StructTypeInfo) -> StructConstructorSpec | None:
         return None
     declared, missing = dataclasses.fields(info.type), dataclasses.MISSING
     required = {x.name for x in declared if x.default is x.default_factory is missing}
-    return replace(spec, fields=tuple(_tidy(each, each.name in required) for each in spec.fields))
+    options = (_tidy(option, option.name in required) for option in spec.fields)
+    return replace(spec, fields=tuple(options))
 
 
 def _tidy(option: StructFieldSpec, required: bool) -> StructFieldSpec:
@@ -621,18 +605,19 @@ def _tidy(option: StructFieldSpec, required: bool) -> StructFieldSpec:
         described = label in ("", "None") and "by default" in (text() or "").lower()
         return "" if described else f"(default: {label or 'none'})"
 
-    own = any(getattr(x, "help_behavior_hint", None) for x in typing.get_args(option.type))
-    hint: Any = tyro.conf.arg(help_behavior_hint=default)
-    kind: Any = option.type if own else Annotated[option.type, hint]
+    kind: Any = option.type
+    if not any(getattr(x, "help_behavior_hint", None) for x in typing.get_args(kind)):
+        hint: Any = tyro.conf.arg(help_behavior_hint=default)
+        kind = Annotated[kind, hint]
     return replace(option, type=kind, helptext=text)
 
 
 def parse(kind: type, arguments: list[str], program: str, default: Any = None) -> Any:
-    """The dataclass that the arguments describe; --help prints and ends as usual."""
+    """The dataclass that the arguments describe; --help prints the options and exits."""
     options: dict[str, Any] = {} if default is None else {"default": default}
-    complaint = io.StringIO()
+    errors = io.StringIO()
     try:
-        with contextlib.redirect_stderr(complaint):
+        with contextlib.redirect_stderr(errors):
             return tyro.cli(
                 kind,
                 args=arguments,
@@ -644,19 +629,19 @@ def parse(kind: type, arguments: list[str], program: str, default: Any = None) -
     except SystemExit as end:
         if not end.code:
             raise
-        raise UserError(f"{_first_sentence(complaint.getvalue())}; see {program} --help") from None
+        raise UserError(f"{_first_sentence(errors.getvalue())}; see {program} --help") from None
 
 
 def option_names(arguments: Sequence[str]) -> set[str]:
-    """Of the options that were passed, such as "model.name"."""
+    """The names of the options that were passed, such as "model.name"."""
     flags = [word[2:].partition("=")[0] for word in arguments if word.startswith("--")]
     return {flag.replace("_", "-") for flag in flags}
 
 
 def _first_sentence(box: str) -> str:
-    """The first part of a boxed message and, if there is one, its suggestion.
+    """The first part of tyro's boxed error message and, if there is one, its suggestion.
 
-    Below the title come parts between rules; where a terminal has only ASCII, the title too.
+    Rules separate the parts below the title; on a terminal with only ASCII, the title too.
     """
     lines = [line.strip("│╭╮╰╯|+ ") for line in box.splitlines()[1:]]
     parts = "\n".join("" if not line.strip("─-") else line for line in lines).strip().split("\n\n")

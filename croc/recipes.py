@@ -296,7 +296,7 @@ def without_clusters(config: CrocConfig) -> DinoConfig:
 
 def _as(kind: type[Section], config: Section) -> Section:
     """A section reduced to the fields of its parent class."""
-    return kind(**{each.name: getattr(config, each.name) for each in fields(kind)})
+    return kind(**{field.name: getattr(config, field.name) for field in fields(kind)})
 
 
 RECIPES: dict[str, Callable[[], PretrainConfig]] = {

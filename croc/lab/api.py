@@ -151,22 +151,20 @@ def features(
             device = "cuda" if torch.cuda.is_available() else "cpu"
     if device is not None:
         backbone.to(device)
-    remaining = iter(_as_several(images))
-    described: list[Features] = []
-    while some := list(islice(remaining, batch)):  # an iterator may open a file for each
-        resized, sizes = [], []
-        for image in some:  # one whole photograph in memory at a time
+    remaining = iter(_as_iterable(images))
+    results: list[Features] = []
+    while chunk := list(islice(remaining, batch)):  # an iterator may open a file for each image
+        inputs, sizes = [], []
+        for image in chunk:  # only one image at a time is in memory at full size
             pixels = _read_image(image)
             sizes.append((pixels.shape[1], pixels.shape[2]))
-            resized.append(resize(pixels, _input_size(backbone, sizes[-1], size_px)))
+            inputs.append(resize(pixels, _input_size(backbone, sizes[-1], size_px)))
         tokens: dict[int, Any] = {}
-        for shape in {pixels.shape for pixels in resized}:
-            alike = [number for number, pixels in enumerate(resized) if pixels.shape == shape]
-            tokens |= zip(alike, _tokens(backbone, torch.stack([resized[n] for n in alike])))
-        for number, size in enumerate(sizes):
-            patches, cls = tokens[number]
-            described.append(Features(patches, cls, size))
-    return described
+        for shape in {pixels.shape for pixels in inputs}:
+            indices = [index for index, pixels in enumerate(inputs) if pixels.shape == shape]
+            tokens |= zip(indices, _tokens(backbone, torch.stack([inputs[i] for i in indices])))
+        results += [Features(*tokens[index], size) for index, size in enumerate(sizes)]
+    return results
 
 
 def segment(
@@ -199,7 +197,7 @@ def segment(
             device = "cuda" if torch.cuda.is_available() else "cpu"
     segmenter = head if device is None else head.to(torch.device(device))
     maps = []
-    for image in _as_several(images):
+    for image in _as_iterable(images):
         pixels = _read_image(image)
         if pixels.is_floating_point():
             pixels = (pixels * 255).round().byte()
@@ -207,18 +205,17 @@ def segment(
     return maps
 
 
-def _as_several(images: Any) -> Iterable[Any]:
-    if isinstance(images, Tensor | np.ndarray) and images.ndim == 4:
-        return images
-    one = isinstance(images, str | os.PathLike | Image.Image | Tensor | np.ndarray)
-    return [images] if one else images
+def _as_iterable(images: Any) -> Iterable[Any]:
+    if isinstance(images, Tensor | np.ndarray):
+        return images if images.ndim == 4 else [images]
+    return [images] if isinstance(images, str | os.PathLike | Image.Image) else images
 
 
 def _read_image(image: object) -> Tensor:
     """As "3 h w" of bytes, or of floats in 0 … 1, on the CPU."""
     if isinstance(image, str | os.PathLike):
         image = read_photograph(os.fspath(image))
-    elif isinstance(image, Image.Image):  # upright, transparency on white
+    elif isinstance(image, Image.Image):  # rotate as in EXIF, put transparency on white
         if image.mode.startswith(("I", "F")):
             raise UserError(f"a PIL image of mode {image.mode} has no 8-bit colors: convert it")
         upright = ImageOps.exif_transpose(image).convert("RGBA")
@@ -242,10 +239,10 @@ def _read_image(image: object) -> Tensor:
 def _input_size(
     backbone: VitBackbone | ConvBackbone, size: tuple[int, int], size_px: Any
 ) -> tuple[int, int]:
-    """Height and width of what the network sees."""
+    """Height and width of the network's input."""
     if size_px is None:
-        own = backbone.vit.patch_embed.img_size if isinstance(backbone, VitBackbone) else None
-        size_px = min(448, 2 * max(own)) if own else 448
+        native = backbone.vit.patch_embed.img_size if isinstance(backbone, VitBackbone) else None
+        size_px = min(448, 2 * max(native)) if native else 448
     if not isinstance(size_px, Sequence):
         return whole_patches(size, int(size_px), backbone.stride_px)
     height, width = size_px
@@ -257,17 +254,17 @@ def _input_size(
 def _tokens(
     backbone: VitBackbone | ConvBackbone, pixels: Float[Tensor, "B 3 h w"]
 ) -> list[tuple[Float[Tensor, "rows columns D"], Float[Tensor, "D"] | None]]:
-    """Patch tokens and CLS token of each image."""
+    """Patch tokens and CLS token of each image; copies, so that none keeps the batch in memory."""
     images = normalize(pixels.to(next(backbone.parameters()).device))
     if isinstance(backbone, ConvBackbone):
         maps = backbone.features(images).permute(0, 2, 3, 1).float().cpu()
-        return [(each.clone(), None) for each in maps]
+        return [(patches.clone(), None) for patches in maps]
     vit, stride = backbone.vit, backbone.stride_px
     tokens = vit.forward_features(images.to(vit.patch_embed.proj.weight.dtype)).float().cpu()
     grid = (pixels.shape[2] // stride, pixels.shape[3] // stride)
     patches = tokens[:, vit.num_prefix_tokens :].unflatten(1, grid)
     has_cls = vit.cls_token is not None
-    return [(own.clone(), t[0].clone() if has_cls else None) for own, t in zip(patches, tokens)]
+    return [(p.clone(), t[0].clone() if has_cls else None) for p, t in zip(patches, tokens)]
 
 
 def cluster(
@@ -432,12 +429,11 @@ def pretrain(
         raise UserError(f"a {kind} is not a recipe: pass the name of one, or one of {kinds}")
     sections: dict[str, dict[str, Any]] = {name: {**values} for name, values in options.items()}
     if data is not None:
-        own: Any = data if isinstance(data, Mapping) else {"root": data}
-        sections["data"] = {**own}
+        sections["data"] = {**data} if isinstance(data, Mapping) else {"root": data}
     if "root" in sections.get("data", {}):
         root = sections["data"]["root"]
-        several = [root] if isinstance(root, str | os.PathLike) else root
-        sections["data"]["root"] = [os.fspath(each) for each in several]
+        roots = [root] if isinstance(root, str | os.PathLike) else root
+        sections["data"]["root"] = [os.fspath(path) for path in roots]
     for section, option, value in (
         ("run", "folder", folder),
         ("model", "init", init),
@@ -450,8 +446,8 @@ def pretrain(
         changed = _change(getattr(config, section), values, f"{section}.")
         config = dataclasses.replace(config, **{section: changed})
     if isinstance(recipe, str) and config.model.init is not None:
-        passed = {f"{section}.{option}" for section, own in sections.items() for option in own}
-        config = follow_init(config, name, {each.replace("_", "-") for each in passed})
+        passed = {f"{section}.{option}" for section in sections for option in sections[section]}
+        config = follow_init(config, name, {option.replace("_", "-") for option in passed})
     from lightning_fabric.utilities import imports
 
     if config.run.devices == "auto" and imports._IS_INTERACTIVE:  # Lightning refuses more there
@@ -525,7 +521,7 @@ def evaluate(
     """
     _check_names([protocol], [*DEFAULTS, "all"], noun="protocol")
     machine = {"device": device, "precision": precision, "workers": workers, "hold_out": hold_out}
-    request = _change(EvaluateOptions(os.fspath(weights), data), machine)
+    evaluation = _change(EvaluateOptions(os.fspath(weights), data), machine)
     if protocol == "all":
         names = [name for name in protocols_of(data, hold_out) if name in PROTOCOLS]
     else:
@@ -535,12 +531,12 @@ def evaluate(
     for name in names:
         settings = DEFAULTS[name](data.partition(":")[0])
         if name == "linear":
-            settings = by_epochs_or_steps(settings, {f"--linear.{each}" for each in options})
+            settings = by_epochs_or_steps(settings, {f"--linear.{option}" for option in options})
         settings = _change(settings, options)
         requests.append(Request(name, data, settings, hold_out=hold_out))
-    with TemporaryDirectory(prefix="croc-") as nowhere:
-        to = nowhere if results is None else os.fspath(results)
-        scored = evaluate_requests(dataclasses.replace(request, to=to), requests, show=False)
+    with TemporaryDirectory(prefix="croc-") as temporary:
+        to = temporary if results is None else os.fspath(results)
+        scored = evaluate_requests(dataclasses.replace(evaluation, to=to), requests, show=False)
     if results is None:
         scored = [dataclasses.replace(result, picture=None) for result in scored]
     return scored if protocol == "all" else scored[0]

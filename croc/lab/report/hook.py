@@ -24,15 +24,15 @@ from croc.method.photometric import unnormalize
 from croc.method.types import Clusters, Views
 
 SHARE = 0.02
-"""Of the run's time that drawing may take; a checkpoint that would exceed it is left out, except
-the last."""
+"""Fraction of the run's time that drawing may take. Checkpoints that would exceed it are not drawn,
+except the last."""
 IMAGES, MAX_TRIED, HEADS = 4, 32, 6
-"""Images that are drawn, files that are tried until so many are decoded, and heads."""
+"""Number of images that are drawn, of files that are tried to find them, and of heads."""
 TILE_PX, GAP_PX = 112, 2
 
 
 class ReportHook:
-    """`pretrain`'s make_save_hook: draws the clusters (of CrOC) and writes report.html."""
+    """`pretrain`'s make_save_hook: plots the clusters (of CrOC) and writes report.html."""
 
     def __init__(
         self, config: PretrainConfig, source: ImageSource, folder: Path, first_step: int
@@ -44,10 +44,11 @@ class ReportHook:
                 picture_path(folder, step).unlink()
 
     def __call__(self, weights: dict[str, Tensor], step: int, last: bool) -> None:
-        """At the start of a run only the untrained teacher is drawn."""
+        """At the start of a run, only the untrained teacher is drawn."""
         now = time.perf_counter()
         starts = step == self._first_step
-        if (starts and step > 0) or not (last or self._spent <= SHARE * (now - self._started)):
+        in_time = self._spent <= SHARE * (now - self._started)
+        if (starts and step > 0) or not (last or in_time):
             return
         try:
             if isinstance(self._config, CrocConfig):
@@ -63,21 +64,20 @@ class ReportHook:
         On the CPU with a copy of the teacher, so the run's own networks, their modes and torch's
         random state stay as they are.
         """
-        tried = range(min(MAX_TRIED, len(self._source)))
-        found = dict(islice(read_images(self._source, tried), IMAGES))
-        if not found:
+        candidates = range(min(MAX_TRIED, len(self._source)))
+        images = dict(islice(read_images(self._source, candidates), IMAGES))
+        if not images:
             return
-        images, names = list(found.values()), [self._source.name(index)[-80:] for index in found]
         with torch.random.fork_rng(devices=[]):
             backbone = Backbone(config.model, config.views.size_px).eval().requires_grad_(False)
         backbone.load_state_dict(weights)
-        canvases = to_canvases(images, config.data.canvas_px, config.run.seed)
+        canvases = to_canvases(list(images.values()), config.data.canvas_px, config.run.seed)
         views, clusters = find_clusters(config, backbone, canvases)
         path = picture_path(self._folder, step)
         path.parent.mkdir(exist_ok=True)
         sheet = draw_sheet(views, clusters, backbone.patch_px)
         about = {  # in the JPEG's comment, so that the page can show it as text
-            "images": names,
+            "images": [self._source.name(index)[-80:] for index in images],
             "heads": min(HEADS, clusters.valid.shape[1]),
             "of": clusters.valid.shape[1],
             "k": clusters.count[:, :HEADS].tolist(),

@@ -1,4 +1,4 @@
-"""From run folders to the page: one HTML file, which loads nothing."""
+"""The report of run folders: one HTML file, which loads nothing."""
 
 import base64
 import io
@@ -111,7 +111,7 @@ def report(folders: Sequence[Path], score_files: Sequence[Path] = ()) -> str:
 
 
 def asset(name: str) -> Markup:
-    """Of one of our own scripts or styles."""
+    """The content of a script or style sheet of the package."""
     return Markup((WEB / name).read_text(encoding="utf-8"))
 
 
@@ -173,8 +173,8 @@ def read_run(folder: Path) -> Run:
 
 
 def thin(series: Series, points: int) -> dict[str, list[Any]]:
-    """A curve as it is or, if it is too long, the last step, mean, minimum and maximum of each of
-    so many buckets. Six digits are more than a screen shows, and a third of the bytes."""
+    """A curve as it is or, if it has more points, the last step, mean, minimum and maximum of each
+    bucket. Six digits are more than a screen shows, and a third of the bytes."""
 
     def rounded(values: Iterable[float]) -> list[float]:
         return [float(f"{value:.6g}") for value in values]
@@ -193,15 +193,16 @@ def thin(series: Series, points: int) -> dict[str, list[Any]]:
 
 
 def training_seconds(seconds: Sequence[float]) -> float:
-    """Of all parts of a run, from its lines: the clock restarts at every resume."""
-    return sum((now for now, after in pairwise(seconds) if after < now), sum(seconds[-1:], 0.0))
+    """The time of all parts of a run; the clock restarts at every resume."""
+    ends = [now for now, after in pairwise(seconds) if after < now]
+    return sum([*ends, *seconds[-1:]], 0.0)
 
 
 def _facts(run: Run) -> Iterator[tuple[str, str, bool | None]]:
-    """Name, value and, where that can be judged, whether it is healthy. The mean of the last tenth
-    of the lines is a metric's final value."""
+    """Name, value and whether it is healthy (None if that is unknown). A metric's final value is
+    its mean over the last tenth of the lines."""
     values = {name: [value for _, value in series] for name, series in run.metrics.items()}
-    final = {name: fmean(each[-max(1, len(each) // 10) :]) for name, each in values.items()}
+    final = {name: fmean(x[-max(1, len(x) // 10) :]) for name, x in values.items()}
     if "loss" in final:
         yield "loss", f"{short(values['loss'][0])} → {short(final['loss'])}", None
     for level in ("image", "cluster"):
@@ -229,21 +230,21 @@ def picture_path(folder: Path, step: int) -> Path:
 
 
 def picture_steps(folder: Path) -> list[int]:
-    """Of a run's pictures of clusters, in order."""
+    """The steps of a run's pictures of clusters, in order."""
     paths = (folder / "pictures").glob("clusters-[0-9]*.jpg")
     return sorted(int(path.stem.removeprefix("clusters-")) for path in paths)
 
 
 def cluster_pictures(run: Run, most: int) -> list[dict[str, Any]]:
-    """Evenly among those of a run; with the first and the last."""
-    steps, shown = picture_steps(run.folder), []
-    chosen = np.linspace(0, len(steps) - 1, min(max(2, most), len(steps)))
-    for step in (steps[place] for place in chosen.round().astype(int)):
+    """At most so many of a run's pictures, evenly spaced, with the first and the last."""
+    steps, pictures = picture_steps(run.folder), []
+    indices = np.linspace(0, len(steps) - 1, min(max(2, most), len(steps))).round().astype(int)
+    for step in (steps[index] for index in indices):
         with Image.open(picture_path(run.folder, step)) as picture:
             about = json.loads(picture.info.get("comment") or "null")
             url = to_data_url(picture)
-            shown.append({"step": step, "src": url, "size": picture.size, "about": about})
-    return shown
+            pictures.append({"step": step, "src": url, "size": picture.size, "about": about})
+    return pictures
 
 
 def to_data_url(picture: Image.Image) -> str:
@@ -259,24 +260,23 @@ def find_scores(runs: Sequence[Run], files: Sequence[Path]) -> list[dict[str, An
     """Lines of results.jsonl, in the run folders and in `files`, with some keys for the page; of a
     repeated evaluation, the last line counts."""
     scores: dict[str, dict[str, Any]] = {}
-    own = [(run.folder / name, index) for index, run in enumerate(runs) for name in SCORES]
-    for path, owner in own + [(path, None) for path in files]:
+    by_run = [(run.folder / name, index) for index, run in enumerate(runs) for name in SCORES]
+    for path, index in by_run + [(path, None) for path in files]:
         lines = read_lines(path) if path.is_file() else []
-        if owner is None and not (lines and all("scores" in line for line in lines)):
+        if index is None and not (lines and all("scores" in line for line in lines)):
             raise UserError(f"--scores {path} is not a results.jsonl of croc evaluate")
         for line in lines:
             fields = ("protocol", "data", "weights_hash", "config", "hold_out", "weights")
             identity = json.dumps([line.get(name) for name in fields], sort_keys=True)
-            weights, held_out = line.get("weights", ""), line.get("hold_out")
-            picture = path.parent / line["picture"] if line.get("picture") else None
+            weights, hold_out = line.get("weights", ""), line.get("hold_out")
             source = None
-            if picture and picture.is_file():
-                with Image.open(picture) as opened:
-                    source = to_data_url(opened)
+            if line.get("picture") and (path.parent / line["picture"]).is_file():
+                with Image.open(path.parent / line["picture"]) as picture:
+                    source = to_data_url(picture)
             main = next(iter(line["scores"].values()))
             scores[identity] = line | {
-                "run": _find_run(weights, runs, owner),
-                "data": line["data"] + (f" (held out {100 * held_out:g}%)" if held_out else ""),
+                "run": _find_run(weights, runs, index),
+                "data": line["data"] + (f" (held out {100 * hold_out:g}%)" if hold_out else ""),
                 "label": line.get("backbone") or weights,
                 "untrained": weights.startswith("random:"),
                 "main": main if is_number(main) else 0.0,
@@ -286,11 +286,11 @@ def find_scores(runs: Sequence[Run], files: Sequence[Path]) -> list[dict[str, An
     return list(scores.values())
 
 
-def _find_run(weights: str, runs: Sequence[Run], owner: int | None) -> int | None:
-    """By the path that was evaluated, else by the folder of results.jsonl."""
+def _find_run(weights: str, runs: Sequence[Run], default: int | None) -> int | None:
+    """The index of the run that the evaluated path belongs to."""
     path = Path(weights.removeprefix("random:")).resolve()
-    inside = (n for n, run in enumerate(runs) if path.is_relative_to(run.folder.resolve()))
-    return next(inside, owner)
+    matches = (n for n, run in enumerate(runs) if path.is_relative_to(run.folder.resolve()))
+    return next(matches, default)
 
 
 def score_cards(scores: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -305,7 +305,7 @@ def score_cards(scores: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _options(runs: Sequence[Run]) -> dict[str, Any]:
-    """What differs between the runs, in one row per option; the rest by section."""
+    """The options that differ between the runs, and the others by section."""
     differing, shared = {}, {}
     for name in dict.fromkeys(name for run in runs for name in run.options):
         values = [run.options.get(name, "") for run in runs]
@@ -320,8 +320,8 @@ def _options(runs: Sequence[Run]) -> dict[str, Any]:
 
 
 def _color(run: int | None) -> str:
-    """The CSS classes of a run's color: after eight runs the colors repeat, dashed; gray for what
-    belongs to none."""
+    """The CSS classes of a run's color; after eight runs the colors repeat, with dashed lines. What
+    belongs to no run is gray."""
     if run is None:
         return "run-none"
     return f"run-{run % COLORS}" + (" dashed" if run >= COLORS else "")
@@ -330,7 +330,7 @@ def _color(run: int | None) -> str:
 def brief(score: Any) -> str:
     """A score of a protocol: a number, or a text, or numbers by learning rate."""
     if isinstance(score, dict):
-        return " ".join(f"{name}: {brief(each)}" for name, each in score.items())
+        return " ".join(f"{name}: {brief(value)}" for name, value in score.items())
     if isinstance(score, float):
         return f"{score:.1f}" if is_number(score) else "–"
     return "–" if score is None else str(score)

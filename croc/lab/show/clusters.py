@@ -15,9 +15,15 @@ from croc.data.decode import WHOLE_PX
 from croc.data.sources import open_source, read_images
 from croc.errors import UserError
 from croc.lab.show import ShowClusters, ShowMerging
-from croc.lab.show import look as looks
 from croc.lab.show.figures import LABEL_PT, by_size, choose_heads, paint, tile_figure, to_array
-from croc.lab.show.look import Look, grid_of
+from croc.lab.show.look import (
+    Look,
+    grid_of,
+    keys_of,
+    read_photograph,
+    to_canvases,
+    whole_view,
+)
 from croc.method.backbone import Backbone
 from croc.method.clustering.join_split import softness
 from croc.method.clustering.trace import Trace, trace_views
@@ -59,7 +65,7 @@ def draw_clusters(look: Look, options: ShowClusters) -> Figure:
 
 
 def draw_merging(look: Look, options: ShowMerging) -> Figure:
-    """For each head its views at the last steps, and below them the cost at every K."""
+    """For each head, its views at the last steps, and below them the cost at every K."""
     config, backbone = look.croc.cluster, look.backbone
     ((views, keys),) = views_of(look, options)
     tokens = backbone.forward_tokens(views.pixels, config.tokens)
@@ -71,7 +77,7 @@ def draw_merging(look: Look, options: ShowMerging) -> Figure:
     for head in heads:
         chosen, colors = int(trace.count[0, head]), follow_colors(trace, head)
         columns = [(f"head {head}: chosen K {chosen}", [to_array(view) for view in pixels])]
-        # At the chosen K they go by size, as in `croc show clusters`.
+        # At the chosen K, colors go by size, as in `croc show clusters`.
         ranks = by_size(trace.at(chosen).assignments[:, 0, head])
         ranks = torch.cat([ranks, torch.arange(chosen, config.k_start)])
         for step in steps:
@@ -110,12 +116,12 @@ def to_rows(columns: list[tuple[str, list[np.ndarray]]]) -> list[list[Any]]:
 
 
 def views_of(look: Look, options: ShowClusters) -> list[tuple[Views, Int64[Tensor, "1"]]]:
-    """For each image its views, and the key that the starting centroids are drawn by."""
+    """For each image its views, and the key from which the initial centroids are drawn."""
     config, patch_px, names = look.croc, look.backbone.patch_px, options.images
     if not names and look.folder is None:  # weights have no data of their own
         names = own_photographs()
     longest_px = WHOLE_PX if options.whole else config.data.canvas_px
-    pictures = [looks.read_photograph(name, longest_px) for name in names]
+    pictures = [read_photograph(name, longest_px) for name in names]
     if not names:
         source = open_source(config.data, config.run.seed)
         readable = read_images(source, range(len(source)))
@@ -124,13 +130,13 @@ def views_of(look: Look, options: ShowClusters) -> list[tuple[Views, Int64[Tenso
         raise UserError("no image in the run's data can be decoded: name some photographs")
     if options.whole:
         side_px = options.image_px or 2 * config.views.size_px
-        views = [looks.whole_view(picture, side_px, patch_px) for picture in pictures]
+        views = [whole_view(picture, side_px, patch_px) for picture in pictures]
     else:
-        canvases = looks.to_canvases(pictures, config.data.canvas_px, options.seed)
-        both = make_views(canvases, config.views, patch_px)
-        parts = zip(both.pixels.split(1, dim=1), both.positions.split(1, dim=1))
-        views = [Views(*part) for part in parts]
-    return list(zip(views, looks.keys_of(options.seed, len(views)).split(1)))
+        canvases = to_canvases(pictures, config.data.canvas_px, options.seed)
+        batch = make_views(canvases, config.views, patch_px)
+        images = zip(batch.pixels.split(1, dim=1), batch.positions.split(1, dim=1))
+        views = [Views(pixels, positions) for pixels, positions in images]
+    return list(zip(views, keys_of(options.seed, len(views)).split(1)))
 
 
 def find_clusters(
@@ -149,10 +155,10 @@ def find_in_views(
 
 
 def follow_colors(trace: Trace, head: int) -> dict[int, list[int]]:
-    """For each k the colors of its columns, so that a cluster keeps its color as others merge.
+    """For each k, the colors of its columns, such that a cluster keeps its color as others merge.
 
-    Those of the chosen step are 0, 1, 2 … Where two clusters become one, it keeps the first one's
-    color; on the way up, the second of the two gets the next new one.
+    At the chosen K, they are 0, 1, 2 … A merged cluster has the color of the first of the two;
+    going up in k, the second one gets a new color.
     """
     steps = {step.valid.shape[-1]: step for step in trace.steps}
     into = {k + 1: s.into[0, head].tolist() for k, s in steps.items() if s.into is not None}

@@ -1,11 +1,13 @@
-"""`croc show features`: what a network makes of whole photographs."""
+"""`croc show features`: the tokens of whole photographs."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import matplotlib
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
+from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
@@ -29,17 +31,18 @@ def draw_features(look: Look, options: ShowFeatures) -> Figure:
     pictures = [read_photograph(name) for name in options.images or own_photographs()]
     side_px = options.image_px or 2 * look.config.views.size_px
     views = [whole_view(picture, side_px, backbone.patch_px) for picture in pictures]
-    described = [backbone.forward_tokens(each.pixels, "values") for each in views]
-    tokens = [each.patches[0, 0] for each in described]
-    colors = project(tokens) if options.together else [project([each])[0] for each in tokens]
+    tokens = [backbone.forward_tokens(view.pixels, "values") for view in views]
+    patches = [x.patches[0, 0] for x in tokens]
+    colors = project(patches) if options.together else [project([x])[0] for x in patches]
     rows, marks = [], []
-    for picture, view, seen, rgb in zip(pictures, views, described, colors):
+    for picture, view, x, rgb in zip(pictures, views, tokens, colors):
         pixels, grid = unnormalize(view.pixels)[:, 0], grid_of(view, backbone.patch_px)
         height, width, _ = picture.shape
         row, column = patch_at(*(options.patch or (width / 2, height / 2)), (height, width), grid)
-        unit = F.normalize(seen.patches[0, 0], dim=-1)
+        unit = F.normalize(x.patches[0, 0], dim=-1)
         cosine = unit @ unit[row * grid[1] + column]
-        marks.append((row, column, grid, Normalize(float(cosine.min()), 1)))
+        scale = Normalize(float(cosine.min()), 1)
+        marks.append((row, column, grid, scale))
         tiles = []
         for kind in options.columns:
             if kind == "photograph":
@@ -47,10 +50,10 @@ def draw_features(look: Look, options: ShowFeatures) -> Figure:
             elif kind == "pca":
                 tiles.append(("PCA", rgb.reshape(*grid, 3).numpy()))
             elif kind == "cosine":
-                values = marks[-1][-1](cosine.reshape(grid).numpy())
+                values = scale(cosine.reshape(grid).numpy())
                 tiles.append((COSINE, matplotlib.colormaps["viridis"](values)))
             elif kind == "attention":
-                attention = stretch(seen.attention[0, 0].T).T.reshape(-1, *grid).numpy()
+                attention = stretch(x.attention[0, 0].T).T.reshape(-1, *grid).numpy()
                 for head in choose_heads(options.heads, len(attention)):
                     tile = matplotlib.colormaps["magma"](attention[head])
                     tiles.append((f"attention, head {head}", tile))
@@ -62,29 +65,34 @@ def draw_features(look: Look, options: ShowFeatures) -> Figure:
         rows.append([("" if rows else label, tile) for label, tile in tiles])
     below = 0.27 if "cosine" in options.columns else 0.06
     figure, drawn = tile_figure(rows, f"{look.title}: tokens of the last block", below=below)
-    for (row, column, (high, wide), scale), in_row in zip(marks, drawn):
-        for (label, _), axes in zip(rows[0], in_row):
-            if label not in ("photograph", COSINE) or "cosine" not in options.columns:
-                continue
-            for color, width in (("black", 3.0), ("white", 1.4)):  # which shows on every color
-                corner = (column / wide, 1 - (row + 1) / high)
-                box = Rectangle(corner, 1 / wide, 1 / high, fill=False, ec=color, lw=width)
-                axes.add_patch(box).set_transform(axes.transAxes)
+    if "cosine" not in options.columns:
+        return figure
+    for (row, column, grid, scale), row_axes in zip(marks, drawn):
+        for (label, _), axes in zip(rows[0], row_axes):
+            if label in ("photograph", COSINE):
+                frame_patch(axes, row, column, grid)
             if label == COSINE:
-                place = {
-                    "ax": axes,
-                    "location": "bottom",
-                    "pad": 0.03,
-                    "aspect": 22,
-                    "panchor": False,
-                }
-                ends = {"ticks": [scale.vmin, 1], "format": "%.2f"}
-                bar = figure.colorbar(ScalarMappable(scale, "viridis"), **ends, **place)
-                bar.ax.tick_params(length=0, pad=2, labelsize=LABEL_PT - 1)
-                for text, side in zip(bar.ax.get_xticklabels(), ("left", "right")):
-                    text.set_horizontalalignment(side)
-                bar.outline.set_visible(False)
+                add_color_bar(figure, axes, scale)
     return figure
+
+
+def frame_patch(axes: Axes, row: int, column: int, grid: tuple[int, int]) -> None:
+    rows, columns = grid
+    for color, width in (("black", 3.0), ("white", 1.4)):  # which shows on every color
+        corner = (column / columns, 1 - (row + 1) / rows)
+        box = Rectangle(corner, 1 / columns, 1 / rows, fill=False, ec=color, lw=width)
+        axes.add_patch(box).set_transform(axes.transAxes)
+
+
+def add_color_bar(figure: Figure, axes: Axes, scale: Normalize) -> None:
+    """Below a tile, labeled at its ends."""
+    place: Any = {"location": "bottom", "pad": 0.03, "aspect": 22, "panchor": False}
+    ticks = {"ticks": [scale.vmin, 1], "format": "%.2f"}
+    bar = figure.colorbar(ScalarMappable(scale, "viridis"), ax=axes, **ticks, **place)
+    bar.ax.tick_params(length=0, pad=2, labelsize=LABEL_PT - 1)
+    for text, side in zip(bar.ax.get_xticklabels(), ("left", "right")):
+        text.set_horizontalalignment(side)
+    bar.outline.set_visible(False)
 
 
 def project(images: Sequence[Float[Tensor, "_ D"]]) -> list[Float[Tensor, "_ 3"]]:

@@ -1,4 +1,4 @@
-"""The network to draw, from a run or from weights, and photographs as it sees them."""
+"""The network to draw, from a run or from weights, and its input from photographs."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,9 +58,9 @@ def look_at_run(run: Path, step: int | None = None) -> Look:
     paths = checkpoints(run)
     path = paths[-1] if paths and step is None else checkpoint_path(run, step or 0)
     if path not in paths:
-        kept = ", ".join(["0", *(str(step_of(path)) for path in paths)])
+        steps = ", ".join(["0", *(str(step_of(path)) for path in paths)])
         of_step = "" if step is None else f" of step {step}"
-        raise UserError(f"{run} has no checkpoint{of_step}, only of {kept} (untrained)")
+        raise UserError(f"{run} has no checkpoint{of_step}, only of {steps} (untrained)")
     backbone, config, record = open_run(run, path)
     return Look(f"{title}, step {record.step:,}", config, backbone, run)
 
@@ -83,7 +83,7 @@ def look_at_weights(spec: str) -> Look:
 
 
 def read_photograph(name: str, longest_px: int = WHOLE_PX) -> UInt8[np.ndarray, "h w 3"]:
-    """The upright picture, its longer side reduced to at most `longest_px`."""
+    """The picture, rotated upright, with its longer side reduced to at most `longest_px`."""
     try:
         return decode_image(Path(name).read_bytes(), longest_px)
     except (OSError, UndecodableImage) as error:
