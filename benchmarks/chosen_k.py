@@ -41,9 +41,7 @@ def choose(look: Look, images: int, seeds: int, device: torch.device) -> Int64[T
         views = make_views(canvases, config.views, backbone.patch_px)
         tokens = backbone.forward_tokens(views.pixels, config.cluster.tokens)
         keys = (keys_of(seed, len(pictures))[start : start + BATCH] for seed in range(seeds))
-        counts = [
-            cluster_tokens(tokens, views, each.to(device), config.cluster).count for each in keys
-        ]
+        counts = [cluster_tokens(tokens, views, k.to(device), config.cluster).count for k in keys]
         chosen.append(torch.stack(counts).cpu())
     return torch.cat(chosen, dim=1)
 
@@ -65,7 +63,7 @@ def analyze(run: str, k: Int64[Tensor, "S B H"]) -> dict[str, Any]:
         "mean": values.mean().item(),
         "variance": total.item(),
         **dict(zip(("seeds", "images", "heads", "both"), shares)),
-        "histogram": {int(each): (k == each).double().mean().item() for each in k.unique()},
+        "histogram": {int(value): (k == value).double().mean().item() for value in k.unique()},
     }
 
 

@@ -54,11 +54,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sizes = Sizes(**{name: getattr(options, name) for name in asdict(Sizes())})
     device = torch.device("cuda")
     print(hardware(device)["gpu"], sizes)
-    for what, step in steps(sizes, device, options.variants, options.compiled):
+    for name, step in steps(sizes, device, options.variants, options.compiled):
         try:
-            print(f"{do_bench(step, warmup=10, rep=60, return_mode='median'):8.3f} ms  {what}")
+            print(f"{do_bench(step, warmup=10, rep=60, return_mode='median'):8.3f} ms  {name}")
         except Exception as error:  # a variant that does not fit must not hide the others
-            print(f"     none     {what}: {type(error).__name__} {str(error)[:80]}")
+            print(f"     none     {name}: {type(error).__name__} {str(error)[:80]}")
 
 
 def synthetic_batch(sizes: Sizes, device: torch.device) -> tuple[Tokens, Views, Tensor]:

@@ -28,9 +28,9 @@ MIB = 2**20
 
 def elements(shapes: Any) -> int:
     """Elements of the largest tensor in nested lists of shapes, such as an all-gather's output."""
-    if shapes and all(isinstance(each, int) for each in shapes):
+    if shapes and all(isinstance(side, int) for side in shapes):
         return torch.Size(shapes).numel()
-    return max((elements(each) for each in shapes or [] if isinstance(each, list)), default=0)
+    return max((elements(shape) for shape in shapes or [] if isinstance(shape, list)), default=0)
 
 
 def main() -> None:

@@ -63,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     draw(curves, options.to)
     for name, values in distances.items():
-        print(f"{name:16}", "  ".join(f"{what} {value:.2e}" for what, value in values.items()))
+        print(f"{name:16}", "  ".join(f"{key} {value:.2e}" for key, value in values.items()))
 
 
 def train(

@@ -42,8 +42,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.error("this times kernels, and there is no GPU here")
     canvases = synthetic_canvases(options.images, options.canvas)
     print(hardware(canvases.pixels.device)["gpu"], f"{options.images} images")
-    for what, step in steps(canvases, ViewsConfig(size_px=options.view), options.definition):
-        print(f"{do_bench(step, warmup=10, rep=60, return_mode='median'):8.3f} ms  {what}")
+    for name, step in steps(canvases, ViewsConfig(size_px=options.view), options.definition):
+        print(f"{do_bench(step, warmup=10, rep=60, return_mode='median'):8.3f} ms  {name}")
 
 
 def synthetic_canvases(images: int, side: int) -> Canvases:
@@ -97,9 +97,9 @@ def draw(canvases: Canvases, config: ViewsConfig) -> tuple[Crops, Photometric]:
 def without_kernels(make: Callable[[], Views]) -> Callable[[], Views]:
     def plain() -> Views:
         use_kernels(False)
-        made = make()
+        views = make()
         use_kernels(True)
-        return made
+        return views
 
     return plain
 

@@ -42,8 +42,8 @@ def main() -> None:
     short: dict[str, Any] = {}
     if options.small:
         data, short = data | {"scenes": 96}, {"optim": {"epochs": 3}}
-    one = {"devices": 1}  # one process, which scores and draws
-    run = croc.pretrain(options.recipe, data=data, folder=options.to / "run", run=one, **short)
+    single = {"devices": 1}  # one process, which also scores and draws
+    run = croc.pretrain(options.recipe, data=data, folder=options.to / "run", run=single, **short)
     first, *_, last = run.metrics()
     print(f"step {last['step']}: loss {first['loss']:.3f} → {last['loss']:.3f}")
 
@@ -68,9 +68,9 @@ def cluster_crops(
     """Two crops and their joint clusters, in the order crop, clusters, crop, clusters."""
     crops = [photograph.crop(box) for box in boxes]
     features = croc.features(crops, run)
-    tokens = torch.cat([each.patches.flatten(0, 1) for each in features])
+    tokens = torch.cat([x.patches.flatten(0, 1) for x in features])
     corners = [torch.tensor(box[:2]) for box in boxes]
-    centers = [each.centers_px().flatten(0, 1) + at for each, at in zip(features, corners)]
+    centers = [x.centers_px().flatten(0, 1) + corner for x, corner in zip(features, corners)]
     positions = torch.cat(centers) / max(photograph.size)  # the photograph's longer side is 1
     saliency = torch.full((len(tokens),), 1 / len(tokens))  # all patches have the same weight
     config = croc.ClusterConfig(k_start=8)

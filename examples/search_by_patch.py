@@ -91,8 +91,8 @@ def main() -> None:
 def search(patch: torch.Tensor, features: dict[Path, croc.Features]) -> list[Match]:
     """The best patch of each photograph, the best photograph first."""
     matches = []
-    for photograph, each in features.items():
-        cosines = F.cosine_similarity(each.patches, patch, dim=-1)
+    for photograph, x in features.items():
+        cosines = F.cosine_similarity(x.patches, patch, dim=-1)
         row, column = divmod(int(cosines.argmax()), cosines.shape[1])
         matches.append(Match(photograph, float(cosines.max()), row, column, cosines))
     return sorted(matches, key=lambda match: -match.cosine)

@@ -16,9 +16,9 @@ def check_refusal(
     capsys.readouterr()
     assert main(arguments) == 2
     printed = capsys.readouterr()
-    *progress, line = printed.err.splitlines()  # finished stages may print a line before it
+    *progress, line = printed.err.splitlines()  # earlier stages may print a line, too
     assert line.startswith("croc: ")
-    assert not any(each.startswith("croc: ") for each in progress)
+    assert not any(text.startswith("croc: ") for text in progress)
     assert all(fragment in line for fragment in fragments), line
     assert printed.out == ""
     assert {path: path.lstat().st_mtime_ns for path in Path().rglob("*")} == before

@@ -77,7 +77,7 @@ def run_command(arguments: list[str]) -> None:
         "--run.nodes and --run.strategy",
     )
     require(options.model.init is None, "croc bench measures with fresh weights: leave --init out")
-    config = CrocConfig(**{each.name: getattr(options, each.name) for each in fields(CrocConfig)})
+    config = CrocConfig(**{x.name: getattr(options, x.name) for x in fields(CrocConfig)})
     config = replace(config, run=replace(run, devices=1))
     source = open_source(config.data, run.seed) if config.data.root else None
     if source:  # is there enough data for a batch?
@@ -85,7 +85,7 @@ def run_command(arguments: list[str]) -> None:
     folder = Path(bench.to or f"bench/{name}-{datetime.now(UTC):%Y-%m-%d-%H%M%S}")
     if (folder / FILE).exists():
         raise UserError(f"{folder} contains a measurement: choose another --bench.to")
-    folder.mkdir(parents=True, exist_ok=True)  # now, so that no result is lost
+    folder.mkdir(parents=True, exist_ok=True)  # before measuring: it may fail
 
     fabric = make_fabric(config.run)
     dtype = torch.bfloat16 if in_bfloat16(run, fabric.device.type) else torch.float32
@@ -115,15 +115,15 @@ class BenchTrainer(Trainer):
     """The trainer of a run, with its own schedule."""
 
     def __init__(self, fabric: Fabric, config: CrocConfig) -> None:
-        # The views of most of a run, not those of its early epochs.
+        # Views as in most of a run, not those of its early epochs.
         views = replace(config.views, early_px=None, early_epochs=0)
         super().__init__(fabric, replace(config, views=views))
-        # Past the epochs with frozen prototypes, as most steps of a run.
+        # Start after the epochs with frozen prototypes, like most steps of a run.
         frozen = min(config.loss.frozen_prototype_epochs, config.optim.epochs - 1)
         self._number = frozen * STEPS_PER_EPOCH
 
     def next_step(self, canvases: Canvases, *, use_graph: bool = True) -> dict[str, Tensor]:
-        """As in training (a CUDA graph where that has one), or eagerly."""
+        """As in training, possibly with a CUDA graph; or eagerly."""
         schedule = schedule_at(self._number, self.config.optim, STEPS_PER_EPOCH)
         self._number += 1
         return self.step(canvases, schedule, use_graph=use_graph)
@@ -152,11 +152,11 @@ def measure(
     for _ in range(bench.warmup - 1):
         eager_step()
 
-    # Stages before the CUDA graph, which keeps memory for good.
+    # The stages are timed before the CUDA graph is captured, since it never frees its memory.
     stopwatch, steps = Stopwatch(device), min(STAGE_STEPS, bench.steps)
     with stopwatch.running():
         watched_ms = statistics.fmean(_timed_ms(device, eager_step, steps))
-    split_ms = {name: 1e3 * taken / steps for name, taken in stopwatch.seconds().items()}
+    split_ms = {name: 1e3 * seconds / steps for name, seconds in stopwatch.seconds().items()}
     split_ms["rest"] = max(0.0, watched_ms - sum(split_ms.values()))
 
     if device.type == "cuda":
@@ -173,7 +173,7 @@ def measure(
         peak_gib = torch.cuda.max_memory_allocated(device) / 2**30
         reserved_gib = torch.cuda.max_memory_reserved(device) / 2**30
         launches = []
-        for _ in range(HOST_STEPS):  # from an empty queue: in a full one the host would wait
+        for _ in range(HOST_STEPS):  # from an empty queue: with a full one, the host would wait
             torch.cuda.synchronize(device)
             start = time.perf_counter()
             trainer.next_step(next(batches))
@@ -254,18 +254,18 @@ def count_flop(config: CrocConfig) -> dict[str, int]:
 
 
 def measure_ceiling(device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
-    """The speed of one large matrix product. Of random numbers: zeros take less power, and the
-    clocks would be higher."""
+    """The speed of one large matrix product, of random numbers: zeros take less power, which would
+    raise the clock rate."""
     side, warm_ups, runs = (8192, 100, 30) if device.type == "cuda" else (768, 2, 5)
     a, b = torch.randn(2, side, side, device=device).to(dtype)
     out = torch.empty_like(a)
-    taken_ms = _timed_ms(device, lambda: torch.mm(a, b, out=out), warm_ups + runs)[warm_ups:]
-    tflops = 2 * side**3 / statistics.median(taken_ms) / 1e9
+    times_ms = _timed_ms(device, lambda: torch.mm(a, b, out=out), warm_ups + runs)[warm_ups:]
+    tflops = 2 * side**3 / statistics.median(times_ms) / 1e9
     return {"tflops": tflops, "dtype": str(dtype).removeprefix("torch."), "side": side}
 
 
 def synthetic_batches(config: CrocConfig, count: int, device: torch.device) -> Iterator[Canvases]:
-    """A few batches in turn, already on the device, of noise with a photograph's contrasts."""
+    """A few batches in turn, preloaded on the device, of noise with a photograph's contrasts."""
     generator = torch.Generator(device).manual_seed(config.run.seed)
     batch, side = config.optim.batch, config.data.canvas_px
     batches: list[Canvases] = []
@@ -288,8 +288,8 @@ def _wait(device: torch.device) -> None:
 
 
 def _timed_ms(device: torch.device, call: Callable[[], object], count: int) -> list[float]:
-    """Of each of `count` calls in a row; on a GPU between events in its queue, so that the host
-    does not wait in between."""
+    """The time of each of `count` consecutive calls; on a GPU between events in its queue, so that
+    the host does not wait in between."""
     if device.type == "cuda":
         events = [torch.cuda.Event(enable_timing=True) for _ in range(count + 1)]
         events[0].record()

@@ -55,7 +55,8 @@ def run_demo(config: CrocConfig) -> bool:
 
 
 def judge(lines: list[dict[str, float | int]], kind: str, prototypes: int) -> bool:
-    """The loss must fall (mean of its last tenth), and the entropy stay in 5 … 95% of log P."""
+    """The loss must fall (to the mean of its last tenth), and the entropy stay in 5 … 95% of
+    log P."""
     losses = [line[f"loss_{kind}"] for line in lines]
     end = fmean(losses[-max(1, len(losses) // 10) :])
     shares = [line[f"entropy_{kind}"] / math.log(prototypes) for line in lines]

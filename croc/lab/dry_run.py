@@ -29,7 +29,7 @@ from croc.weights.checkpoint import checkpoints, step_of
 CHECKED_IMAGES = 100
 """Number of images that are decoded to find corrupt files."""
 ON_CPU, ON_GPU = (15, 5), (60, 20)
-"""Number of steps, and of timed steps at the end, when prefetched batches have been used up."""
+"""Number of steps, and of timed steps at the end, after the prefetched batches are used up."""
 RESTART_STEPS = 5
 """Steps of the second start on a GPU, until the step has been captured as a CUDA graph."""
 
@@ -43,9 +43,9 @@ def dry_run(config: PretrainConfig, recipe: str) -> None:
     if not os.access(existing, os.W_OK | os.X_OK):
         raise UserError(f"{existing} is not writable: choose another --run.folder")
     source = open_source(config.data, run.seed)
-    checked = range(min(CHECKED_IMAGES, len(source)))
-    readable = {index for index, _ in read_images(source, checked)}
-    broken = [source.name(index) for index in checked if index not in readable]
+    indices = range(min(CHECKED_IMAGES, len(source)))
+    readable = {index for index, _ in read_images(source, indices)}
+    broken = [source.name(index) for index in indices if index not in readable]
     last_step = config.optim.epochs * steps_per_epoch(len(source), batch)
     last_step = min(last_step, run.stop_after_steps or last_step)
     saved = checkpoints(folder)
@@ -70,44 +70,44 @@ def dry_run(config: PretrainConfig, recipe: str) -> None:
             return
         *_, before, last = read_metrics(path)
         step_s = (last["seconds"] - before["seconds"]) / (last["step"] - before["step"])
-        checkpoint = checkpoints(path)[-1].stat().st_size
+        checkpoint_bytes = checkpoints(path)[-1].stat().st_size
         # What follows the last line of the metrics: a checkpoint, its gauges, the report.
         save_s = ended - (path / "metrics.jsonl").stat().st_mtime
         start_s = ended - started - save_s - step_s * last["step"]
         compile_s = 0.0
-        alone = run.nodes == 1 and 1 in (run.devices, torch.cuda.device_count())
-        if on_gpu and alone and run.compile is not False:
-            again_s = start_again(path, f"{temporary}/again") - RESTART_STEPS * step_s
-            start_s, compile_s = again_s, max(0.0, start_s - again_s)
+        single_gpu = on_gpu and run.nodes == 1 and 1 in (run.devices, torch.cuda.device_count())
+        if single_gpu and run.compile is not False:
+            restart_s = start_again(path, f"{temporary}/again") - RESTART_STEPS * step_s
+            start_s, compile_s = restart_s, max(0.0, start_s - restart_s)
     saves = -(-left // run.checkpoint_every_steps)
-    kept = min(saves, KEPT) + (left // run.keep_every_steps if run.keep_every_steps else 0)
-    free = shutil.disk_usage(existing).free
+    files = min(saves, KEPT) + (left // run.keep_every_steps if run.keep_every_steps else 0)
+    free_bytes = shutil.disk_usage(existing).free
 
-    def say(name: str, text: str) -> None:
+    def print_row(name: str, text: str) -> None:
         print(f"{name:12}{text}")
 
     names = "".join(f"\n{'':12}{name}" for name in broken[:5])
-    say("images", f"{len(source):,} (first: {source.name(0)})")
-    say("undecodable", f"{len(broken)} of the first {len(checked)}{names}")
+    print_row("images", f"{len(source):,} (first: {source.name(0)})")
+    print_row("undecodable", f"{len(broken)} of the first {len(indices)}{names}")
     resuming = f", resuming from step {last_step - left:,}" if saved else ""
-    say("steps", f"{left:,} at batch size {batch}{resuming}")
-    say("speed", f"{batch / step_s:,.0f} images/s, {1e3 * step_s:,.0f} ms per step")
+    print_row("steps", f"{left:,} at batch size {batch}{resuming}")
+    print_row("speed", f"{batch / step_s:,.0f} images/s, {1e3 * step_s:,.0f} ms per step")
     memory = f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20:.1f} GiB RAM"
     if on_gpu:
         memory = f"{torch.cuda.max_memory_reserved() / 2**30:.1f} GiB of GPU memory, {memory}"
-    say("memory", f"{memory} (peak of one process, without loader workers)")
-    say("time", f"{duration(start_s + step_s * left + save_s * saves)}")
-    say("", f"{start_s:.0f} s to start, {save_s:.1f} s for each of {saves:,} checkpoints")
+    print_row("memory", f"{memory} (peak of one process, without loader workers)")
+    print_row("time", duration(start_s + step_s * left + save_s * saves))
+    print_row("", f"{start_s:.0f} s to start, {save_s:.1f} s for each of {saves:,} checkpoints")
     if compile_s:
-        say("", f"{compile_s:.0f} s more to compile, which this dry run has already done")
-    needed = f"{kept * checkpoint / 2**30:.1f} GiB for {kept} checkpoints"
-    say("disk", f"{needed}, {free / 2**30:.0f} GiB free")
-    say("folder", str(folder))
+        print_row("", f"{compile_s:.0f} s more to compile, which this dry run has already done")
+    disk = f"{files * checkpoint_bytes / 2**30:.1f} GiB for {files} checkpoints"
+    print_row("disk", f"{disk}, {free_bytes / 2**30:.0f} GiB free")
+    print_row("folder", str(folder))
 
 
 def start_again(run: Path, folder: str) -> float:
-    """Seconds that a second run takes for its first steps, in a new process, like a user's run: by
-    then, most compiled code is in torch's on-disk cache."""
+    """Seconds for the first steps of a second run, in a new process like a user's run: most of its
+    compiled code is already in torch's cache on disk."""
     gc.collect()
     torch.cuda.empty_cache()
     command = [sys.executable, "-m", "croc", "pretrain", str(run / "config.json")]

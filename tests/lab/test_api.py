@@ -63,8 +63,8 @@ class TestFeatures:
         images = torch.rand(3, 3, 64, 96)
         features = croc.features(images, backbone, size_px=96)
         expected = backbone.features(normalize(images)).permute(0, 2, 3, 1)
-        torch.testing.assert_close(torch.stack([each.patches for each in features]), expected)
-        cls = torch.stack([each.cls for each in features if each.cls is not None])
+        torch.testing.assert_close(torch.stack([x.patches for x in features]), expected)
+        cls = torch.stack([x.cls for x in features if x.cls is not None])
         torch.testing.assert_close(cls, backbone.vit.forward_features(normalize(images))[:, 0])
         assert features[0].size_px == (64, 96)
 
@@ -108,9 +108,9 @@ class TestFeatures:
         expected = [croc.features(image, backbone)[0].patches for image in images]
         for batch in (1, 2, 5):
             features = croc.features(iter(images), backbone, batch=batch)
-            for each, patches, image in zip(features, expected, images, strict=True):
-                torch.testing.assert_close(each.patches, patches)
-                assert each.size_px == (image.shape[1], image.shape[2])
+            for x, patches, image in zip(features, expected, images, strict=True):
+                torch.testing.assert_close(x.patches, patches)
+                assert x.size_px == (image.shape[1], image.shape[2])
         assert croc.features([], backbone) == []
 
     def test_patches_by_pixel(self):
@@ -272,7 +272,7 @@ class TestEvaluate:
 
 @dataclass(frozen=True)
 class Scenes:
-    """Four small scenes as a data set of one's own."""
+    """A user's own dataset, of four small scenes."""
 
     classes: tuple[str, ...] = CLASSES
 

@@ -64,7 +64,7 @@ def test_demo_requires_falling_losses_and_no_collapse():
         assert demo.judge(lines, "image", 64) == learned
 
 
-def say(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> dict[str, str]:
+def printed_rows(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> dict[str, str]:
     assert main(["pretrain", "demo", *FLAGS, *arguments]) == 0
     lines = capsys.readouterr().out.splitlines()
     return {line[:12].strip(): line[12:] for line in lines if line[:12].strip()}
@@ -79,13 +79,13 @@ def test_what_a_folder_with_broken_files_needs(tmp_path: Path, capsys, monkeypat
     (photographs / "03.jpg").write_bytes(b"none")
     flags = ["--data.root", str(photographs), "--run.folder", "run", "--optim.epochs", "40"]
     flags += ["--data.max-failed-share", "0.5"]
-    found = say([*flags, "--dry-run"], capsys)
+    rows = printed_rows([*flags, "--dry-run"], capsys)
     assert not (tmp_path / "run").exists()
-    assert found["images"].startswith("40 (first: ")
-    assert found["undecodable"] == "1 of the first 40"
-    assert found["steps"] == "200 at batch size 8"
-    assert found["folder"] == str(tmp_path / "run")
-    assert re.fullmatch(r"[\d.]+ GiB for 2 checkpoints, \d+ GiB free", found["disk"])
+    assert rows["images"].startswith("40 (first: ")
+    assert rows["undecodable"] == "1 of the first 40"
+    assert rows["steps"] == "200 at batch size 8"
+    assert rows["folder"] == str(tmp_path / "run")
+    assert re.fullmatch(r"[\d.]+ GiB for 2 checkpoints, \d+ GiB free", rows["disk"])
 
 
 def test_a_run_that_is_resumed_needs_the_rest(tmp_path: Path, capsys):
@@ -93,7 +93,7 @@ def test_a_run_that_is_resumed_needs_the_rest(tmp_path: Path, capsys):
     assert main(["pretrain", "demo", *FLAGS, *run, "--run.stop-after-steps", "4"]) == 0
     before = (tmp_path / "run/metrics.jsonl").read_text()
     capsys.readouterr()
-    found = say([*run, "--dry-run"], capsys)
-    assert found["steps"] == "5 at batch size 8, resuming from step 4"
+    rows = printed_rows([*run, "--dry-run"], capsys)
+    assert rows["steps"] == "5 at batch size 8, resuming from step 4"
     assert (tmp_path / "run/metrics.jsonl").read_text() == before
     assert read_metrics(tmp_path / "run")[-1]["step"] == 4

@@ -31,7 +31,7 @@ TWO_RUNS = (*LAMBDA, "1", "2")
 
 def croc_sweep(to: Path, *more: str, flags: list[str] = FLAGS) -> Any:
     """Runs of two steps, scored on four scenes; the exit code."""
-    given = [
+    arguments = [
         *("sweep", "demo", *flags, "--run.stop-after-steps", "2", "--run.no-report"),
         *("--linear.image-px", "32", "--linear.steps", "5", "--linear.train-px", "16"),
         *("--workers", "0", "--sweep.to", str(to), "--sweep.data", "scenes:4"),
@@ -39,7 +39,7 @@ def croc_sweep(to: Path, *more: str, flags: list[str] = FLAGS) -> Any:
         *more,
     ]
     try:
-        return main(given)
+        return main(arguments)
     except SystemExit as end:
         return end.code
 
@@ -56,7 +56,7 @@ def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def trained(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The folders that pretrain was called for, in their order."""
+    """The names of the run folders, in the order in which pretrain was called."""
     real, calls = sweep.pretrain, []
 
     def counting(config: PretrainConfig, *rest: Any) -> Path:
@@ -153,20 +153,20 @@ def test_failing_runs_and_cells_cost_no_other(tmp_path: Path, trained: list[str]
     pretrain, real = sweep.pretrain, evaluate.run_protocol
     error = torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate")
 
-    def tight(config: PretrainConfig, *rest: Any) -> Path:
+    def run_out_of_memory(config: PretrainConfig, *rest: Any) -> Path:
         if "small-memory" in str(config.run.folder):
             raise error
         return pretrain(config, *rest)
 
-    def full(request: Any, *rest: Any) -> Any:
+    def fail_incontext(request: Any, *rest: Any) -> Any:
         if request.protocol == "incontext":
             raise error
         return real(request, *rest)
 
     settings = ("small memory=--optim.batch 4", "learns=")
     with monkeypatch.context() as patch:
-        patch.setattr(sweep, "pretrain", tight)
-        patch.setattr(evaluate, "run_protocol", full)
+        patch.setattr(sweep, "pretrain", run_out_of_memory)
+        patch.setattr(evaluate, "run_protocol", fail_incontext)
         assert croc_sweep(tmp_path, "--sweep.settings", *settings, *BOTH) == 1
     record = read_record(tmp_path)
     reason = "OutOfMemoryError: CUDA out of memory. Tried to allocate"
@@ -174,8 +174,8 @@ def test_failing_runs_and_cells_cost_no_other(tmp_path: Path, trained: list[str]
         ("small memory, seed 0", "training", reason),
         ("learns, seed 0", "incontext", reason),
     ]
-    (learned,) = record["rows"]
-    assert [cell["value"] is None for cell in learned["cells"]] == [False, True]
+    (row,) = record["rows"]
+    assert [cell["value"] is None for cell in row["cells"]] == [False, True]
     assert "Could not be computed: small memory" in (tmp_path / "table.md").read_text()
     assert croc_sweep(tmp_path, "--sweep.settings", *settings, *BOTH) == 0
     assert trained == ["learns-seed-0", "small-memory-seed-0"]
@@ -226,8 +226,8 @@ def test_processes_share_a_sweep_and_take_over_from_a_killed_one(tmp_path: Path,
             assert croc_sweep(tmp_path, *options) == 0
             output, rest = other.communicate(timeout=300)
         finally:
-            for each in (blocker, other):
-                each.kill()
+            blocker.kill()
+            other.kill()
     assert other.returncode == 0, rest
     printed = capsys.readouterr()
     started = re.findall(r"runs/(\S+): starts", errors + rest + printed.err)

@@ -1,4 +1,4 @@
-// Requests to the server, and the one place where a message appears.
+// Requests to the server, and the page's message line.
 
 const note = document.getElementById("message");
 let fromLane = false; // whether the shown message is about a query
@@ -26,7 +26,7 @@ export function count(change) {
   document.querySelector("[aria-busy]").setAttribute("aria-busy", String(pending > 0));
 }
 
-// Sends one query at a time; of those made meanwhile only the last.
+// Sends one query at a time; of those made in the meantime, only the last is sent.
 export function makeLane(path, take) {
   let waiting = null;
   let busy = false;

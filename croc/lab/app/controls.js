@@ -1,4 +1,4 @@
-// The clustering's settings: each with its value, and a button that resets it to the run's own.
+// The clustering's settings, each with its value and a button that resets it to the run's.
 
 import { change, listen, state } from "./state.js";
 
@@ -17,10 +17,10 @@ export function makeControls() {
     makeDraw(),
   );
   document.getElementById("reset-all").addEventListener("click", () =>
-    change("values", { values: { ...own() }, seed: 0 }));
+    change("values", { values: { ...defaults() }, seed: 0 }));
 }
 
-const own = () => state.start.models[0].defaults;
+const defaults = () => state.start.models[0].defaults;
 
 const setValue = (name, value) => change("values", { values: { ...state.values, [name]: value } });
 
@@ -33,7 +33,7 @@ function keepShown(show) {
   show();
 }
 
-function makeSlider(name, title, what, [min, max], step, read = Number) {
+function makeSlider(name, title, subtitle, [min, max], step, read = Number) {
   const id = `slider-${name}`;
   const slider = make("input", { type: "range", id, min, max, step });
   const output = make("output", { for: id });
@@ -45,15 +45,15 @@ function makeSlider(name, title, what, [min, max], step, read = Number) {
     slider.setAttribute("aria-valuetext", format(value));
   });
   return make("div", { class: "control" }, make("div", { class: "words" },
-    make("label", { for: id }, title), make("span", { class: "soft small" }, what),
+    make("label", { for: id }, title), make("span", { class: "soft small" }, subtitle),
     output, makeReset(title, name)), slider);
 }
 
 function makeReset(title, name) {
   const button = make("button", { type: "button", class: "reset",
-    "aria-label": `Reset ${title} to ${format(own()[name])}` }, "↺");
-  button.addEventListener("click", () => setValue(name, own()[name]));
-  keepShown(() => { button.disabled = state.values[name] === own()[name]; });
+    "aria-label": `Reset ${title} to ${format(defaults()[name])}` }, "↺");
+  button.addEventListener("click", () => setValue(name, defaults()[name]));
+  keepShown(() => { button.disabled = state.values[name] === defaults()[name]; });
   return button;
 }
 
@@ -74,7 +74,7 @@ function makeTokens(kinds) {
       makeReset("tokens", "tokens")), choices);
 }
 
-// The starting tokens are random: another draw shows how much depends on them.
+// The initial centroids are random; another draw shows how much depends on them.
 function makeDraw() {
   const output = make("output");
   const button = make("button", { type: "button", id: "draw" }, "Draw again");

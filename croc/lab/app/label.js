@@ -5,7 +5,7 @@ import { count, fetchJson, makeLane, showMessage } from "./api.js";
 import { keepUp } from "./label_progress.js";
 import { addTile, drawDots, sortTiles, tiles, visible } from "./label_tiles.js";
 
-const AT_ONCE = 12; // masks of a request: the first appear soon
+const AT_ONCE = 12; // masks per request: few, so that the first appear soon
 const ERASER = -1;
 
 const part = (id) => document.getElementById(id);
@@ -33,7 +33,7 @@ async function begin() {
       part("tiles").style.setProperty(property, `${part(id).value}${unit}`));
   }
   part("export").addEventListener("click", () => {
-    fetchJson("/api/export", { method: "POST", body: JSON.stringify({ photographs: [] }) })
+    fetchJson("/api/export", { method: "POST", body: "{}" })
       .then(() => keepUp(start, addPhotographs, showReady))
       .catch((error) => showMessage(error.message));
   });
@@ -73,35 +73,36 @@ function choose(number) {
 // A click on a photograph, in shares of its width and height; one on the same patch is replaced.
 function click(photo, x, y) {
   const [rows, columns] = start.grid;
-  const others = labels.clicks.filter((each) => each.photo === photo);
-  let old = others.find((each) => Math.floor(each.x * columns) === Math.floor(x * columns) &&
-    Math.floor(each.y * rows) === Math.floor(y * rows));
+  const inPhoto = labels.clicks.filter((other) => other.photo === photo);
+  let old = inPhoto.find((other) => Math.floor(other.x * columns) === Math.floor(x * columns) &&
+    Math.floor(other.y * rows) === Math.floor(y * rows));
   if (chosen === ERASER) {
-    const far = (each) => Math.hypot((each.x - x) * columns, (each.y - y) * rows);
-    old = others.filter((each) => far(each) < 2).sort((a, b) => far(a) - far(b))[0];
+    const distance = (other) => Math.hypot((other.x - x) * columns, (other.y - y) * rows);
+    [old] = inPhoto.filter((other) => distance(other) < 2)
+      .sort((a, b) => distance(a) - distance(b));
     if (!old) return;
   }
-  const clicks = labels.clicks.filter((each) => each !== old);
+  const clicks = labels.clicks.filter((other) => other !== old);
   if (chosen !== ERASER) clicks.push({ photo, x, y, class: chosen });
   change(labels.classes, clicks);
 }
 
 function addClass() {
   const used = labels.classes.map(({ color }) => color.toLowerCase());
-  const color = start.palette.find((each) => !used.includes(each)) ?? start.palette[0];
+  const color = start.palette.find((free) => !used.includes(free)) ?? start.palette[0];
   chosen = labels.classes.length;
   change([...labels.classes, { name: `class ${chosen}`, color }], labels.clicks);
   rename(chosen);
 }
 
 function removeClass(number) {
-  const clicks = labels.clicks.filter((each) => each.class !== number)
-    .map((each) => ({ ...each, class: each.class - (each.class > number ? 1 : 0) }));
+  const clicks = labels.clicks.filter((entry) => entry.class !== number)
+    .map((entry) => ({ ...entry, class: entry.class - (entry.class > number ? 1 : 0) }));
   change(labels.classes.filter((_, n) => n !== number), clicks);
 }
 
 const setClass = (number, values) => change(
-  labels.classes.map((each, n) => (n === number ? { ...each, ...values } : each)), labels.clicks);
+  labels.classes.map((old, n) => (n === number ? { ...old, ...values } : old)), labels.clicks);
 
 function press(event) {
   if (event.target.matches("input[type=text]") || event.altKey) return;
@@ -115,7 +116,7 @@ function press(event) {
   event.preventDefault();
 }
 
-// What is shown of them.
+// The page.
 
 function show() {
   part("classes").replaceChildren(...labels.classes.map(makeClass));
@@ -136,7 +137,7 @@ function showReady(ready = allReady) {
     refresh();
   }
   allReady = ready;
-  const isFitted = new Set(labels.clicks.map((each) => each.class)).size > 1;
+  const isFitted = new Set(labels.clicks.map((entry) => entry.class)).size > 1;
   part("hint").hidden = isFitted;
   part("hint").textContent = labels.clicks.length
     ? "Now click a patch of another class: masks appear once two classes have a click."
@@ -149,7 +150,7 @@ function showReady(ready = allReady) {
 function makeClass({ name, color }, number) {
   const swatch = make("input", { type: "color", value: color, "aria-label": `Color of ${name}` });
   swatch.addEventListener("change", () => setClass(number, { color: swatch.value }));
-  const clicks = labels.clicks.filter((each) => each.class === number).length;
+  const clicks = labels.clicks.filter((entry) => entry.class === number).length;
   const choosing = make("button", { type: "button", class: "choose",
     "aria-pressed": String(number === chosen), title: number < 9 ? `Key ${number + 1}` : null },
   make("span", { class: "name" }, name), make("span", { class: "soft clicks" }, String(clicks)));
@@ -169,7 +170,7 @@ function rename(number) {
   const field = make("input", { type: "text", value: name, maxlength: 80, "aria-label": "Name" });
   let done = false;
   const end = (keep) => {
-    if (done) return; // removing a field blurs it
+    if (done) return; // removing the field blurs it
     done = true;
     const changed = field.value.trim();
     if (keep && changed && changed !== name) setClass(number, { name: changed });
@@ -202,11 +203,11 @@ async function refresh() {
     for (;;) {
       const stale = visible().filter((tile) => tile.revision !== revision).slice(0, AT_ONCE);
       if (!stale.length) break;
-      const asked = revision;
+      const requested = revision;
       const photographs = stale.map((tile) => tile.index);
       const { masks } = await fetchJson("/api/masks",
         { method: "POST", body: JSON.stringify({ photographs }) });
-      for (const tile of stale) tile.show(masks[tile.index], asked);
+      for (const tile of stale) tile.show(masks[tile.index], requested);
     }
   } catch (error) {
     showMessage(error.message);
@@ -220,8 +221,7 @@ async function sortByCertainty() {
   count(1);
   part("uncertain").disabled = true;
   try {
-    const { certainty } = await fetchJson("/api/order",
-      { method: "POST", body: JSON.stringify({ photographs: [] }) });
+    const { certainty } = await fetchJson("/api/order", { method: "POST", body: "{}" });
     sortTiles((a, b) => (certainty[a.index] ?? 2) - (certainty[b.index] ?? 2));
     part("by-name").hidden = false;
   } catch (error) {

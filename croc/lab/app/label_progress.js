@@ -1,4 +1,4 @@
-// How far the server is with the tokens and an export; asked until both are done.
+// The progress of the tokens and of an export, polled until both are done.
 
 import { fetchJson, showMessage } from "./api.js";
 

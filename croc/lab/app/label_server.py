@@ -94,8 +94,8 @@ class LabelServer(LocalServer):
             Route("/api/photographs/{index:int}", self.photograph),
             self.post("labels", dict, self.set_labels),
             self.post("masks", read_numbers, self.find_masks),
-            self.post("order", read_numbers, self.find_order),
-            self.post("export", read_numbers, self.start_export),
+            self.post("order", dict, self.find_order),
+            self.post("export", dict, self.start_export),
         ]
 
     async def start(self, request: Request) -> Response:
@@ -157,7 +157,7 @@ class LabelServer(LocalServer):
             masks[index] = {"mask": url, "certainty": certainty(scores)}
         return {"masks": masks}
 
-    def find_order(self, numbers: list[int]) -> dict[str, Any]:
+    def find_order(self, _: object) -> dict[str, Any]:
         """The certainty of every photograph."""
         by_index = self.scores(list(self.photos.sizes))
         return {"certainty": {index: certainty(scores) for index, scores in by_index}}
@@ -169,7 +169,7 @@ class LabelServer(LocalServer):
             if head and index in self.photos.sizes:
                 yield index, head(self.photos.tokens(index)[None].float())[0]
 
-    def start_export(self, numbers: list[int]) -> dict[str, Any]:
+    def start_export(self, _: object) -> dict[str, Any]:
         head = self.fit()
         if head is None or len(self.photos.sizes) + len(self.photos.skipped) < len(self.photos):
             raise UserError("not yet: all photographs must be ready, and two classes have clicks")

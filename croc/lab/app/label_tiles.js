@@ -83,14 +83,14 @@ export function addTile({ index, name, wide }, [rows, columns], click, changed) 
 }
 
 export function drawDots(clicks, colors) {
-  const byName = Map.groupBy(clicks, (each) => each.photo);
+  const byName = Map.groupBy(clicks, (click) => click.photo);
   for (const { name, dots } of tiles) {
-    const own = byName.get(name) ?? [];
-    if (!own.length && !dots.childElementCount) continue;
-    dots.replaceChildren(...own.map((each) => {
+    const inPhoto = byName.get(name) ?? [];
+    if (!inPhoto.length && !dots.childElementCount) continue;
+    dots.replaceChildren(...inPhoto.map((click) => {
       const dot = make("span", { class: "dot" });
-      Object.assign(dot.style, { left: `${100 * each.x}%`, top: `${100 * each.y}%`,
-        background: colors[each.class] });
+      Object.assign(dot.style, { left: `${100 * click.x}%`, top: `${100 * click.y}%`,
+        background: colors[click.class] });
       return dot;
     }));
   }

@@ -9,7 +9,7 @@ import { change, listen, query, state } from "./state.js";
 import { followColors, readTiles } from "./tiles.js";
 import { makeUploads } from "./uploads.js";
 
-const REST_MS = 120; // the merging is requested once boxes and sliders rest
+const REST_MS = 120; // the merging is requested when boxes and sliders have not moved for so long
 
 async function begin() {
   state.start = await fetchJson("/api/start");

@@ -93,9 +93,9 @@ function draw(panel, crops, model) {
       lay(context, heatLayer(similar.crops, view * grid, grid, grid, CROP_PX, CROP_PX));
     } else if (shown) {
       const { tiles, row, clusters } = shown;
-      const one = pointed?.model === model
+      const highlighted = pointed?.model === model
         ? clusterAt(tiles, row + pointed.view, clusters.length, pointed.index) : -1;
-      lay(context, clusterLayer(tiles, row + view, clusters, CROP_PX, one));
+      lay(context, clusterLayer(tiles, row + view, clusters, CROP_PX, highlighted));
     }
     if (mode === "similarity" && patch.view === view) {
       drawPatch(context, samePatch(patch, grid), grid, true);
@@ -113,9 +113,9 @@ function draw(panel, crops, model) {
 
 // The chosen patch's position in another model's grid, which may be finer or coarser.
 export function samePatch(patch, grid) {
-  const own = state.start.models[patch.model].grid;
-  const move = (at) => Math.min(Math.floor(((at + 0.5) / own) * grid), grid - 1);
-  return move(Math.floor(patch.index / own)) * grid + move(patch.index % own);
+  const from = state.start.models[patch.model].grid;
+  const move = (at) => Math.min(Math.floor(((at + 0.5) / from) * grid), grid - 1);
+  return move(Math.floor(patch.index / from)) * grid + move(patch.index % from);
 }
 
 const format = (value) => value.toFixed(2).replace("-", "−");
@@ -138,11 +138,11 @@ function caption(model, shown, similar) {
     return `Cosine ${format(similar.low + value * (1 - similar.low))}`;
   }
   const { tiles, row, clusters } = shown;
-  const one = clusterAt(tiles, row + pointed.view, clusters.length, pointed.index);
+  const number = clusterAt(tiles, row + pointed.view, clusters.length, pointed.index);
   const [inA, inB] = [row, row + 1].map((at) => Array.from({ length: tiles.grid ** 2 }, (_, index) =>
-    clusterAt(tiles, at, clusters.length, index)).filter((cluster) => cluster === one).length);
-  const where = clusters[one].valid ? "shared" : "in one crop only, left out";
-  return `Cluster ${one + 1} of ${clusters.length}, ${where}: ${inA} patches of A, ${inB} of B`;
+    clusterAt(tiles, at, clusters.length, index)).filter((cluster) => cluster === number).length);
+  const where = clusters[number].valid ? "shared" : "in one crop only, left out";
+  return `Cluster ${number + 1} of ${clusters.length}, ${where}: ${inA} patches of A, ${inB} of B`;
 }
 
 // The row of heads: each with its own small picture of both crops, its K, its shared clusters and
@@ -218,4 +218,4 @@ function shownClusters(model) {
 const clustersOf = (head) => paintWith(head.valid, head.painted.colors);
 
 const paintWith = (valid, colors) =>
-  valid.map((kept, k) => ({ valid: kept, color: colorOf(colors[k]) }));
+  valid.map((isValid, k) => ({ valid: isValid, color: colorOf(colors[k]) }));

@@ -84,7 +84,7 @@ function lookUp(labels, grid, [x, y, width, height], picture) {
 // Pairs of a cluster and an earlier color, those that share the most places first.
 function overlaps(map, before) {
   const shared = new Map();
-  map.forEach((own, view) => own.forEach((label, place) => {
+  map.forEach((labels, view) => labels.forEach((label, place) => {
     const old = before.map[view][place];
     if (label === NONE || old === NONE) return;
     const key = label * 256 + before.colors[old];

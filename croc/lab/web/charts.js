@@ -28,8 +28,8 @@ class Chart {
     const { shared, metric } = this;
     return shared.shown.filter((run) => Object.hasOwn(run.curves, metric)).map((run) => {
       const curve = run.curves[metric];
-      const each = perStep(run, shared.unit);
-      const xs = each === 1 ? curve.x : curve.x.map((step) => step * each);
+      const factor = perStep(run, shared.unit);
+      const xs = factor === 1 ? curve.x : curve.x.map((step) => step * factor);
       return { run, xs, ys: curve.y, lo: curve.lo ?? curve.y, hi: curve.hi ?? curve.y,
         thinned: Boolean(curve.lo), smooth: smoothed(xs, curve.y, shared.smoothing) };
     });
@@ -95,7 +95,7 @@ class Chart {
       }
     }
     if (low > high) return [0, 1];
-    for (const line of this.references.filter((each) => each.fits)) {
+    for (const line of this.references.filter((reference) => reference.fits)) {
       low = Math.min(low, line.label === "log P" ? 0 : line.value);
       high = Math.max(high, line.value);
     }
@@ -191,7 +191,7 @@ class Chart {
       const x = EDGE.left + this.atX(cursor);
       this.overlay.append(makeSvg("line", { class: "cursor", x1: x, x2: x, y1: EDGE.top,
         y2: EDGE.top + this.down }));
-      for (const { line, at } of values.filter((each) => each.at !== null)) {
+      for (const { line, at } of values.filter((value) => value.at !== null)) {
         this.overlay.append(makeSvg("circle", { class: line.run.color, r: 4,
           cx: EDGE.left + this.atX(line.xs[at]), cy: EDGE.top + this.atY(line.smooth[at]) }));
       }
@@ -216,8 +216,8 @@ class Chart {
 }
 
 function placeText(x, unit) {
-  const one = { steps: "step", images: "images", epochs: "epoch" }[unit];
-  return unit === "images" ? `${numberText(x)} ${one}` : `${one} ${numberText(x)}`;
+  const noun = { steps: "step", images: "images", epochs: "epoch" }[unit];
+  return unit === "images" ? `${numberText(x)} ${noun}` : `${noun} ${numberText(x)}`;
 }
 
 // Of a thinned curve, the mean and the range.

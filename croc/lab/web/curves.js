@@ -40,7 +40,7 @@ function ticksIn(low, high, count, whole = false) {
   if (!(span > 0) || !Number.isFinite(span)) return [low];
   const rough = span / Math.max(1, count);
   const power = 10 ** Math.floor(Math.log10(rough));
-  let step = [1, 2, 5, 10].find((each) => each * power >= rough * 0.999) * power;
+  let step = [1, 2, 5, 10].find((digit) => digit * power >= rough * 0.999) * power;
   if (whole) step = Math.max(1, Math.round(step));
   const ticks = [];
   const first = Math.ceil(low / step - 1e-9);

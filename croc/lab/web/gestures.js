@@ -17,8 +17,8 @@ function addGestures(chart) {
       width: Math.abs(to - from), height: chart.down }));
   };
   const gap = () => {
-    const [one, other] = [...pointers.values()];
-    return { apart: Math.max(10, Math.abs(one - other)), middle: (one + other) / 2 };
+    const [first, second] = [...pointers.values()];
+    return { apart: Math.max(10, Math.abs(first - second)), middle: (first + second) / 2 };
   };
 
   plot.addEventListener("pointerdown", (event) => {

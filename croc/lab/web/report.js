@@ -106,7 +106,7 @@ function buildClusters(place, data) {
 // The last picture of a run that is not after the step.
 function showPicture(board, step, many) {
   const { run, node } = board;
-  const picture = run.pictures.findLast((each) => each.step <= step) ?? run.pictures[0];
+  const picture = run.pictures.findLast((earlier) => earlier.step <= step) ?? run.pictures[0];
   if (board.shown === picture) return;
   board.shown = picture;
   const named = `${run.name}, step ${numberText(picture.step)}`;

@@ -103,8 +103,8 @@ def test_similarities_are_cosines(served: Served) -> None:
     heads = served.server.models[0].backbone.forward_tokens(views.pixels, "values").heads[:, 0, 1]
     expected = torch.cosine_similarity(heads, heads[1, 6], dim=-1).reshape(8, 4)
     low = answer["low"]
-    found = low + pixels_of(answer["crops"]) / 255 * (1 - low)
-    assert np.abs(found - expected.numpy()).max() < 0.005
+    cosines = low + pixels_of(answer["crops"]) / 255 * (1 - low)
+    assert np.abs(cosines - expected.numpy()).max() < 0.005
     assert pixels_of(answer["crops"])[5, 2] == 255  # itself
     assert pixels_of(answer["whole"]).shape == (8, 8)
     assert min(pixels_of(answer["crops"]).min(), pixels_of(answer["whole"]).min()) == 0

@@ -118,16 +118,16 @@ def test_settings_and_their_resets(served: Served) -> None:
         seen = page.evaluate(OVERLAYS)
         sliders = {"position_weight": ("End", "∞", "4"), "k_start": ("End", "24", "5")}
         sliders["sharpness"] = ("Home", "1", "20")
-        for name, (key, expected, own) in sliders.items():
+        for name, (key, expected, default) in sliders.items():
             row = page.locator(".control", has=page.locator(f"#slider-{name}"))
-            assert row.locator("output").inner_text() == own
+            assert row.locator("output").inner_text() == default
             assert row.locator(".reset").is_disabled()
             page.locator(f"#slider-{name}").focus()
             page.keyboard.press(key)
             assert row.locator("output").inner_text() == expected
             seen = wait_for_change(page, seen)
             row.locator(".reset").click()
-            assert row.locator("output").inner_text() == own
+            assert row.locator("output").inner_text() == default
             seen = wait_for_change(page, seen)
         assert page.locator(".panel").first.locator(".one-head").count() == 3
         page.locator("input[value=last]").check()

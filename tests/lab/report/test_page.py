@@ -68,7 +68,7 @@ def drag(page: Any, metric: str, start: float, end: float) -> None:
 def test_charts_by_pointer(path: Path):
     with open_page() as page:
         show(page, path)
-        charts = {each.get_attribute("data-metric") for each in page.locator(".chart").all()}
+        charts = {x.get_attribute("data-metric") for x in page.locator(".chart").all()}
         assert charts == line(1).keys() - {"step", "epoch"} | {"agreement"}
         assert readout(page, "seconds").startswith("at the end long 24 short")
         assert "log P" in chart(page, "entropy_image").locator("text.reference").text_content()

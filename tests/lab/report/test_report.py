@@ -124,9 +124,9 @@ def test_cut_off_scores_are_left_out(tmp_path: Path):
 def test_scores_find_their_runs(tmp_path: Path):
     """By the evaluated path, else by the folder of results.jsonl; or none."""
     runs = [read_run(make_run(tmp_path / name, 3)) for name in ("one", "two")]
-    own = add_scores(runs[0].folder)
-    result = json.loads(own.read_text().splitlines()[0])
-    own.write_text(json.dumps(result | {"weights": "elsewhere", "backbone": "x"}) + "\n")
+    results = add_scores(runs[0].folder)
+    result = json.loads(results.read_text().splitlines()[0])
+    results.write_text(json.dumps(result | {"weights": "elsewhere", "backbone": "x"}) + "\n")
     changes = (
         {"weights": str(runs[1].folder / "checkpoints" / "step-00000003.pt")},
         {"weights": f"random:{runs[1].folder}"},

@@ -172,7 +172,7 @@ def test_pca_equals_scikit_learn():
     low, high = np.quantile(expected, [0.02, 0.98], axis=0)
     expected = ((expected - low) / (high - low)).clip(0, 1)
     together = project([first, second])  # colors have one meaning in both
-    assert [len(each) for each in together] == [120, 80]
+    assert [len(colors) for colors in together] == [120, 80]
     np.testing.assert_allclose(torch.cat(together).numpy(), expected, atol=1e-5)
     for few in (make_tokens(1), make_tokens(2), torch.ones(2, 12)):
         assert torch.isfinite(project([few])[0]).all()
