@@ -27,8 +27,8 @@ from croc.method.types import Clusters, Tokens, Views
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of a batch; by default those of the paper's ViT-S/16. `grid` is the patches along a side of
-    a view, `width` that of a head."""
+    """The sizes of a batch; by default those of the paper's ViT-S/16. `grid` is the number of
+    patches along a side of a view, `width` that of a head."""
 
     images: int = 256
     heads: int = 6

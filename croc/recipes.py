@@ -26,6 +26,16 @@ from croc.config import (
 from croc.errors import UserError
 
 Section = TypeVar("Section", ImageHeadConfig, DistillationConfig)
+WEAK_COLORS = ViewsConfig(
+    brightness=0.3,
+    contrast=0.3,
+    saturation=0.1,
+    hue=0.02,
+    grayscale=0.0,
+    blur=(0.0, 0.0),
+    solarize=(0.0, 0.0),
+)
+SHARP_TEACHER = LossConfig(teacher_temp=0.02, temp_warmup_epochs=0, centering="sinkhorn")
 
 
 def coco_vits16() -> CrocConfig:
@@ -88,29 +98,11 @@ def coco_20min() -> CrocConfig:
     """
     return CrocConfig(
         data=DataConfig(canvas_px=192),
-        views=ViewsConfig(
-            size_px=192,
-            early_px=96,
-            early_epochs=156,
-            scale=(0.1, 0.6),
-            brightness=0.3,
-            contrast=0.3,
-            saturation=0.1,
-            hue=0.02,
-            grayscale=0.0,
-            blur=(0.0, 0.0),
-            solarize=(0.0, 0.0),
-        ),
+        views=replace(WEAK_COLORS, size_px=192, early_px=96, early_epochs=156, scale=(0.1, 0.6)),
         model=ModelConfig(depth=11, drop_path=0.0, position_window=(0.3, 1.0)),
         head=HeadConfig(image_prototypes=1024, cluster_prototypes=1024),
         cluster=ClusterConfig(k_start=8),
-        loss=LossConfig(
-            teacher_temp=0.02,
-            temp_warmup_epochs=0,
-            centering="sinkhorn",
-            teacher_momentum=0.95,
-            alpha=0.5,
-        ),
+        loss=replace(SHARP_TEACHER, teacher_momentum=0.95, alpha=0.5),
         optim=OptimConfig(
             epochs=200,
             lr=1e-3,
@@ -145,23 +137,10 @@ def posttrain() -> CrocConfig:
     - Weak color augmentation, as in coco-20min.
     """
     return CrocConfig(
-        views=ViewsConfig(
-            brightness=0.3,
-            contrast=0.3,
-            saturation=0.1,
-            hue=0.02,
-            grayscale=0.0,
-            blur=(0.0, 0.0),
-            solarize=(0.0, 0.0),
-        ),
+        views=WEAK_COLORS,
         model=ModelConfig(drop_path=0.0),
         head=HeadConfig(image_prototypes=256, cluster_prototypes=1024),
-        loss=LossConfig(
-            teacher_temp=0.02,
-            temp_warmup_epochs=0,
-            centering="sinkhorn",
-            teacher_momentum=0.99,
-        ),
+        loss=replace(SHARP_TEACHER, teacher_momentum=0.99),
         anchor=AnchorConfig(weight=10.0, weight_end=1.0),
         optim=OptimConfig(
             batch=64,
@@ -224,12 +203,7 @@ def demo() -> CrocConfig:
         model=ModelConfig(name="vit_tiny_patch16_224", patch_px=8, depth=2, drop_path=0.0),
         head=HeadConfig(hidden=256, bottleneck=64, image_prototypes=64, cluster_prototypes=64),
         cluster=ClusterConfig(k_start=8),
-        loss=LossConfig(
-            teacher_temp=0.02,
-            temp_warmup_epochs=0,
-            centering="sinkhorn",
-            teacher_momentum=0.975,
-        ),
+        loss=replace(SHARP_TEACHER, teacher_momentum=0.975),
         optim=OptimConfig(batch=24, epochs=30, lr=6e-3, warmup_epochs=1, weight_decay_end=0.04),
         run=RunConfig(log_every_steps=10, checkpoint_every_steps=420),
     )

@@ -4,7 +4,6 @@ The clusters are those of `method.croc.cluster_tokens` for the same boxes; nothi
 the page shows what the user pointed at.
 """
 
-import io
 import math
 import secrets
 from collections.abc import Sequence
@@ -27,7 +26,7 @@ from torch import Tensor
 from croc.config import ClusterConfig
 from croc.data.decode import UndecodableImage, decode_image, place_on_canvas
 from croc.data.scenes import make_scene
-from croc.lab.app.local import LocalServer, png_url
+from croc.lab.app.local import LocalServer, png_url, to_jpeg
 from croc.lab.show.clusters import follow_colors
 from croc.lab.show.look import Look, whole_view
 from croc.method.clustering.join_split import softness
@@ -163,9 +162,7 @@ class Explorer(LocalServer):
 
 
 def to_picture(identity: str, name: str, pixels: np.ndarray) -> Picture:
-    file = io.BytesIO()
-    Image.fromarray(pixels).save(file, "JPEG", quality=93, subsampling=0)
-    return Picture(identity, name, pixels, file.getvalue())
+    return Picture(identity, name, pixels, to_jpeg(pixels, quality=93, subsampling=0))
 
 
 def read_upload(data: bytes, name: str) -> Picture:

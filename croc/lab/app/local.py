@@ -14,8 +14,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import uvicorn
+from jaxtyping import UInt8
 from PIL import Image
 from starlette.applications import Starlette
 from starlette.datastructures import Headers, MutableHeaders
@@ -103,6 +105,12 @@ class LocalServer:
     async def run(self, work: Callable[[], Any]) -> Any:
         without_gradients = torch.no_grad()(work)
         return await asyncio.get_running_loop().run_in_executor(self.pool, without_gradients)
+
+
+def to_jpeg(pixels: UInt8[np.ndarray, "h w 3"], **options: Any) -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "JPEG", **options)
+    return file.getvalue()
 
 
 def png_url(image: Image.Image, **options: Any) -> str:

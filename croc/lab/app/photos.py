@@ -6,14 +6,12 @@ they are computed again.
 """
 
 import copy
-import io
 import os
 from pathlib import Path
 from typing import Any
 
 import torch
 from jaxtyping import Float
-from PIL import Image
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -21,6 +19,7 @@ from torch import Tensor
 from croc.data.decode import WHOLE_PX, UndecodableImage, decode_image, reduce_image
 from croc.data.sources import printable
 from croc.io import replacing
+from croc.lab.app.local import to_jpeg
 from croc.method.photometric import normalize
 from croc.segmentation.images import list_images
 from croc.segmentation.segmenter import Segmenter, resize_as_evaluated
@@ -58,7 +57,9 @@ class Photos:
         try:
             if not file.exists() or file.stat().st_mtime_ns < photo.stat().st_mtime_ns:
                 image = decode_image(photo.read_bytes(), WHOLE_PX)
-                tensors = {"tokens": self._compute(image), "jpeg": encode(image)}
+                jpeg = bytearray(to_jpeg(reduce_image(image, SHOWN_PX), quality=88))
+                jpeg = torch.frombuffer(jpeg, dtype=torch.uint8)
+                tensors = {"tokens": self._compute(image), "jpeg": jpeg}
                 height, width, _ = image.shape
                 file.parent.mkdir(parents=True, exist_ok=True)
                 with replacing(file, shared=True) as partial:
@@ -90,9 +91,3 @@ class Photos:
         inputs = normalize(pixels[None].to(segmenter.device) / 255)
         features = self.backbone.features(inputs, segmenter.blocks)
         return features[0].half().cpu().contiguous()
-
-
-def encode(image: Any) -> Tensor:
-    file = io.BytesIO()
-    Image.fromarray(reduce_image(image, SHOWN_PX)).save(file, "JPEG", quality=88)
-    return torch.frombuffer(bytearray(file.getvalue()), dtype=torch.uint8)

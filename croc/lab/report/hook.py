@@ -15,13 +15,14 @@ from croc.config import CrocConfig, PretrainConfig
 from croc.data.sources import ImageSource, read_images
 from croc.io import replacing
 from croc.lab.report.page import FILE, picture_path, picture_steps, write_report
-from croc.lab.show.clusters import find_clusters
+from croc.lab.show.clusters import find_in_views
 from croc.lab.show.figures import paint, to_array
 from croc.lab.show.look import grid_of, to_canvases
 from croc.method.backbone import Backbone
 from croc.method.clustering.join_split import softness
 from croc.method.photometric import unnormalize
 from croc.method.types import Clusters, Views
+from croc.method.views import make_views
 
 SHARE = 0.02
 """Fraction of the run's time that drawing may take. Checkpoints that would exceed it are not drawn,
@@ -72,7 +73,8 @@ class ReportHook:
             backbone = Backbone(config.model, config.views.size_px).eval().requires_grad_(False)
         backbone.load_state_dict(weights)
         canvases = to_canvases(list(images.values()), config.data.canvas_px, config.run.seed)
-        views, clusters = find_clusters(config, backbone, canvases)
+        views = make_views(canvases, config.views, backbone.patch_px)
+        clusters = find_in_views(config, backbone, views, canvases.sample_keys)
         path = picture_path(self._folder, step)
         path.parent.mkdir(exist_ok=True)
         sheet = draw_sheet(views, clusters, backbone.patch_px)

@@ -29,7 +29,7 @@ from croc.method.clustering.join_split import softness
 from croc.method.clustering.trace import Trace, trace_views
 from croc.method.croc import cluster_tokens, saliency
 from croc.method.photometric import unnormalize
-from croc.method.types import Canvases, Clusters, Views
+from croc.method.types import Clusters, Views
 from croc.method.views import make_views
 from croc.photographs import own_photographs
 
@@ -139,17 +139,10 @@ def views_of(look: Look, options: ShowClusters) -> list[tuple[Views, Int64[Tenso
     return list(zip(views, keys_of(options.seed, len(views)).split(1)))
 
 
-def find_clusters(
-    config: CrocConfig, backbone: Backbone, canvases: Canvases
-) -> tuple[Views, Clusters]:
-    """Two augmented views and their joint clusters, as in a training step."""
-    views = make_views(canvases, config.views, backbone.patch_px)
-    return views, find_in_views(config, backbone, views, canvases.sample_keys)
-
-
 def find_in_views(
     config: CrocConfig, backbone: Backbone, views: Views, keys: Int64[Tensor, "B"]
 ) -> Clusters:
+    """The joint clusters of the views of each image, as in a training step."""
     tokens = backbone.forward_tokens(views.pixels, config.cluster.tokens)
     return cluster_tokens(tokens, views, keys, config.cluster)
 

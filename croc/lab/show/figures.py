@@ -36,7 +36,7 @@ def paint(
     numbers: Int64[Tensor, "K"] | None = None,
     least_px: int = LEAST_PX,
 ) -> list[np.ndarray]:
-    """Each view in gray under the colors of its clusters, by default the largest has the first.
+    """Each view in gray, tinted with its clusters' colors; by default, the largest has the first.
 
     Assignments are upsampled bicubically. A pixel is hatched if the cluster that it belongs to
     most is not valid.
@@ -68,7 +68,7 @@ def blend(
 def upsample(
     values: Float[Tensor, "N K"], grid: tuple[int, int], like: Float[Tensor, "3 h w"]
 ) -> Float[Tensor, "K h w"]:
-    """Each token's shares of the clusters, at the size of a picture; they still sum to 1."""
+    """Each token's shares of the clusters, upsampled to a picture's size; they still sum to 1."""
     shares = values / values.sum(dim=-1, keepdim=True).clamp_min(1e-12)
     planes = shares.T.reshape(1, -1, *grid)
     soft = F.interpolate(planes, size=like.shape[-2:], mode="bicubic")[0].clamp(0)
@@ -113,7 +113,7 @@ def tile_figure(
 
 
 def choose_heads(heads: Sequence[int] | None, count: int, most: int | None = None) -> list[int]:
-    """The given heads, once each; by default all, or the first `most`."""
+    """The requested heads, without duplicates; by default all, or the first `most`."""
     chosen = list(dict.fromkeys(heads or range(min(count, most or count))))
     for head in chosen:
         if not 0 <= head < count:

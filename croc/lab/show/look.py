@@ -110,7 +110,7 @@ def whole_patches(size: tuple[int, ...], longer_px: int, patch_px: int) -> tuple
 
 
 def resize(pixels: Tensor, size: tuple[int, int]) -> Float[Tensor, "3 _ _"]:
-    """Bytes, or floats in 0 … 1, bicubically to floats in 0 … 1."""
+    """Resize bytes, or floats in 0 … 1, bicubically; to floats in 0 … 1."""
     pixels = pixels / 255 if pixels.dtype == torch.uint8 else pixels
     return F.interpolate(pixels[None], size=size, mode="bicubic", antialias=True)[0].clamp(0, 1)
 
