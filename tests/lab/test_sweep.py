@@ -211,7 +211,7 @@ def start(script: str, *arguments: object) -> "subprocess.Popen[str]":
 
 def test_processes_share_a_sweep_and_take_over_from_a_killed_one(tmp_path: Path, capsys):
     """The first run is locked by a process that is killed when the second run is finished."""
-    options = (*LAMBDA, "1", "2")
+    options = TWO_RUNS
     with start(LOCKS_THE_FIRST, tmp_path) as blocker, start(SWEEP, tmp_path, *options) as other:
         try:
             assert blocker.stdout is not None
