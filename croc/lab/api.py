@@ -163,7 +163,9 @@ def features(
         for shape in {pixels.shape for pixels in inputs}:
             indices = [index for index, pixels in enumerate(inputs) if pixels.shape == shape]
             tokens |= zip(indices, _tokens(backbone, torch.stack([inputs[i] for i in indices])))
-        results += [Features(*tokens[index], size) for index, size in enumerate(sizes)]
+        for index, size in enumerate(sizes):
+            patches, cls = tokens[index]
+            results.append(Features(patches, cls, size))
     return results
 
 
@@ -429,7 +431,8 @@ def pretrain(
         raise UserError(f"a {kind} is not a recipe: pass the name of one, or one of {kinds}")
     sections: dict[str, dict[str, Any]] = {name: {**values} for name, values in options.items()}
     if data is not None:
-        sections["data"] = {**data} if isinstance(data, Mapping) else {"root": data}
+        data_options: Any = data if isinstance(data, Mapping) else {"root": data}
+        sections["data"] = {**data_options}
     if "root" in sections.get("data", {}):
         root = sections["data"]["root"]
         roots = [root] if isinstance(root, str | os.PathLike) else root
