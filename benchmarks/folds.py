@@ -28,7 +28,8 @@ from croc.eval.protocols import (
     kmeans_protocol,
     linear_protocol,
 )
-from croc.weights.open import DenseBackbone, open_backbone
+from croc.weights.backbones import DenseBackbone
+from croc.weights.open import open_backbone
 
 
 def split_into_folds(data: SegmentationData, count: int) -> list[tuple[Subset, Subset]]:

@@ -147,7 +147,7 @@ def pretrain_command(arguments: list[str]) -> None:
     flags = [word for word in arguments[1:] if word != "--dry-run"]
     config = parse(type(default), flags, f"croc pretrain {arguments[0]}", default)
     if config.model.init != default.model.init:
-        from croc.weights.open import follow_init
+        from croc.weights.init import follow_init
 
         config = follow_init(config, recipe, option_names(arguments))
     if "--dry-run" in arguments:

@@ -33,6 +33,10 @@ def replacing(path: Path, *, shared: bool = False) -> Iterator[Path]:
         partial.unlink(missing_ok=True)
 
 
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
 def make_readable(path: Path) -> None:
     """Give a file the usual permissions; safetensors' files are readable by their owner alone."""
     os.umask(mask := os.umask(0))

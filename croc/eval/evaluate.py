@@ -34,14 +34,14 @@ from croc.eval.protocols import EvaluateOptions, Request, VideoConfig
 from croc.eval.results import FILE, Result, append_result, describe
 from croc.eval.video import evaluate_video
 from croc.eval.videos import open_videos
-from croc.weights.open import (
-    ConvBackbone,
+from croc.weights.backbones import (
+    FrozenBackbone,
     VitBackbone,
     check_fit,
     fast_precision,
     fingerprint,
-    open_backbone,
 )
+from croc.weights.open import open_backbone
 
 SEGMENTATION: dict[str, Callable[..., Report]] = {
     "linear": evaluate_linear,
@@ -64,7 +64,7 @@ class Weights:
     """A backbone, where it came from, and hashes of its tensors and of its architecture."""
 
     spec: str
-    backbone: VitBackbone | ConvBackbone
+    backbone: FrozenBackbone
     hash: str
     network_hash: str
 
@@ -119,15 +119,16 @@ def identify_network(network: nn.Module) -> str:
     return hashlib.sha256(f"{network!r} {heads}".encode()).hexdigest()[:16]
 
 
-def fit_request(request: Request, backbone: VitBackbone | ConvBackbone) -> Request:
+def fit_request(request: Request, backbone: FrozenBackbone) -> Request:
     return replace(request, config=fit_image_size(request.config, backbone))
 
 
-def fit_image_size(config: Any, backbone: VitBackbone | ConvBackbone) -> Any:
+def fit_image_size(config: Any, backbone: FrozenBackbone) -> Any:
     """The configuration with the nearest image size that is a whole number of patches."""
     name = "short_px" if isinstance(config, VideoConfig) else "image_px"
     side, stride = getattr(config, name), backbone.stride_px
-    fitting = side if isinstance(backbone, ConvBackbone) else max(1, round(side / stride)) * stride
+    is_vit = isinstance(backbone, VitBackbone)
+    fitting = max(1, round(side / stride)) * stride if is_vit else side
     check_fit(backbone, fitting, getattr(config, "blocks", 1))
     if fitting == side:
         return config

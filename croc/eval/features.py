@@ -24,7 +24,7 @@ from croc.eval.datasets import SegmentationData, Subset
 from croc.eval.metrics import confusion, iou, scores_by_class
 from croc.io import free_memory
 from croc.method.photometric import normalize
-from croc.weights.open import DenseBackbone
+from croc.weights.backbones import DenseBackbone
 
 EXAMPLES = 6
 UNLABELED = "no scored pixel is labeled: all labels are 255"

@@ -21,7 +21,7 @@ from croc.eval.pictures import write_masks
 from croc.eval.protocols import VideoConfig
 from croc.eval.videos import Video
 from croc.method.photometric import normalize
-from croc.weights.open import DenseBackbone
+from croc.weights.backbones import DenseBackbone
 
 Item = TypeVar("Item")
 Made = TypeVar("Made")

@@ -43,7 +43,8 @@ from croc.method.types import Clusters
 from croc.recipes import RECIPES
 from croc.segmentation.segmenter import Segmenter, load_segmenter
 from croc.weights import open as weights_open
-from croc.weights.open import ConvBackbone, VitBackbone, check_fit, follow_init
+from croc.weights.backbones import FrozenBackbone, VitBackbone, check_fit
+from croc.weights.init import follow_init
 
 Weights = str | os.PathLike[str]
 Photograph = str | os.PathLike[str] | Image.Image | Tensor | np.ndarray
@@ -52,7 +53,7 @@ Protocol = Literal["linear", "kmeans", "within", "incontext", "fewlabel", "video
 Config = TypeVar("Config")
 
 
-def load_backbone(weights: Weights) -> VitBackbone | ConvBackbone:
+def load_backbone(weights: Weights) -> FrozenBackbone:
     """Load a backbone, frozen and in float32, on the CPU.
 
     Args:
@@ -108,7 +109,7 @@ class Features:
 @torch.no_grad()
 def features(
     images: Photograph | Iterable[Photograph],
-    weights: Weights | VitBackbone | ConvBackbone,
+    weights: Weights | FrozenBackbone,
     *,
     size_px: int | Sequence[int] | None = None,
     batch: int = 8,
@@ -143,7 +144,7 @@ def features(
         >>> olive.patches[olive.patch_at(x=299, y=0)].shape
         torch.Size([192])
     """
-    if isinstance(weights, VitBackbone | ConvBackbone):
+    if isinstance(weights, FrozenBackbone):
         backbone = weights
     else:
         backbone = weights_open.load_backbone(os.fspath(weights))
@@ -238,9 +239,7 @@ def _read_image(image: object) -> Tensor:
     return image.cpu().float()
 
 
-def _input_size(
-    backbone: VitBackbone | ConvBackbone, size: tuple[int, int], size_px: Any
-) -> tuple[int, int]:
+def _input_size(backbone: FrozenBackbone, size: tuple[int, int], size_px: Any) -> tuple[int, int]:
     """Height and width of the network's input."""
     if size_px is None:
         native = backbone.vit.patch_embed.img_size if isinstance(backbone, VitBackbone) else None
@@ -254,11 +253,11 @@ def _input_size(
 
 
 def _tokens(
-    backbone: VitBackbone | ConvBackbone, pixels: Float[Tensor, "B 3 h w"]
+    backbone: FrozenBackbone, pixels: Float[Tensor, "B 3 h w"]
 ) -> list[tuple[Float[Tensor, "rows columns D"], Float[Tensor, "D"] | None]]:
     """Patch tokens and CLS token of each image; copies, so that none keeps the batch in memory."""
     images = normalize(pixels.to(next(backbone.parameters()).device))
-    if isinstance(backbone, ConvBackbone):
+    if not isinstance(backbone, VitBackbone):
         maps = backbone.features(images).permute(0, 2, 3, 1).float().cpu()
         return [(patches.clone(), None) for patches in maps]
     vit, stride = backbone.vit, backbone.stride_px

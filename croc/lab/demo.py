@@ -17,7 +17,7 @@ from croc.lab.show.clusters import draw_clusters
 from croc.lab.show.look import look_at_run, look_at_weights
 from croc.signals import is_first_process
 from croc.train.loop import pretrain
-from croc.weights.open import shipped
+from croc.weights.open import bundled_weights
 
 SHIPPED = "coco-20min"
 LEAST_GAIN = 5.0
@@ -47,7 +47,7 @@ def run_demo(config: CrocConfig) -> bool:
     print(f"  metrics                    {folder / 'metrics.jsonl'}")
     print(f"  weights                    {folder / 'checkpoints'}")
     print(f"  curves                     tensorboard --logdir {folder / 'tensorboard'}")
-    if SHIPPED in shipped():
+    if SHIPPED in bundled_weights():
         drawn = folder / f"{SHIPPED}.png"
         draw_clusters(look_at_weights(SHIPPED), ShowClusters()).savefig(drawn)
         print(f"  clusters of two photos, with the weights {SHIPPED}  {drawn}")

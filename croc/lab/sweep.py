@@ -49,7 +49,7 @@ from croc.tables import one_line
 from croc.train.loop import make_method, pretrain
 from croc.train.run_folder import open_run_folder
 from croc.weights.checkpoint import checkpoints, step_of
-from croc.weights.open import follow_init
+from croc.weights.init import follow_init
 
 PICTURE = "sweep.png"
 POLL_SECONDS = 1.0

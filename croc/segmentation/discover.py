@@ -41,14 +41,9 @@ from croc.segmentation.segmenter import (
     read_head,
     save_segmenter,
 )
-from croc.weights.card import bare
-from croc.weights.open import (
-    ConvBackbone,
-    VitBackbone,
-    check_storable,
-    fingerprint,
-    open_backbone,
-)
+from croc.weights.backbones import FrozenBackbone, fingerprint
+from croc.weights.open import check_storable, open_backbone
+from croc.weights.record import without_folder
 
 SAMPLE, SAMPLE_BYTES = 500, 2**30
 """Maximum number of images whose features are kept in memory, and their maximum size."""
@@ -67,8 +62,8 @@ def discover(options: DiscoverOptions) -> list[str]:
     folder = Path(options.to).expanduser()
     settings = {name: getattr(options, name) for name in ("classes", "image_px", "blocks", "seed")}
     if (folder / HEAD).is_file():
-        metadata = read_head(folder).get("facts", {})
-        if metadata.get("config") != settings or metadata.get("weights") != bare(options.weights):
+        metadata, weights = read_head(folder).get("facts", {}), without_folder(options.weights)
+        if metadata.get("config") != settings or metadata.get("weights") != weights:
             raise UserError(f"{folder} has a head with other settings: choose another folder")
         print(f"{folder} has a head already; completing the masks", file=sys.stderr)
     else:
@@ -115,7 +110,7 @@ def make_head(options: DiscoverOptions, folder: Path, settings: dict[str, Any]) 
     metadata = {
         "made by": "croc segment discover",
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "weights": bare(options.weights),
+        "weights": without_folder(options.weights),
         "backbone hash": fingerprint(backbone),
         "images": len(files),
         "fitted on": len(sample),
@@ -129,7 +124,7 @@ def make_head(options: DiscoverOptions, folder: Path, settings: dict[str, Any]) 
 
 @torch.inference_mode()
 def compute_features(
-    reader: Reader, backbone: VitBackbone | ConvBackbone, options: DiscoverOptions, workers: int
+    reader: Reader, backbone: FrozenBackbone, options: DiscoverOptions, workers: int
 ) -> tuple[list[ImageFile], Float[Tensor, "n C rows columns"]]:
     """The readable images, until their features reach SAMPLE_BYTES, and these features in half
     precision."""

@@ -20,8 +20,8 @@ from croc.io import replacing
 from croc.method.photometric import IMAGENET_MEAN, IMAGENET_STD
 from croc.segmentation.options import ExportOptions
 from croc.segmentation.segmenter import Segmenter, check_new, load_segmenter
-from croc.weights.formats import check_onnx, make_graph, plain_network, quiet
-from croc.weights.open import VitBackbone
+from croc.weights.backbones import VitBackbone
+from croc.weights.onnx import check_onnx, make_graph, plain_network, quiet
 
 
 class ImageToClasses(nn.Module):
@@ -32,7 +32,7 @@ class ImageToClasses(nn.Module):
         backbone: Any = segmenter.backbone
         self.is_vit = isinstance(backbone, VitBackbone)
         network = backbone.vit if self.is_vit else backbone.network
-        self.network: Any = plain_network(backbone.made, network)
+        self.network: Any = plain_network(backbone.record, network.state_dict())
         self.blocks = segmenter.blocks
         self.head: Any = segmenter.head
         statistics = [torch.tensor(each)[:, None, None] for each in (IMAGENET_MEAN, IMAGENET_STD)]

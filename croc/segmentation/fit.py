@@ -30,8 +30,8 @@ from croc.segmentation.segmenter import (
     save_segmenter,
 )
 from croc.tables import count_noun
-from croc.weights.card import bare
 from croc.weights.open import check_storable
+from croc.weights.record import without_folder
 
 MIN_IMAGES_TO_HOLD_OUT = 50
 """With this many images, some are held out; with fewer, all are scored, by two-fold validation."""
@@ -84,8 +84,8 @@ def fit_head(options: FitOptions, config: Config, is_length_chosen: bool = False
     metadata = {
         "made by": "croc segment fit",
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "weights": bare(options.weights),
-        "data": f"{kind}:{bare(path)}",
+        "weights": without_folder(options.weights),
+        "data": f"{kind}:{without_folder(path)}",
         "images": len(data),
         "labeled pixels": pixels,
         "score": scores,

@@ -32,7 +32,7 @@ from croc.segmentation.scores import score_images
 from croc.segmentation.segmenter import Segmenter, argmax_upsampled, head_hash, load_segmenter
 from croc.signals import catch_signals
 from croc.tables import count_noun
-from croc.weights.open import check_fit
+from croc.weights.backbones import check_fit
 
 SETTINGS, FORMAT = "settings.json", 1
 SETTINGS_KEY = "croc"

@@ -32,17 +32,10 @@ from croc.eval.linear import Layer
 from croc.eval.metrics import IGNORED
 from croc.eval.pictures import class_colors
 from croc.method.photometric import normalize
+from croc.weights.backbones import FrozenBackbone, architecture, check_fit, fingerprint
 from croc.weights.checksum import save_sealed
 from croc.weights.files import first_line, opening, read_named_tensors
-from croc.weights.open import (
-    ConvBackbone,
-    VitBackbone,
-    architecture,
-    check_fit,
-    fingerprint,
-    open_backbone,
-    save_backbone,
-)
+from croc.weights.open import open_backbone, save_backbone
 
 FORMAT = 1
 HEAD, TENSORS, BACKBONE = "head.json", "head.safetensors", "backbone.safetensors"
@@ -65,7 +58,7 @@ HEAD_SCHEMA: dict[str, Any] = {
 class Segmenter:
     """Maps images to class scores and class maps; a class map has indices into `classes`."""
 
-    backbone: VitBackbone | ConvBackbone
+    backbone: FrozenBackbone
     head: nn.Module | Memory
     """Features "B C h w" to scores: a 1×1 convolution, or a memory of labeled patches."""
     classes: tuple[str, ...]

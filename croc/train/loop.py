@@ -38,7 +38,7 @@ from croc.train.health import Health, non_finite_gradient
 from croc.train.log import RunLog
 from croc.train.run_folder import TrainState, claim_folder, open_run_folder, try_save
 from croc.weights.checkpoint import checkpoints, load_checkpoint
-from croc.weights.open import load_into
+from croc.weights.init import load_into
 
 LOST_PEER = (
     "another process of this run has exited or stopped responding; rerun the same command to "

@@ -10,7 +10,7 @@ import jinja2
 
 from croc.method.photometric import IMAGENET_MEAN, IMAGENET_STD
 from croc.tables import DATA_TITLES, one_line, plain_markdown
-from croc.weights.record import WeightsRecord, bare
+from croc.weights.record import RunRecord, without_folder
 
 METHODS = {"croc": "CrOC", "dino": "DINO", "mae": "MAE"}
 HUB_LICENSES = (
@@ -21,24 +21,24 @@ HUB_LICENSES = (
 
 
 def hub_license(license: str) -> str | None:
-    """The identifier that a note on a license starts with, if hubs know it."""
+    """The identifier at the start of a license note, if hubs know it."""
     first = re.split(r"[\s;,]", license.strip().lower(), maxsplit=1)[0]
     return first if first in HUB_LICENSES else None
 
 
 def make_card(
     name: str,
-    record: WeightsRecord,
+    record: RunRecord,
     scores: Sequence[dict[str, Any]] = (),
     kind: str | None = None,
     push: str | None = None,
     **facts: str | int | None,
 ) -> str:
-    """Markdown, with text from outside escaped; `facts` are architecture, dtype, numbers, prefix
-    (tokens before the patches), and of a folder its name and transformers' class.
+    """Markdown, with text from outside escaped. `facts` are architecture, dtype, numbers, prefix
+    (the number of tokens before the patches), folder and model_class (for transformers).
 
-    The card of a folder has code that loads this kind; that of what is pushed to USER/NAME loads it
-    from there. Both start with the YAML for model hubs.
+    The card of a folder has code that loads this `kind` of folder; if it is pushed to USER/NAME,
+    the code loads it from there. Both start with the YAML for model hubs.
     """
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
@@ -73,15 +73,21 @@ def _library(kind: str | None) -> str:
 def _score_row(line: dict[str, Any]) -> tuple[str, ...]:
     """Protocol, data, score, weights and settings of a line of results.jsonl."""
     kind, _, path = line["data"].partition(":")
-    data = DATA_TITLES.get(kind) or bare(path)
+    data = DATA_TITLES.get(kind) or without_folder(path)
     if line.get("hold_out"):
         data += f", {100 * line['hold_out']:g}% of its training split"
-    for part, unit in (("videos", "videos"), ("val", "images")):
+    for part, noun in (("videos", "videos"), ("val", "images")):
         if part in line.get("count", {}):  # there are smaller copies of datasets
-            data += f", {line['count'][part]:,} {unit}"
+            data += f", {line['count'][part]:,} {noun}"
     metric, value = next(iter(line["scores"].items()))
     spread = line["scores"].get("deviation")
     score = f"{metric} {value:.1f}" + (f" ± {spread:.1f}" if spread is not None else "")
     settings = {**line["config"], "precision": line["machine"]["precision"]}
-    shown = ", ".join(f"{name} {value}" for name, value in settings.items())
-    return line["protocol"], data, score, "these" if line["as_here"] else "before rounding", shown
+    weights = "these" if line["as_here"] else "before rounding"
+    return (
+        line["protocol"],
+        data,
+        score,
+        weights,
+        ", ".join(f"{name} {value}" for name, value in settings.items()),
+    )

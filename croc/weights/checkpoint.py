@@ -16,7 +16,7 @@ from croc.io import read_metrics
 from croc.method.backbone import Backbone, start_as_mae
 from croc.weights.checksum import verifying
 from croc.weights.files import first_line
-from croc.weights.record import LICENSE, WeightsRecord, without_paths
+from croc.weights.record import LICENSE, RunRecord, without_paths
 
 FORMAT = 2
 
@@ -26,7 +26,7 @@ def checkpoint_path(folder: Path, step: int) -> Path:
 
 
 def checkpoints(folder: Path) -> list[Path]:
-    """Those of a run, oldest first."""
+    """A run's checkpoints, oldest first."""
     paths = (folder / "checkpoints").glob("step-*.pt")
     return sorted(path for path in paths if re.fullmatch(r"step-\d{8,}", path.stem))
 
@@ -36,7 +36,7 @@ def step_of(checkpoint: Path) -> int:
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:
-    """The state in a file, checked to be an undamaged checkpoint of ours; no pickle is executed."""
+    """The state in a checkpoint of ours, checked for damage; no pickle is executed."""
     try:
         with warnings.catch_warnings(action="ignore"), verifying(path):
             state = torch.load(path, map_location="cpu", weights_only=True)
@@ -70,7 +70,8 @@ def _advice(path: Path) -> str:
 
 
 def find_checkpoint(path: Path) -> tuple[Path, Path] | None:
-    """The run and the checkpoint that a folder or file stands for; None for a file of no run."""
+    """The run's folder and the checkpoint for a run's folder or one of its checkpoints; None for
+    any other file."""
     if path.is_dir():
         saved = checkpoints(path)
         if not (path / CONFIG_FILE).is_file() or not saved:
@@ -87,21 +88,22 @@ def find_checkpoint(path: Path) -> tuple[Path, Path] | None:
     return None
 
 
-def open_run(run: Path, checkpoint: Path) -> tuple[Backbone, PretrainConfig, WeightsRecord]:
-    """A checkpoint's backbone, and what is known about the run."""
+def open_run(run: Path, checkpoint: Path) -> tuple[Backbone, PretrainConfig, RunRecord]:
+    """A checkpoint's backbone, the run's configuration, and a record of how it was trained."""
     config, recipe = read_config(run / CONFIG_FILE)
     state = load_checkpoint(checkpoint)
     backbone, step, batch = untrained(config), state["step"], config.optim.batch
     network = "teacher" if "teacher" in state["modules"] else "student"
     try:
         weights = state["modules"].get(network, {}).items()
-        own = {k.removeprefix("backbone."): x for k, x in weights if k.startswith("backbone.")}
-        backbone.load_state_dict(own)
+        backbone.load_state_dict(
+            {k.removeprefix("backbone."): x for k, x in weights if k.startswith("backbone.")}
+        )
     except (RuntimeError, AttributeError) as error:
         reason = str(error).strip().splitlines()[-1].strip()
         raise UserError(f"{checkpoint} does not fit {run / CONFIG_FILE}: {reason}") from None
     public = config_dict(without_paths(config), recipe)
-    record = WeightsRecord(
+    record = RunRecord(
         model=config.model.name,
         patch_px=backbone.patch_px,
         depth=len(backbone.vit.blocks),
@@ -121,16 +123,16 @@ def open_run(run: Path, checkpoint: Path) -> tuple[Backbone, PretrainConfig, Wei
 
 
 def seconds_trained(run: Path, step: int) -> float | None:
-    """Time of training up to a step, all starts together; None without metrics."""
+    """Training time up to a step, over all starts of the run; None without metrics."""
     if not (run / "metrics.jsonl").exists():
         return None
-    marks = [line["seconds"] for line in read_metrics(run) if line["step"] <= step]
-    ends = [before for before, after in pairwise(marks) if after < before]
-    return sum(ends) + marks[-1] if marks else None
+    times = [line["seconds"] for line in read_metrics(run) if line["step"] <= step]
+    before_restarts = [time for time, following in pairwise(times) if following < time]
+    return sum(before_restarts) + times[-1] if times else None
 
 
 def untrained(config: PretrainConfig) -> Backbone:
-    """As the run itself made it: the backbone is the first to draw from the run's seed."""
+    """The backbone before the first step: it is the first to draw from the run's seed."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.run.seed)
         backbone = Backbone(config.model, config.views.size_px)

@@ -1,8 +1,8 @@
-"""A SHA-256 of its own content in every checkpoint and exported file, verified when it is opened.
+"""Checksums in our checkpoints and exported files, verified when a file is opened.
 
-torch.load and safetensors return the content of a damaged file as it is. A checkpoint has the
-checksum in its zip comment, a safetensors file in its metadata. No flipped bit, not even one in the
-checksum, can make a file look like one without a checksum.
+torch.load and safetensors return the content of a damaged file as it is. A checkpoint has its
+SHA-256 in its zip comment, a safetensors file in its metadata. No single flipped bit, not even one
+in the checksum, can make a file look like one without a checksum.
 
 The checksum is the SHA-256 of the SHA-256s of the content's pieces, since one core takes longer to
 hash a file than to read it.
@@ -24,12 +24,12 @@ from croc.errors import UserError
 from croc.io import cores, make_readable
 
 TAG, DIGITS = b"sha256t ", 64
-"""Before the digits in a zip comment."""
+"""What precedes the digits in a zip comment."""
 END = b"PK\x05\x06"
-"""Of a zip: this, 16 bytes, the length of the comment in two bytes, the comment."""
+"""The last record of a zip: this, 16 bytes, the length of the comment in two bytes, the comment."""
 BLANK = "0" * DIGITS
 IN_METADATA = re.compile(rb'"sha256t":"(.{64})"|"[^"]{7}":"([0-9a-f]{64})"', re.DOTALL)
-"""Either is enough: the key or the digits may be what is damaged."""
+"""The key or the digits are enough, because the other may be what is damaged."""
 PIECE = 2**22
 
 
@@ -66,8 +66,8 @@ def write_sums(folder: Path) -> None:
 
 
 def verify(path: Path) -> bool:
-    """Raises for a damaged file; False for one without a checksum: of an earlier version, or of
-    other projects."""
+    """Raises for a damaged file; False for one without a checksum: an earlier version's, or another
+    project's."""
     is_zip = path.suffix != ".safetensors"
     place = _find_in_zip(path) if is_zip else _find_in_safetensors(path)
     if place is None:
@@ -81,7 +81,7 @@ def verify(path: Path) -> bool:
 
 
 def _digest(path: Path, end: int, place: int) -> str:
-    """Of the first `end` bytes, in which the checksum at `place` counts as zeros."""
+    """The checksum of the first `end` bytes, with zeros in place of the one at `place`."""
 
     with (
         path.open("rb") as file,
@@ -113,7 +113,7 @@ def verifying(path: Path) -> Iterator[None]:
 
 
 def _find_in_zip(path: Path) -> int | None:
-    """Where the checksum is."""
+    """The position of the checksum."""
     with path.open("rb") as file:
         place = file.seek(0, 2) - DIGITS
         start = place - len(TAG) - 18 - len(END)
@@ -122,7 +122,7 @@ def _find_in_zip(path: Path) -> int | None:
         file.seek(start)
         end = file.read(place - start)
     length = (len(TAG) + DIGITS).to_bytes(2, "little")
-    # Either is enough: one of them may be what is damaged.
+    # Either is enough, because the other may be what is damaged.
     is_sealed = (end[:4] == END and end[20:22] == length) or end[22:] == TAG
     return place if is_sealed else None
 

@@ -1,4 +1,4 @@
-"""`croc export`: a run's backbone as a file or a folder that loads without this project."""
+"""`croc export`: a run's backbone as a file or a folder that loads without CrOC."""
 
 import json
 import shutil
@@ -8,15 +8,19 @@ from typing import Annotated, Any, Literal
 
 import torch
 import tyro
+from torch import Tensor
 
 from croc.errors import UserError
-from croc.io import read_lines
+from croc.io import read_lines, write_json
+from croc.method.photometric import IMAGENET_MEAN, IMAGENET_STD
 from croc.weights import hub
-from croc.weights.card import make_card
-from croc.weights.checksum import write_sums
-from croc.weights.formats import WRITERS, check_onnx, write_file
-from croc.weights.open import architecture, fingerprint, open_backbone, shipped_hint
-from croc.weights.record import WeightsRecord
+from croc.weights.backbones import architecture, fingerprint
+from croc.weights.card import hub_license, make_card
+from croc.weights.checksum import save_sealed, write_sums
+from croc.weights.onnx import check_onnx, write_onnx
+from croc.weights.open import bundled_hint, open_backbone
+from croc.weights.record import RunRecord, metadata
+from croc.weights.transformers import write_transformers
 
 SAME_SETTINGS = ("protocol", "data", "config", "hold_out", "weights_hash", "machine")
 
@@ -48,9 +52,44 @@ class Export:
     """With --push: make a new repository public."""
 
 
+def write_file(folder: Path, record: RunRecord, weights: dict[str, Tensor]) -> None:
+    """What `open_backbone` reads."""
+    save_sealed(weights, folder / "model.safetensors", metadata(record))
+
+
+def write_timm(folder: Path, record: RunRecord, weights: dict[str, Tensor]) -> None:
+    """As timm's own models on hubs; by its metadata the file is also one of ours."""
+    write_file(folder, record, weights)
+    config = {
+        "architecture": record.model,
+        "num_classes": 0,
+        "num_features": weights["cls_token"].shape[-1],
+        "global_pool": "token",
+        "model_args": record.timm_model.options,
+        "pretrained_cfg": {
+            "tag": "croc",
+            "input_size": [3, record.image_px, record.image_px],
+            "fixed_input_size": False,
+            "interpolation": "bicubic",
+            "crop_pct": 1.0,
+            "mean": list(IMAGENET_MEAN),
+            "std": list(IMAGENET_STD),
+            "num_classes": 0,
+            "pool_size": None,
+            "first_conv": "patch_embed.proj",
+            "classifier": "head",
+            "license": hub_license(record.license) or "other",
+        },
+    }
+    write_json(folder / "config.json", config)
+
+
+WRITERS = {"timm": write_timm, "transformers": write_transformers, "onnx": write_onnx}
+
+
 def export(request: Export) -> tuple[Path | str, ...]:
-    """Write a folder in the layout of another library; or a file, whose metadata hold all that is
-    needed to build the network, and its card. Returns what is new, the page on the hub included."""
+    """Write a folder in the layout of another library; or one file, whose metadata is enough to
+    build the network, and its card. Returns the new paths, and the page on the hub."""
     kind, file = request.to if request.to in WRITERS else None, Path(request.to)
     if kind is None and file.suffix != ".safetensors":
         raise UserError(
@@ -63,15 +102,15 @@ def export(request: Export) -> tuple[Path | str, ...]:
     if request.push is not None:
         hub.check_push(request.push)
     backbone: Any = open_backbone(request.run, flag="RUN")
-    record = getattr(backbone, "made", None)
-    if not isinstance(record, WeightsRecord):
+    record = backbone.record
+    if not isinstance(record, RunRecord):
         raise UserError(
             f"{request.run} is not a run: pass a folder of croc pretrain, a checkpoint in it, a "
-            f"file of croc export, or a name ({shipped_hint()})"
+            f"file of croc export, or a name ({bundled_hint()})"
         )
     vit, record = backbone.vit, replace(record, license=request.license or record.license)
-    usual = backbone.name.removesuffix(f"@{record.step}") if kind else file.stem
-    name = usual if request.name is None else request.name
+    default = backbone.name.removesuffix(f"@{record.step}") if kind else file.stem
+    name = default if request.name is None else request.name
     if not name or Path(name).name != name or not name.isprintable():
         raise UserError(f"--name {name!r}: pass a name that is valid for a folder")
     folder = Path(request.folder or f"{name}-{kind}") if kind else file.with_suffix("")
@@ -86,23 +125,28 @@ def export(request: Export) -> tuple[Path | str, ...]:
     exact = fingerprint(backbone)
     weights = {k: x.to(getattr(torch, dtype)).contiguous() for k, x in vit.state_dict().items()}
     vit.load_state_dict(weights)
-    facts: dict[str, Any] = {
-        "architecture": architecture(backbone),
-        "dtype": dtype,
-        "numbers": sum(value.numel() for value in weights.values()),
-        "scores": _read_scores(request.scores, fingerprint(backbone), exact),
-        "prefix": vit.num_prefix_tokens,
-        "push": request.push,
-        "kind": kind,
-        "folder": folder.name,
-    }
+    rounded = fingerprint(backbone)
+    scores = _read_scores(request.scores, rounded, exact) if request.scores else []
     partial = folder.with_name(f"{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)  # of an export that was killed
     partial.mkdir(parents=True)
     try:
         write = WRITERS[kind] if kind else write_file
-        facts["model_class"] = write(partial, record, vit, weights)
-        (partial / "README.md").write_text(make_card(name, record, **facts), encoding="utf-8")
+        model_class = write(partial, record, weights)
+        card = make_card(
+            name,
+            record,
+            scores,
+            kind,
+            request.push,
+            architecture=architecture(backbone),
+            dtype=dtype,
+            numbers=sum(value.numel() for value in weights.values()),
+            prefix=vit.num_prefix_tokens,
+            folder=folder.name,
+            model_class=model_class,
+        )
+        (partial / "README.md").write_text(card, encoding="utf-8")
         if kind:
             write_sums(partial)
         pages = []
@@ -119,13 +163,13 @@ def export(request: Export) -> tuple[Path | str, ...]:
     return *targets, *pages
 
 
-def _read_scores(path: str | None, rounded: str, exact: str) -> list[dict[str, Any]]:
+def _read_scores(path: str, rounded: str, exact: str) -> list[dict[str, Any]]:
     """The latest of each protocol, dataset and settings, of these weights or before rounding."""
     scores: dict[str, dict[str, Any]] = {}
-    for line in read_lines(Path(path)) if path else ():
+    for line in read_lines(Path(path)):
         if line.get("weights_hash") in (rounded, exact):
             key = json.dumps([line.get(name) for name in SAME_SETTINGS], sort_keys=True)
             scores[key] = {**line, "as_here": line["weights_hash"] == rounded}
-    if path and not scores:
+    if not scores:
         raise UserError(f"--scores {path} has no scores of these weights ({rounded})")
     return list(scores.values())

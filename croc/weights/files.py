@@ -1,8 +1,8 @@
 """Files of weights from anywhere, read without running anything that they contain.
 
 torch's files are read by its restricted loader (`weights_only=True`), plain pickles (detectron2's)
-by an unpickler with the same rules: tensors and arrays are built, every other class becomes a
-passive `Record` of its name and contents, and functions that could do harm are refused.
+by an unpickler with the same rules: tensors and arrays are built, an object of any other class
+becomes an `OpaqueObject`, and functions that could do harm are refused.
 """
 
 import builtins
@@ -41,13 +41,13 @@ class HarmfulFile(pickle.UnpicklingError):
     """A file that names a function to run."""
 
 
-class Record:
-    """An object that a file describes and that is never built."""
+class OpaqueObject:
+    """The class name and contents of an object in a file that is never built."""
 
     kind = ""
     state: Any = None
 
-    def __new__(cls, *_: Any, **__: Any) -> "Record":
+    def __new__(cls, *_: Any, **__: Any) -> "OpaqueObject":
         return super().__new__(cls)
 
     def __setstate__(self, state: Any) -> None:
@@ -58,7 +58,7 @@ class Record:
 
 
 class NumpyType:
-    """Stands in for numpy.dtype, of which only numbers are accepted."""
+    """Replaces numpy.dtype; only types of numbers are accepted."""
 
     def __init__(self, code: Any, *_: Any) -> None:
         self.code, self.order = str(code), "="
@@ -75,7 +75,7 @@ class NumpyType:
 
 
 class NumpyArray:
-    """Stands in for an array, which gets its numbers after it was made."""
+    """Replaces numpy.ndarray, whose pickle contains its numbers as a state."""
 
     values: Tensor
 
@@ -87,15 +87,15 @@ class NumpyArray:
         self.values = kind.read(raw, shape, "F" if fortran else "C")
 
 
-STAND_INS: dict[str, Any] = {
+REPLACEMENTS: dict[str, Any] = {
     "collections.OrderedDict": OrderedDict,
     "_codecs.encode": codecs.encode,
     "numpy.dtype": NumpyType,
     "pathlib.PosixPath": PurePosixPath,
     **{
-        f"numpy.{core}.{name}": stand_in
+        f"numpy.{core}.{name}": replacement
         for core in ("core", "_core")
-        for name, stand_in in (
+        for name, replacement in (
             ("multiarray._reconstruct", NumpyArray),
             ("multiarray.scalar", lambda kind, raw: kind.read(raw).item()),
             ("numeric._frombuffer", lambda raw, kind, *form: kind.read(raw, *form)),
@@ -104,20 +104,20 @@ STAND_INS: dict[str, Any] = {
 }
 
 
-def _stand_in(name: str) -> Any:
+def _replacement(name: str) -> Any:
     """What a file gets instead of the class or function that it names."""
     module, _, global_name = name.partition(".")
     is_type = isinstance(getattr(builtins, global_name, None), type)
     if module in HARMFUL or (module == "builtins" and not is_type):
         raise HarmfulFile(name)
-    return STAND_INS.get(name) or type("Record", (Record,), {"kind": name})
+    return REPLACEMENTS.get(name) or type("OpaqueObject", (OpaqueObject,), {"kind": name})
 
 
 class PlainUnpickler(pickle.Unpickler):
     """For pickles that torch did not write."""
 
     def find_class(self, module_name: str, global_name: str, /) -> Any:
-        return _stand_in(f"{module_name}.{global_name}")
+        return _replacement(f"{module_name}.{global_name}")
 
 
 @contextmanager
@@ -154,9 +154,9 @@ def read_content(path: Path) -> Any:
             if not file.read(len(LEGACY)).startswith((b"PK", LEGACY)):
                 file.seek(0)
                 return PlainUnpickler(file, encoding="latin1").load()
-        known = dict(STAND_INS)
-        while True:  # torch stops at the first class that it does not know: give it a stand-in
-            pairs: list[Any] = [(stand_in, name) for name, stand_in in known.items()]
+        known = dict(REPLACEMENTS)
+        while True:  # torch stops at the first class that it does not know: replace it, try again
+            pairs: list[Any] = [(replacement, name) for name, replacement in known.items()]
             try:
                 with (
                     torch.serialization.safe_globals(pairs),
@@ -169,11 +169,11 @@ def read_content(path: Path) -> Any:
                 name = name if "." in name else f"builtins.{name}"
                 if name in known or not unknown:
                     raise
-                known[name] = _stand_in(name)
+                known[name] = _replacement(name)
 
 
 def read_metadata(path: Path) -> dict[str, str]:
-    """The texts in the header of a `.safetensors` file; other files have none."""
+    """The metadata in the header of a `.safetensors` file; other files have none."""
     if path.suffix != ".safetensors":
         return {}
     with opening(path), safe_open(path, framework="pt") as file:
@@ -181,22 +181,22 @@ def read_metadata(path: Path) -> dict[str, str]:
 
 
 def read_named_tensors(path: Path) -> dict[str, Tensor]:
-    """Every tensor of a file under its dotted path, as in {"teacher": {"a.b": t}} teacher.a.b; the
-    optimizer's are left out."""
+    """Every tensor of a file by its dotted path: that of t in {"teacher": {"a.b": t}} is
+    teacher.a.b. The optimizer's are left out."""
     content = read_content(path)
     if not isinstance(content, dict):
         kind = one_line(getattr(content, "kind", type(content).__name__))
         raise UserError(f"{path} contains a {kind}, not named tensors: save its state_dict()")
-    seen = set()  # dicts may contain one another
+    visited = set()  # dicts may contain one another
 
-    def walk(inner: dict[Any, Any], prefix: str) -> Iterator[tuple[str, Tensor]]:
-        seen.add(id(inner))
-        for key, value in inner.items():
+    def walk(values: dict[Any, Any], prefix: str) -> Iterator[tuple[str, Tensor]]:
+        visited.add(id(values))
+        for key, value in values.items():
             name = prefix + one_line(str(key))
             value = value.values if isinstance(value, NumpyArray) else value
             if isinstance(value, Tensor):
                 yield name, value.detach()
-            elif isinstance(value, dict) and key not in NOT_WEIGHTS and id(value) not in seen:
+            elif isinstance(value, dict) and key not in NOT_WEIGHTS and id(value) not in visited:
                 yield from walk(value, f"{name}.")
 
     with opening(path):
@@ -208,7 +208,7 @@ def read_arguments(path: Path) -> dict[str, str]:
     content = read_content(path)
     for key in ARGUMENTS if isinstance(content, dict) else ():
         arguments = content.get(key)
-        arguments = arguments.state if isinstance(arguments, Record) else arguments
+        arguments = arguments.state if isinstance(arguments, OpaqueObject) else arguments
         if isinstance(arguments, dict) and arguments:
             with opening(path):
                 return {one_line(str(name)): str(x)[:200] for name, x in arguments.items()}

@@ -35,12 +35,12 @@ STATUS = {401: "your token is not valid", 403: "your token does not have that pe
 
 
 def download(spec: str) -> Path:
-    """The file, in the hub's own cache: the one that is named, or model.safetensors."""
+    """The named file, or model.safetensors, in the hub's own cache."""
     address = ADDRESS.fullmatch(spec)
     if address is None:
         raise UserError(f"{spec}: write hf:USER/NAME, hf:USER/NAME@REVISION or hf:USER/NAME/FILE")
     repository, revision, file = address.groups()
-    with _talking(f"{spec} cannot be downloaded"):
+    with _reported(f"{spec} cannot be downloaded"):
         return Path(hf_hub_download(repository, file or "model.safetensors", revision=revision))
 
 
@@ -60,9 +60,9 @@ def check_push(repository: str) -> None:
 
 
 def push(repository: str, files: dict[str, Path], public: bool) -> str:
-    """Upload files, by their names there, in one commit; returns the page. A new repository is
-    private unless `public`; that of one that exists is not changed."""
-    with _talking(f"--push {repository} failed, and nothing was written here"):
+    """Upload files, given by their names on the hub, in one commit; returns the page. A new
+    repository is private unless `public`; an existing one keeps its visibility."""
+    with _reported(f"--push {repository} failed, and nothing was written here"):
         url = HfApi().create_repo(repository, private=not public, exist_ok=True)
         additions = [CommitOperationAdd(name, path) for name, path in files.items()]
         HfApi().create_commit(repository, additions, commit_message="Exported by croc")
@@ -70,8 +70,8 @@ def push(repository: str, files: dict[str, Path], public: bool) -> str:
 
 
 @contextmanager
-def _talking(problem: str) -> Iterator[None]:
-    """Turn any error in talking to the hub into a one-line message."""
+def _reported(problem: str) -> Iterator[None]:
+    """Turn any error of the hub or the network into a one-line message."""
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it reports every retry
     try:
         yield
@@ -79,6 +79,6 @@ def _talking(problem: str) -> Iterator[None]:
         raise
     except Exception as error:
         status = getattr(getattr(error, "response", None), "status_code", None)
-        known = [reason for kind, reason in REASONS.items() if isinstance(error, kind)]
-        reason = STATUS.get(status or 0) or first_line(error)
-        raise UserError(f"{problem}: {(known or [reason])[0]}") from error
+        reasons = [reason for kind, reason in REASONS.items() if isinstance(error, kind)]
+        reasons += [STATUS.get(status or 0) or first_line(error)]
+        raise UserError(f"{problem}: {reasons[0]}") from error

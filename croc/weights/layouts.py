@@ -59,13 +59,14 @@ RENAMES = (
     (r"\.output\.dense\.", ".mlp.fc2."),
 )
 """From the names of a ViT's authors, or of transformers, to timm's."""
-VIT_NEEDED = ("blocks.", "patch_embed.", "norm_pre.", "norm.", "dist_token", "rope.freqs")
-"""Parts that change the features, so that unknown ones cannot be dropped as heads can."""
-VIT_SIZES = {192: "tiny", 384: "small", 768: "base", 1024: "large", 1280: "huge"}
-VIT_SIZES |= {1408: "giant", 1536: "giant", 1664: "gigantic"}
+VIT_PARTS = ("blocks.", "patch_embed.", "norm_pre.", "norm.", "dist_token", "rope.freqs")
+"""Parts that change the features: unknown tensors in them cannot be dropped, as heads can."""
+SIZES = {192: "tiny", 384: "small", 768: "base", 1024: "large", 1280: "huge"}
+SIZES |= {1408: "giant", 1536: "giant", 1664: "gigantic"}
+"""timm's names, by width."""
 HEAD_WIDTH = 64
 HEADS, EVA_HEADS = {1280: 16, 1408: 16, 1664: 16}, {4096: 32}
-"""Of the huge and giant ViTs, whose heads are wider."""
+"""Of the huge and giant ViTs, whose heads are wider, by width."""
 
 RESNET_KEYS: dict[str, tuple[Any, ...]] = {
     "stem.conv1.weight": (  # detectron2's
@@ -116,30 +117,29 @@ class Recognized:
 
 def recognize(tensors: Mapping[str, Tensor], source: str = "the file") -> Recognized:
     """The network in a file's tensors, which are named by their dotted paths."""
-    networks = {}  # the first layer of every network, by prefix
+    first_layers = {}  # of every network in the file, by its prefix
     for name, value in tensors.items():
-        firsts = (PATCHES, *TRANSFORMERS, *RESNET_KEYS)
-        first = next((each for each in firsts if f".{name}".endswith(f".{each}")), None)
-        if first and value.ndim == 4:
-            channels, rows, columns = value.shape[1:]
-            if channels == 3 and rows == columns and (first not in RESNET_KEYS or rows == 7):
-                networks[name.removesuffix(first)] = first
-    if not networks:
+        for layer in (PATCHES, *TRANSFORMERS, *RESNET_KEYS):
+            if f".{name}".endswith(f".{layer}"):
+                if _takes_rgb(value) and (layer not in RESNET_KEYS or value.shape[2] == 7):
+                    first_layers[name.removesuffix(layer)] = layer
+                break
+    if not first_layers:
         keys = ", ".join(list(tensors)[:5]) or "none"
         raise UserError(
             f"{source} contains no ViT or ResNet in a known layout; its first keys: {keys}"
         )
-    prefix = _choose(networks, tensors, source)
-    own = {key.removeprefix(prefix): x for key, x in tensors.items() if key.startswith(prefix)}
-    is_resnet = networks[prefix] in RESNET_KEYS
-    kind, needed = ("ResNet", ("layer",)) if is_resnet else ("ViT", VIT_NEEDED)
+    prefix = _choose(first_layers, tensors, source)
+    weights = {key.removeprefix(prefix): x for key, x in tensors.items() if key.startswith(prefix)}
+    is_resnet = first_layers[prefix] in RESNET_KEYS
+    kind, parts = ("ResNet", ("layer",)) if is_resnet else ("ViT", VIT_PARTS)
     try:
         if is_resnet:
-            own = _rename(own, *RESNET_KEYS[networks[prefix]])
-            architecture, options = _measure_resnet(own), {}
+            weights = _rename(weights, *RESNET_KEYS[first_layers[prefix]])
+            architecture, options = _measure_resnet(weights), {}
         else:
-            own, is_eva = _to_timm(own)
-            architecture, options = measure_vit(own, is_eva)
+            weights, is_eva = _to_timm(weights)
+            architecture, options = measure_vit(weights, is_eva)
             if "base_encoder" in prefix and options["embed_dim"] == 384:
                 options["num_heads"] = 12  # MoCo v3's small ViT is the one with narrower heads
         with torch.device("meta"):
@@ -150,10 +150,10 @@ def recognize(tensors: Mapping[str, Tensor], source: str = "the file") -> Recogn
             f"timm:NAME@{source}"
         ) from None
     known = network.state_dict().keys()
-    weights = {k: x for k, x in own.items() if k in known and not k.endswith(COUNTERS)}
-    for name in own:
-        if name not in known and name.startswith(needed):
+    for name in weights:
+        if name not in known and name.startswith(parts):
             raise UserError(f"{source} contains a {kind} that is not plain: it has {name}")
+    weights = {k: x for k, x in weights.items() if k in known and not k.endswith(COUNTERS)}
     storages = {x.untyped_storage().data_ptr(): x.untyped_storage() for x in weights.values()}
     if sum(x.nbytes for x in weights.values()) > sum(x.nbytes() for x in storages.values()):
         raise UserError(f"{source} has expanded tensors that are larger than the file")
@@ -161,6 +161,11 @@ def recognize(tensors: Mapping[str, Tensor], source: str = "the file") -> Recogn
     check_finite(weights, source)
     place = f", from {prefix.rstrip('.')}" if prefix else ""
     return Recognized(architecture, options, weights, kind + place)
+
+
+def _takes_rgb(weight: Tensor) -> bool:
+    """Whether a tensor is a convolution of RGB images with a square kernel."""
+    return weight.ndim == 4 and weight.shape[1] == 3 and weight.shape[2] == weight.shape[3]
 
 
 def check_finite(weights: Mapping[str, Tensor], source: str) -> None:
@@ -172,20 +177,21 @@ def check_finite(weights: Mapping[str, Tensor], source: str) -> None:
         )
 
 
-def _choose(networks: Mapping[str, str], tensors: Mapping[str, Tensor], source: str) -> str:
-    """The network that its project evaluates."""
-    words = {prefix: set(prefix.split(".")) for prefix in networks}
-    left = [prefix for prefix in networks if words[prefix] & AVERAGED] or list(networks)
+def _choose(first_layers: Mapping[str, str], tensors: Mapping[str, Tensor], source: str) -> str:
+    """The prefix of the network that its project evaluates."""
+    words = {prefix: set(prefix.split(".")) for prefix in first_layers}
+    candidates = [prefix for prefix in words if words[prefix] & AVERAGED] or list(words)
     if {"student", "teacher"} <= set().union(*words.values()):
-        left = [prefix for prefix in left if "teacher" in words[prefix]] or left
+        preferred = [prefix for prefix in candidates if "teacher" in words[prefix]]
     else:
-        left = [prefix for prefix in left if not words[prefix] & MOMENTUM] or left
+        preferred = [prefix for prefix in candidates if not words[prefix] & MOMENTUM]
+    candidates = preferred or candidates
     # OpenMMLab's "backbone." is the shortest of the names of one network.
-    best = min(left, key=lambda prefix: prefix.count("."))
-    first = {prefix: tensors[prefix + networks[prefix]] for prefix in left}
+    best = min(candidates, key=lambda prefix: prefix.count("."))
+    first = {prefix: tensors[prefix + first_layers[prefix]] for prefix in candidates}
     rivals = [
         prefix
-        for prefix in left
+        for prefix in candidates
         if prefix != best and not torch.equal(first[prefix].nan_to_num(), first[best].nan_to_num())
     ]
     if rivals:
@@ -194,86 +200,109 @@ def _choose(networks: Mapping[str, str], tensors: Mapping[str, Tensor], source: 
     return best
 
 
-def _rename(own: Mapping[str, Tensor], *renames: Any) -> dict[str, Tensor]:
+def _rename(weights: Mapping[str, Tensor], *patterns: Any) -> dict[str, Tensor]:
     renamed = {}
-    for name, value in own.items():
-        for pattern, replacement in renames:
+    for name, value in weights.items():
+        for pattern, replacement in patterns:
             name = re.sub(pattern, replacement, name)
         renamed[name] = value
     return renamed
 
 
-def _measure_resnet(own: Mapping[str, Tensor]) -> str:
-    names = [name.split(".") for name in own]
+def _measure_resnet(weights: Mapping[str, Tensor]) -> str:
+    names = [name.split(".") for name in weights]
     blocks = tuple(len({n[1] for n in names if n[0] == f"layer{i}"}) for i in (1, 2, 3, 4))
-    is_deep = "layer1.0.conv3.weight" in own
-    if (blocks, is_deep) not in RESNETS:
+    has_bottlenecks = "layer1.0.conv3.weight" in weights
+    if (blocks, has_bottlenecks) not in RESNETS:
         raise ValueError(f"a ResNet of {blocks} blocks")
-    return RESNETS[blocks, is_deep]
+    return RESNETS[blocks, has_bottlenecks]
 
 
-def _to_timm(own: dict[str, Tensor]) -> tuple[dict[str, Tensor], bool]:
+def _to_timm(weights: dict[str, Tensor]) -> tuple[dict[str, Tensor], bool]:
     """A ViT's tensors under timm's names, and whether it is of timm's family Eva."""
-    own = _rename(own, *RENAMES)
-    if "norm.weight" not in own:
-        own = _rename(own, (r"^fc_norm\.", "norm."))
-    is_dinov3 = {"cls_token", "reg_token"} <= own.keys() and "pos_embed" not in own
-    is_eva = is_dinov3 or any(f"blocks.0.attn.{x}" in own for x in ("q_bias", "q_proj.weight"))
+    weights = _rename(weights, *RENAMES)
+    if "norm.weight" not in weights:
+        weights = _rename(weights, (r"^fc_norm\.", "norm."))
+    is_dinov3 = {"cls_token", "reg_token"} <= weights.keys() and "pos_embed" not in weights
+    eva_names = {"blocks.0.attn.q_bias", "blocks.0.attn.q_proj.weight"}
+    is_eva = is_dinov3 or not eva_names.isdisjoint(weights)
     if is_dinov3:
-        own = _rename(own, (r"\.attn\.([qv])\.bias$", r".attn.\1_bias"))
-        for name in [name for name in own if name.endswith(".attn.qkv.bias")]:
-            queries, _, values = own.pop(name).chunk(3)  # that of the keys is masked
-            place = name.removesuffix("qkv.bias")
-            own |= {f"{place}q_bias": queries, f"{place}v_bias": values}
-        if not any(x.any() for name, x in own.items() if name.endswith(("q_bias", "v_bias"))):
-            # The distilled networks have biases that are zero, timm's have none.
-            own = {k: x for k, x in own.items() if not k.endswith(("q_bias", "v_bias"))}
+        weights = _split_biases(weights)
     if is_eva:
         # Tables of the rotary positions, which timm computes, and the mask of the keys' biases.
         unused = re.compile(r"rope(?!\.freqs$)|\.bias_mask$")
-        own = {name: x for name, x in own.items() if not unused.search(name)}
-        bias = r".\1_proj.bias" if "blocks.0.attn.q_proj.weight" in own else r".\1_bias"
-        own = _rename(own, (r"\.ls([12])\.gamma$", r".gamma_\1"), (r"\.([qv])_bias$", bias))
+        weights = {name: x for name, x in weights.items() if not unused.search(name)}
+        bias = r".\1_proj.bias" if "blocks.0.attn.q_proj.weight" in weights else r".\1_bias"
+        weights = _rename(weights, (r"\.ls([12])\.gamma$", r".gamma_\1"), (r"\.([qv])_bias$", bias))
     else:
-        own = _rename(own, (r"\.gamma_([12])$", r".ls\1.gamma"), ("^register_tokens$", "reg_token"))
-        _join(own, ".mlp.fc1.", ".mlp.fc1_g.", ".mlp.fc1_x.")
-        rows = own["pos_embed"].shape[1]
-        if "reg_token" in own and math.isqrt(rows - 1) ** 2 == rows - 1:
+        weights = _rename(
+            weights, (r"\.gamma_([12])$", r".ls\1.gamma"), (r"^register_tokens$", "reg_token")
+        )
+        _join(weights, ".mlp.fc1.", ".mlp.fc1_g.", ".mlp.fc1_x.")
+        rows = weights["pos_embed"].shape[1]
+        if "reg_token" in weights and _is_square(rows - 1):
             # DINOv2's class token has a position, timm's has none where there are registers.
-            position, own["pos_embed"] = own["pos_embed"].split([1, rows - 1], dim=1)
-            own["cls_token"] = own["cls_token"] + position
-    if "blocks.0.mlp.fc1_g.weight" not in own:  # transformers names a layer without a gate alike
-        own = _rename(own, (r"\.fc1_x\.", ".fc1."))
-    _join(own, ".attn.qkv.", ".attn.q.", ".attn.k.", ".attn.v.")
-    return own, is_eva
+            position, weights["pos_embed"] = weights["pos_embed"].split([1, rows - 1], dim=1)
+            weights["cls_token"] = weights["cls_token"] + position
+    if "blocks.0.mlp.fc1_g.weight" not in weights:
+        # transformers calls this layer up_proj with and without a gate.
+        weights = _rename(weights, (r"\.fc1_x\.", ".fc1."))
+    _join(weights, ".attn.qkv.", ".attn.q.", ".attn.k.", ".attn.v.")
+    return weights, is_eva
 
 
-def _join(own: dict[str, Tensor], whole: str, *parts: str) -> None:
-    for name in [name for name in own if parts[0] in name]:
-        pieces = [own.pop(name.replace(parts[0], part)) for part in parts]
-        own[name.replace(parts[0], whole)] = torch.cat(pieces)
+def _split_biases(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """DINOv3's biases of queries, keys and values, as timm has them: keys have none, and if all are
+    zero, as in the distilled networks, there are none at all."""
+    weights = _rename(weights, (r"\.attn\.([qv])\.bias$", r".attn.\1_bias"))
+    for name in [name for name in weights if name.endswith(".attn.qkv.bias")]:
+        query, _, value = weights.pop(name).chunk(3)  # that of the keys is masked
+        layer = name.removesuffix("qkv.bias")
+        weights |= {f"{layer}q_bias": query, f"{layer}v_bias": value}
+    biases = [name for name in weights if name.endswith(("q_bias", "v_bias"))]
+    if any(weights[name].any() for name in biases):
+        return weights
+    return {name: x for name, x in weights.items() if name not in biases}
 
 
-def measure_vit(own: dict[str, Tensor], is_eva: bool) -> tuple[str, dict[str, Any]]:
-    """timm's name and options, from the names and shapes of timm."""
-    block = {n.removeprefix("blocks.0."): x for n, x in own.items() if n.startswith("blocks.0.")}
-    width, _, _, patch_px = own[PATCHES].shape
+def _join(weights: dict[str, Tensor], joined: str, *parts: str) -> None:
+    """Replace layers that timm has as one, such as queries, keys and values, in place."""
+    for name in [name for name in weights if parts[0] in name]:
+        tensors = [weights.pop(name.replace(parts[0], part)) for part in parts]
+        weights[name.replace(parts[0], joined)] = torch.cat(tensors)
+
+
+def _is_square(number: int) -> bool:
+    return math.isqrt(number) ** 2 == number
+
+
+def measure_vit(weights: Mapping[str, Tensor], is_eva: bool) -> tuple[str, dict[str, Any]]:
+    """A model of timm, and the options that make it the ViT with these tensors, which have timm's
+    names. The options follow from the shapes; the model provides what leaves no trace in them, such
+    as activations and the kind of rotary positions."""
+    block = {
+        name.removeprefix("blocks.0."): value
+        for name, value in weights.items()
+        if name.startswith("blocks.0.")
+    }
+    width, _, _, patch_px = weights[PATCHES].shape
     if width % HEAD_WIDTH:
         raise ValueError(f"its width of {width} is not a multiple of {HEAD_WIDTH}, a head's")
+    has_class = "cls_token" in weights
+    registers = weights["reg_token"].shape[1] if "reg_token" in weights else 0
+    # A gated MLP has two first layers: apart, or packed into one of twice as many rows.
     hidden = block["mlp.fc2.weight"].shape[1]
     is_split = "mlp.fc1_g.weight" in block
     is_packed = not is_split and block["mlp.fc1.weight"].shape[0] == 2 * hidden
-    neurons = 2 * hidden if is_packed and not is_eva else hidden
-    has_class = "cls_token" in own
-    registers = own["reg_token"].shape[1] if "reg_token" in own else 0
+    rows = 2 * hidden if is_packed and not is_eva else hidden  # what timm calls the MLP's width
     options: dict[str, Any] = {
         "patch_size": patch_px,
         "embed_dim": width,
-        "depth": len({name.split(".")[1] for name in own if name.startswith("blocks.")}),
+        "depth": len({name.split(".")[1] for name in weights if name.startswith("blocks.")}),
         # It leaves no trace in the shapes.
         "num_heads": (EVA_HEADS if is_eva else HEADS).get(width, width // HEAD_WIDTH),
-        # Half a neuron more, since timm rounds width × ratio down.
-        "mlp_ratio": neurons / width if neurons % width == 0 else (neurons + 0.5) / width,
+        # Half a row more, since timm rounds width × ratio down.
+        "mlp_ratio": rows / width if rows % width == 0 else (rows + 0.5) / width,
         "init_values": 1e-5 if {"ls1.gamma", "gamma_1"} & block.keys() else None,
         "class_token": has_class,
         "global_pool": "token" if has_class else "avg",
@@ -292,42 +321,45 @@ def measure_vit(own: dict[str, Tensor], is_eva: bool) -> tuple[str, dict[str, An
         options |= {
             "qkv_bias": "attn.qkv.bias" in block,
             "reg_tokens": registers,
-            "final_norm": "norm.weight" in own,
+            "final_norm": "norm.weight" in weights,
             "fc_norm": False,
         }
-    size = VIT_SIZES.get(width, "base")
-    if is_eva and "pos_embed" not in own:
+
+    size = SIZES.get(width, "base")
+    if is_eva and "pos_embed" not in weights:
         size = "7b" if width == 4096 else size + "_plus" * options["swiglu_mlp"]
         name = f"vit_{size}_patch16_dinov3" + "_qkvb" * options["qkv_bias"]
         return name if timm.is_model(name) else "vit_base_patch16_dinov3", options
     if is_eva and not options["swiglu_mlp"]:
         raise ValueError("timm's Eva family, but neither DINOv3 nor EVA-02")
-    rows = own["pos_embed"].shape[1]
-    # Does the position embedding have rows for the tokens before the patches?
-    fits = [
-        count
-        for count in (0, has_class + registers)
-        if math.isqrt(rows - count) ** 2 == rows - count
-    ]
-    if not fits:
-        raise ValueError(f"{rows} position embeddings are not a square grid of patches")
-    options["img_size"] = math.isqrt(rows - fits[0]) * patch_px
+
+    # Besides the patches, the class token and the registers may have positions.
+    positions, prefix = weights["pos_embed"].shape[1], has_class + registers
+    if _is_square(positions):
+        patches = positions
+    elif _is_square(positions - prefix):
+        patches = positions - prefix
+    else:
+        raise ValueError(f"{positions} position embeddings are not a square grid of patches")
+    options["img_size"] = math.isqrt(patches) * patch_px
     if is_eva:
         return f"eva02_{size}_patch14_224", options
-    options["no_embed_class"] = fits[0] == 0 and has_class + registers > 0
+    options["no_embed_class"] = patches == positions and prefix > 0
     usual_px = 14 if width >= 1280 else 16
-    name = f"vit_{size}_patch{usual_px}_224"
     if options["init_values"] and options["no_embed_class"] and not registers:
         name = f"deit3_{size}_patch{usual_px}_224"
-    elif options["init_values"] or is_packed:
-        size = "giant" if is_packed else size
+    elif is_packed:
+        name = f"vit_giant_patch14_{'reg4_' * (registers > 0)}dinov2"
+    elif options["init_values"]:
         name = f"vit_{size}_patch14_{'reg4_' * (registers > 0)}dinov2"
+    else:
+        name = f"vit_{size}_patch{usual_px}_224"
     return name if timm.is_model(name) else "vit_base_patch16_224", options
 
 
 def fill(network: nn.Module, weights: dict[str, Tensor], source: str) -> None:
-    """Load weights in timm's layout, also into a run's backbone; a ViT's position embedding is
-    resampled to its grid."""
+    """Load weights in timm's layout into a network of timm or a run's backbone; the position
+    embedding of a ViT is resampled to its grid."""
     network = getattr(network, "vit", network)
     try:
         if isinstance(network, Vit) and network.pos_embed is not None and "pos_embed" in weights:

@@ -1,4 +1,4 @@
-"""What our files say about themselves, in the metadata: which network it is, how it was trained."""
+"""What our files say about themselves in their metadata: the network, and how it was trained."""
 
 import json
 import typing
@@ -19,29 +19,29 @@ from croc.weights.files import first_line, read_metadata, read_named_tensors
 from croc.weights.layouts import check_finite, fill
 
 FORMAT = 1
-LARGEST_PX, MOST_BLOCKS = 4_096, 1_000
+MAX_PX, MAX_BLOCKS = 4_096, 1_000
 LICENSE = "not stated; the training images have licenses of their own"
-REFUSED = ("pretrained", "checkpoint", "cache", "path", "dir", "url")
-"""Options by which timm would read other files."""
+UNSAFE_OPTIONS = ("pretrained", "checkpoint", "cache", "path", "dir", "url")
+"""Parts of the names of options by which timm would read other files."""
 Network = TypeVar("Network", bound=nn.Module)
 
 
 @dataclass(frozen=True)
-class Blueprint:
-    """Arguments of `timm.create_model`: of weights that no run of ours trained."""
+class TimmModel:
+    """Arguments of `timm.create_model`: the record of weights that no run of ours trained."""
 
     KEY: ClassVar = "croc.network"
     architecture: str
     options: dict[str, str | int | float | bool | None]
 
     def __post_init__(self) -> None:
-        if any(part in name for name in self.options for part in REFUSED):
+        if any(part in name for name in self.options for part in UNSAFE_OPTIONS):
             raise ValueError("its options name other files")
         if not timm.is_model(self.architecture):
             raise ValueError(f"timm has no model {self.architecture!r}")
 
     def build(self) -> nn.Module:
-        """Of timm's own layers, with initial values."""
+        """The network in timm's own layers, with initial weights."""
         with torch.random.fork_rng(devices=[]):
             options: dict[str, Any] = self.options
             network: Any = timm.create_model(self.architecture, pretrained=False, **options)
@@ -49,22 +49,23 @@ class Blueprint:
         return network
 
 
-def vit_blueprint(model: str, patch_px: int, depth: int, image_px: int) -> Blueprint:
+def timm_vit(model: str, patch_px: int, depth: int, image_px: int) -> TimmModel:
+    """A ViT with a class token and no head, for images of any size."""
     sizes = {"img_size": image_px, "patch_size": patch_px, "depth": depth}
     fixed = {"num_classes": 0, "global_pool": "token", "dynamic_img_size": True}
-    return Blueprint(model, {**sizes, **fixed})
+    return TimmModel(model, {**sizes, **fixed})
 
 
 def norm_patches(network: Any) -> None:
-    """A ViT made for pooled tokens norms them later: it gets that norm for its patches."""
+    """Apply the final norm to the patches of a ViT that would only norm the pooled token."""
     if isinstance(network, Vit) and isinstance(network.norm, nn.Identity):
         network.norm, network.fc_norm = network.fc_norm, network.norm
 
 
 @dataclass(frozen=True)
-class WeightsRecord:
-    """A run's backbone. The first four values are enough to build the network, even if a later
-    version cannot read `config`."""
+class RunRecord:
+    """The record of a run's backbone. The first four values are enough to build the network, even
+    if a later version cannot read `config`."""
 
     KEY: ClassVar = "croc"
     model: str
@@ -72,7 +73,7 @@ class WeightsRecord:
     patch_px: int
     depth: int
     image_px: int
-    """The images that the position embedding is for; for others it is resampled."""
+    """The image size of the position embedding, which is resampled for others."""
     recipe: str
     method: str
     network: str
@@ -83,7 +84,7 @@ class WeightsRecord:
     images_seen: int
     epochs: float
     seconds: float | None
-    """Of training, if known."""
+    """Training time, if known."""
     license: str
     config: dict[str, Any]
     """The run's config.json, without paths."""
@@ -92,32 +93,33 @@ class WeightsRecord:
     def __post_init__(self) -> None:
         if self.format != FORMAT:
             raise ValueError(f"it has format {self.format}, this version reads {FORMAT}")
-        is_possible = 1 <= self.patch_px <= self.image_px <= LARGEST_PX
-        if not is_possible or not 1 <= self.depth <= MOST_BLOCKS:
+        is_possible = 1 <= self.patch_px <= self.image_px <= MAX_PX
+        if not is_possible or not 1 <= self.depth <= MAX_BLOCKS:
             raise ValueError("its patches, images or blocks are of impossible size")
 
     @property
-    def blueprint(self) -> Blueprint:
-        """Of the same network in timm's own layers."""
-        return vit_blueprint(self.model, self.patch_px, self.depth, self.image_px)
+    def timm_model(self) -> TimmModel:
+        """The same network in timm's own layers."""
+        return timm_vit(self.model, self.patch_px, self.depth, self.image_px)
 
 
-Record = WeightsRecord | Blueprint
+Record = RunRecord | TimmModel
+"""Where a network came from, and what it can be built from again."""
 
 
 def metadata(record: Record) -> dict[str, str]:
-    """For safetensors; "pt" is what other readers look for."""
+    """For the header of a safetensors file; other readers expect the format "pt"."""
     return {"format": "pt", record.KEY: json.dumps(asdict(record))}
 
 
 def read_record(path: Path) -> Record | None:
-    """None for a file that is not of ours; unknown keys are ignored."""
-    texts = read_metadata(path)
-    kind = next((kind for kind in (WeightsRecord, Blueprint) if kind.KEY in texts), None)
+    """None for files of other projects; unknown keys are ignored."""
+    header = read_metadata(path)
+    kind = next((kind for kind in (RunRecord, TimmModel) if kind.KEY in header), None)
     if kind is None:
         return None
     try:
-        values, hints = json.loads(texts[kind.KEY]), typing.get_type_hints(kind)
+        values, hints = json.loads(header[kind.KEY]), typing.get_type_hints(kind)
         if "licence" in values:  # its name in earlier versions
             values.setdefault("license", values["licence"])
         names = [field.name for field in fields(kind)]
@@ -128,26 +130,26 @@ def read_record(path: Path) -> Record | None:
         ) from None
 
 
-def build_recorded(path: Path, record: WeightsRecord) -> Backbone:
-    """The run's backbone, filled from its file."""
+def build_recorded(path: Path, record: RunRecord) -> Backbone:
+    """The run's backbone with the weights in the file."""
     model = ModelConfig(record.model, patch_px=record.patch_px, depth=record.depth)
     return build(lambda: Backbone(model, record.image_px), read_named_tensors(path), str(path))
 
 
 def build(make: Callable[[], Network], weights: dict[str, Tensor], source: str) -> Network:
-    """A network with these weights; first sketched without memory, since it may be larger than the
-    file that describes it."""
+    """Make a network and fill it with weights. It is tried on the meta device first, because a
+    small file can describe a network that does not fit in memory."""
     check_finite(weights, source)
     with torch.random.fork_rng(devices=[]):  # timm's initial values are overwritten
         try:
             with torch.device("meta"):
-                sketch = make()
+                skeleton = make()
         except Exception as error:  # whatever timm raises for options that do not fit
             reason = first_line(error)
             raise UserError(
                 f"{source} describes a network that cannot be built: {reason}"
             ) from None
-        fill(sketch, weights, source)
+        fill(skeleton, weights, source)
         network = make()
     fill(network, weights, source)
     return network
@@ -158,15 +160,15 @@ def without_paths(config: PretrainConfig) -> PretrainConfig:
     init = config.model.init
     return replace(
         config,
-        data=replace(config.data, root=tuple(map(bare, config.data.root))),
-        model=replace(config.model, init=None if init is None else bare(init)),
+        data=replace(config.data, root=tuple(map(without_folder, config.data.root))),
+        model=replace(config.model, init=None if init is None else without_folder(init)),
         run=replace(config.run, folder=None, stop_after_steps=None),
     )
 
 
-def bare(text: str) -> str:
-    """The last part of a path; of timm:NAME@FILE that of the file; hf:USER/NAME as it is."""
-    if text.startswith("hf:"):
-        return text
-    name, at, file = text.partition("@") if text.startswith("timm:") else ("", "", text)
+def without_folder(spec: str) -> str:
+    """The last part of a path, also of FILE in timm:NAME@FILE; hf:USER/NAME stays as it is."""
+    if spec.startswith("hf:"):
+        return spec
+    name, at, file = spec.partition("@") if spec.startswith("timm:") else ("", "", spec)
     return name + at + (Path(file).name or file)

@@ -1,9 +1,10 @@
-"""transformers' ViTs: which of its classes a network of timm's is, its names and its config.json.
+"""`croc export --to transformers`: the class, the names of the weights and config.json.
 
 The names are those of the published files, which every version of transformers reads.
 """
 
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import timm
@@ -15,7 +16,11 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from croc.errors import UserError
+from croc.io import write_json
+from croc.method.photometric import IMAGENET_MEAN, IMAGENET_STD
+from croc.weights.checksum import save_sealed
 from croc.weights.layouts import measure_vit
+from croc.weights.record import RunRecord
 
 Names = dict[str, tuple[str, ...]]
 """By a layer's or parameter's name in timm, within its block, the one that it has here; three for
@@ -65,28 +70,53 @@ DINOV3: Names = {
 }
 
 
-def convert(vit: VisionTransformer | Eva, model: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The weights under transformers' names, and config.json; refused if no class computes what the
-    network does. Messages call the network `model`."""
+def write_transformers(folder: Path, record: RunRecord, weights: dict[str, Tensor]) -> str:
+    """As the library transformers saves its own models; returns the class."""
+    vit: Any = record.timm_model.build()
+    renamed, config = convert(vit, weights, record.model)
+    save_sealed(renamed, folder / "model.safetensors", {"format": "pt"})
+    write_json(folder / "config.json", config)
+    processor = {
+        "image_processor_type": "ViTImageProcessor",
+        "do_convert_rgb": True,
+        "do_resize": True,
+        "size": {"height": record.image_px, "width": record.image_px},
+        "resample": 3,  # Pillow's number of bicubic
+        "do_rescale": True,
+        "rescale_factor": 1 / 255,
+        "do_normalize": True,
+        "image_mean": list(IMAGENET_MEAN),
+        "image_std": list(IMAGENET_STD),
+    }
+    write_json(folder / "preprocessor_config.json", processor)
+    return config["architectures"][0]
+
+
+def convert(
+    vit: VisionTransformer | Eva, weights: dict[str, Tensor], model: str
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """A ViT's weights under transformers' names, and config.json; refused if no class computes what
+    the network does. Error messages call the network `model`."""
     try:
-        names, config = _find_class(vit)
+        names, config = _find_class(vit, weights["cls_token"].dtype)
         renamed = {}
-        for name, value in vit.state_dict().items():
-            place, inner = "", name
+        for name, value in weights.items():
+            prefix, inner = "", name
             if name.startswith("blocks."):
                 _, number, inner = name.split(".", 2)
-                place = f"{names['blocks'][0]}.{number}."
+                prefix = f"{names['blocks'][0]}.{number}."
+            # A name of its own, or that of a layer and its parameter.
             layer, dot, kind = (inner, "", "") if inner in names else inner.rpartition(".")
             parts = names[layer]
             for part, chunk in zip(parts, value.chunk(len(parts))):
-                renamed[f"{place}{part}{dot}{kind}"] = chunk.contiguous()
+                renamed[f"{prefix}{part}{dot}{kind}"] = chunk.contiguous()
     except (LookupError, ValueError, AttributeError):
         raise UserError(
             f"{model} is none of transformers' ViTModel, Dinov2Model, Dinov2WithRegistersModel and "
             "DINOv3ViTModel: pass --to timm or onnx"
         ) from None
     cls = renamed["embeddings.cls_token"]
-    if names is not VIT:  # for masked images: those of transformers have one
+    if names is not VIT:  # for masked images: transformers' models have one
         renamed["embeddings.mask_token"] = torch.zeros_like(cls if names is DINOV3 else cls[0])
     if "pos_embed" in names and vit.num_prefix_tokens > 1:
         # With registers, CLS has no position in timm, and one that is added to it here.
@@ -96,9 +126,9 @@ def convert(vit: VisionTransformer | Eva, model: str) -> tuple[dict[str, Tensor]
     return renamed, config
 
 
-def _find_class(vit: Any) -> tuple[Names, dict[str, Any]]:
-    """Its names and config.json. Raises unless the network has the layers of the plain one that its
-    tensors' shapes describe; a part that the class lacks has no name."""
+def _find_class(vit: Any, dtype: torch.dtype) -> tuple[Names, dict[str, Any]]:
+    """transformers' names and config.json. Raises unless the network has exactly the layers that
+    timm makes for the shapes of its tensors; a part that the class lacks has no name."""
     block, is_eva, registers = vit.blocks[0], isinstance(vit, Eva), vit.num_prefix_tokens - 1
     architecture, options = measure_vit(vit.state_dict(), is_eva)
     norm = partial(nn.LayerNorm, eps=block.norm1.eps)
@@ -106,14 +136,16 @@ def _find_class(vit: Any) -> tuple[Names, dict[str, Any]]:
     if not is_eva:
         options["no_embed_class"] = registers > 0
     with torch.device("meta"):
-        twin: Any = timm.create_model(architecture, dynamic_img_size=True, **options)
-    shapes = [{k: x.shape for k, x in each.state_dict().items()} for each in (vit, twin)]
-    if str(vit) != str(twin) or shapes[0] != shapes[1] or isinstance(vit.norm, nn.Identity):
+        plain: Any = timm.create_model(architecture, dynamic_img_size=True, **options)
+    shapes, plain_shapes = (
+        {name: x.shape for name, x in network.state_dict().items()} for network in (vit, plain)
+    )
+    if str(vit) != str(plain) or shapes != plain_shapes or isinstance(vit.norm, nn.Identity):
         raise ValueError("not plain")
     width, hidden, has_bias = vit.embed_dim, block.mlp.fc2.in_features, options["qkv_bias"]
     has_scales, is_gated = bool(options["init_values"]), isinstance(block.mlp, GluMlp | SwiGLU)
     config: dict[str, Any] = {
-        "dtype": str(vit.cls_token.dtype).removeprefix("torch."),
+        "dtype": str(dtype).removeprefix("torch."),
         "hidden_size": width,
         "num_hidden_layers": len(vit.blocks),
         "num_attention_heads": block.attn.num_heads,
@@ -124,11 +156,11 @@ def _find_class(vit: Any) -> tuple[Names, dict[str, Any]]:
         "num_channels": 3,
     }
     if is_eva:
-        rope = vit.rope
-        plain = RotaryEmbeddingDinoV3(rope.dim, rope.temperature)
-        if type(rope) is not type(plain) or not block.attn.rotate_half or not has_scales:
+        rope, get_embed = vit.rope, RotaryEmbeddingDinoV3.get_embed
+        if type(rope) is not RotaryEmbeddingDinoV3 or not block.attn.rotate_half or not has_scales:
             raise ValueError("not DINOv3")
-        if not torch.equal(*(type(plain).get_embed(each, [2, 3]) for each in (plain, rope))):
+        plain_rope = RotaryEmbeddingDinoV3(rope.dim, rope.temperature)
+        if not torch.equal(get_embed(rope, [2, 3]), get_embed(plain_rope, [2, 3])):
             raise ValueError("not DINOv3's positions")
         kind, names = ("DINOv3ViTModel", "dinov3_vit"), DINOV3
         config |= {

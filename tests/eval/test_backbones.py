@@ -12,8 +12,9 @@ from croc.config import write_config
 from croc.errors import UserError
 from croc.method.croc import Croc
 from croc.method.mae import Mae
+from croc.weights.backbones import VitBackbone, fingerprint
 from croc.weights.checkpoint import checkpoints, load_checkpoint
-from croc.weights.open import VitBackbone, fingerprint, open_backbone
+from croc.weights.open import open_backbone
 from tests.tiny import tiny_config, tiny_mae
 
 PATCHES = "vit.patch_embed.proj.weight"

@@ -26,7 +26,8 @@ from croc.eval.table_formats import (
     to_latex,
     to_markdown,
 )
-from croc.weights.open import fingerprint, open_backbone
+from croc.weights.backbones import fingerprint
+from croc.weights.open import open_backbone
 from tests.eval import commands
 from tests.eval.commands import call, segmentation_tree
 from tests.eval.trees import HEIGHT, WIDTH

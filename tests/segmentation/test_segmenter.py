@@ -134,7 +134,7 @@ def test_failed_save_leaves_no_files(tmp_path: Path):
     (tmp_path / "taken/notes").mkdir(parents=True)
     with pytest.raises(UserError, match="already exists and will not be overwritten"):
         save_segmenter(segmenter, tmp_path / "taken", {})
-    segmenter.backbone.made = None
+    segmenter.backbone.record = None
     with pytest.raises(UserError, match="cannot be stored"):
         save_segmenter(segmenter, tmp_path / "head", {})
     assert [path.name for path in tmp_path.iterdir()] == ["taken"]
@@ -142,9 +142,9 @@ def test_failed_save_leaves_no_files(tmp_path: Path):
 
 def test_foreign_head_cannot_name_other_files(tmp_path: Path):
     segmenter = make_head()
-    made = segmenter.backbone.made
-    assert made is not None
-    made.options["checkpoint_path"] = "/etc/passwd"  # pyright: ignore
+    record = segmenter.backbone.record
+    assert record is not None
+    record.options["checkpoint_path"] = "/etc/passwd"  # pyright: ignore
     save_segmenter(segmenter, tmp_path / "head", {})
     with pytest.raises(UserError, match="its options name other files"):
         load_segmenter(tmp_path / "head")

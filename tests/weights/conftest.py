@@ -11,9 +11,9 @@ from croc.config import ModelConfig
 from croc.method.backbone import Backbone
 from croc.weights import open as weights_open
 from croc.weights.export import Export, export
-from croc.weights.record import WeightsRecord, metadata
+from croc.weights.record import RunRecord, metadata
 
-RECORD = WeightsRecord(
+RECORD = RunRecord(
     model="vit_tiny_patch16_224",
     patch_px=16,
     depth=1,
@@ -32,10 +32,10 @@ RECORD = WeightsRecord(
 
 
 @pytest.fixture
-def shipped(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def bundled(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder of bundled weights: small-a and small-b, the same."""
     folder = tmp_path / "weights"
-    monkeypatch.setattr(weights_open, "shipped_folders", lambda: [folder, tmp_path / "nowhere"])
+    monkeypatch.setattr(weights_open, "bundled_folders", lambda: [folder, tmp_path / "nowhere"])
     for name in ("small-a", "small-b"):
         export(Export(str(run), str(folder / f"{name}.safetensors")))
     return folder

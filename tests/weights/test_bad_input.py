@@ -17,9 +17,10 @@ from timm.models.vision_transformer import VisionTransformer
 from croc.config import ModelConfig
 from croc.errors import UserError
 from croc.method.backbone import Backbone
-from croc.weights import formats
+from croc.weights import onnx
 from croc.weights.files import read_metadata
-from croc.weights.open import describe_file, load_into
+from croc.weights.init import load_into
+from croc.weights.open import describe_file
 from croc.weights.transformers import convert
 from tests.refusals import check_refusal
 from tests.weights.conftest import make_file
@@ -66,7 +67,7 @@ def test_export(arguments: str, message: str, run: Path, capsys: pytest.CaptureF
 
 
 def test_export_without_onnx(run: Path, monkeypatch, capsys):
-    monkeypatch.setattr(formats, "find_spec", lambda x: None if x == "onnxscript" else find_spec(x))
+    monkeypatch.setattr(onnx, "find_spec", lambda x: None if x == "onnxscript" else find_spec(x))
     check_refusal(capsys, ["export", str(run), "--to", "onnx"], "pip install 'croc[onnx]'")
 
 
@@ -105,15 +106,16 @@ ROTARY |= {"use_abs_pos_emb": False, "use_rot_pos_emb": True, "rope_rotate_half"
 def test_vits_that_transformers_lacks(change: dict[str, Any]):
     is_rotary = "rope_type" in change
     make: Any = Eva if is_rotary else VisionTransformer
-    convert(make(**PLAIN, **(ROTARY if is_rotary else {})), "mine")
+    plain, changed = make(**PLAIN, **(ROTARY if is_rotary else {})), make(**PLAIN, **change)
+    convert(plain, plain.state_dict(), "mine")
     with pytest.raises(UserError, match="mine is none of transformers'"):
-        convert(make(**PLAIN, **change), "mine")
+        convert(changed, changed.state_dict(), "mine")
 
 
-def test_files_with_impossible_content(shipped: Path):
+def test_files_with_impossible_content(bundled: Path):
     """Metadata and tensors that a stranger changed; unknown metadata, as of earlier versions, are
     ignored, and control characters are not printed."""
-    path = shipped / "small-a.safetensors"
+    path = bundled / "small-a.safetensors"
     tensors, record = load_file(path), json.loads(read_metadata(path)["croc"])
     changes: list[tuple[dict[str, Any], str]] = [
         ({"model": "vit_nosuch"}, "timm has no model 'vit_nosuch'"),
@@ -145,8 +147,8 @@ def test_files_with_impossible_content(shipped: Path):
 
 
 @pytest.mark.parametrize("file", ["cut.safetensors", "empty.safetensors", "empty.pth", ".", "no"])
-def test_show_weights(file: str, shipped: Path, capsys: pytest.CaptureFixture[str]):
-    whole = (shipped / "small-a.safetensors").read_bytes()
+def test_show_weights(file: str, bundled: Path, capsys: pytest.CaptureFixture[str]):
+    whole = (bundled / "small-a.safetensors").read_bytes()
     Path("cut.safetensors").write_bytes(whole[:5000])
     Path("empty.safetensors").touch()
     Path("empty.pth").touch()

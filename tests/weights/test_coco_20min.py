@@ -21,8 +21,9 @@ from croc.method.types import Canvases
 from croc.method.views import make_views
 from croc.photographs import own_photographs
 from croc.recipes import RECIPES
-from croc.weights.open import fingerprint, shipped
-from croc.weights.record import WeightsRecord, read_record, without_paths
+from croc.weights.backbones import fingerprint
+from croc.weights.open import bundled_weights
+from croc.weights.record import RunRecord, read_record, without_paths
 
 NAME = "coco-20min"
 SIDE = 20
@@ -30,7 +31,7 @@ SIDE = 20
 
 def test_the_file_is_the_exported_one():
     """Its card's scores are of the same run in float32, before it was rounded to this file."""
-    path = shipped()[NAME]
+    path = bundled_weights()[NAME]
     backbone = croc.load_backbone(NAME)
     assert fingerprint(backbone) == "f6434377e162559b"
     assert path.stat().st_size < 40_000_000
@@ -48,8 +49,8 @@ def test_the_file_is_the_exported_one():
 
 
 def test_the_recipe_is_still_that_of_the_weights():
-    record = read_record(shipped()[NAME])
-    assert isinstance(record, WeightsRecord)
+    record = read_record(bundled_weights()[NAME])
+    assert isinstance(record, RunRecord)
     config, recipe = parse_config(record.config, NAME)
     expected = RECIPES[recipe]()
     assert recipe == NAME

@@ -18,12 +18,12 @@ from croc.config import CrocConfig, parse_config
 from croc.eval.evaluate import identify_network
 from croc.eval.results import read_results
 from croc.train.loop import pretrain
+from croc.weights.backbones import fingerprint
 from croc.weights.card import hub_license, make_card
 from croc.weights.checkpoint import checkpoints
-from croc.weights.export import Export, export
-from croc.weights.formats import WRITERS
-from croc.weights.open import fingerprint, open_backbone
-from croc.weights.record import WeightsRecord, bare, read_record, without_paths
+from croc.weights.export import WRITERS, Export, export
+from croc.weights.open import open_backbone
+from croc.weights.record import RunRecord, read_record, without_folder, without_paths
 from tests.tiny import tiny_config
 from tests.weights.conftest import RECORD, make_file
 
@@ -55,8 +55,8 @@ def test_the_features_are_those_of_the_rounded_backbone(
     assert ("Masked Autoencoders" in card.read_text()) == (fixture == "mae_run")
 
 
-def test_every_source(run: Path, shipped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """A run, its checkpoint, a file, a shipped name: the same weights, and a name for each."""
+def test_every_source(run: Path, bundled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A run, its checkpoint, a file, a bundled name: the same weights, and a name for each."""
     monkeypatch.chdir(tmp_path)
     exact = fingerprint(open_backbone(str(run)))
     export(Export(str(run), "one.safetensors", dtype="float32"))
@@ -73,7 +73,7 @@ def test_every_source(run: Path, shipped: Path, tmp_path: Path, monkeypatch: pyt
         assert fingerprint(croc.load_backbone(f"{folder}/model.safetensors")) == weights
         assert f"\n# {name}\n" in (folder / "README.md").read_text()
         record = read_record(folder / "model.safetensors")
-        assert isinstance(record, WeightsRecord)
+        assert isinstance(record, RunRecord)
         assert (record.model, record.patch_px, record.depth) == ("vit_tiny_patch16_224", 8, 2)
         assert (record.image_px, record.step, record.images_seen) == (32, 3, 24)
         assert (record.recipe, record.method, record.network) == ("tiny", "croc", "teacher")
@@ -93,7 +93,7 @@ def test_no_path_leaves_the_machine(run: Path, tmp_path: Path):
     assert cleaned.model.init == "timm:vit_tiny_patch16_224@w.pth"
     assert cleaned.run.folder is None
     for name in ("timm:vit_small_patch16_224.dino", "hf:me/mine@v1/model.safetensors"):
-        assert bare(name) == name
+        assert without_folder(name) == name
     for path in export(Export(str(run), str(tmp_path / "a.safetensors"))):
         assert str(run.parent).encode() not in path.read_bytes()
 

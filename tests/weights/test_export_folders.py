@@ -18,7 +18,7 @@ import onnx
 import pytest
 import torch
 import transformers
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from timm.layers.mlp import SwiGLUPacked
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
@@ -26,8 +26,8 @@ from torch import Tensor
 import croc
 from croc.cli import main
 from croc.method.photometric import IMAGENET_MEAN, IMAGENET_STD
-from croc.weights.formats import WRITERS
-from croc.weights.open import VitBackbone
+from croc.weights.backbones import VitBackbone
+from croc.weights.export import WRITERS
 from croc.weights.transformers import convert
 from tests.weights.conftest import make_file
 
@@ -85,6 +85,8 @@ FOLDERS = {
     "repository": ("repository/weights/small.safetensors", SIZES),
 }
 """What each must agree with, and the images that it is compared on."""
+ROUNDED = {"timm": torch.float32, "transformers": torch.bfloat16}
+"""As what the libraries load weights in bfloat16; timm decides by itself."""
 NETWORKS = {
     "biasless": ("vit_base_patch16_224_miil", 16, 32),
     "dinov2": ("vit_small_patch14_dinov2", 8, 32),
@@ -174,7 +176,7 @@ def place(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         patch.chdir(place)
         for arguments in (
             *(f"{run} --to {kind}" for kind in WRITERS if kind != "onnx"),
-            f"{run} --to timm --dtype bfloat16 --name rounded",
+            *(f"{run} --to {kind} --dtype bfloat16 --name rounded" for kind in ROUNDED),
             f"{run} --to repository/weights/small.safetensors",
             *(
                 f"{name}.safetensors --to {kind}"
@@ -271,7 +273,7 @@ def test_gated_networks_of_transformers(registers: int, tmp_path: Path):
         dynamic_img_size=True,
         num_classes=0,
     ).eval()
-    weights, config = convert(vit, "mine")
+    weights, config = convert(vit, vit.state_dict(), "mine")
     save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
     (tmp_path / "config.json").write_text(json.dumps(config))
     model: Any = transformers.AutoModel.from_pretrained(tmp_path).eval()
@@ -280,6 +282,23 @@ def test_gated_networks_of_transformers(registers: int, tmp_path: Path):
     with torch.no_grad():
         theirs = model(IMAGES["native"]).last_hidden_state
         assert torch.allclose(theirs, vit.forward_features(IMAGES["native"]), atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ROUNDED)
+def test_bfloat16(kind: str, place: Path, monkeypatch: pytest.MonkeyPatch):
+    """In the file, in the card, and as the card's code loads it."""
+    monkeypatch.chdir(place)
+    folder = place / f"rounded-{kind}"
+    weights = load_file(folder / "model.safetensors")
+    assert {value.dtype for value in weights.values()} == {torch.bfloat16}
+    assert "parameters in bfloat16" in (folder / "README.md").read_text()
+    code: dict[str, Any] = {}
+    exec(card_code(folder), code)
+    loaded = code["vit"].state_dict()
+    assert {value.dtype for value in loaded.values()} == {ROUNDED[kind]}
+    cls, patches = describe_here("rounded-timm/model.safetensors", normalize(code["images"]))
+    assert (code["cls"] - cls).abs().max() < 0.1
+    assert (code["patches"] - patches).abs().max() < 0.1
 
 
 def test_the_code_in_the_docs(run: Path, results: Results):

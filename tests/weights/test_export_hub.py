@@ -21,7 +21,7 @@ import pytest
 import torch
 
 import croc
-from croc.weights.open import fingerprint
+from croc.weights.backbones import fingerprint
 from tests.weights.conftest import make_file
 
 TOKEN, READ_ONLY = "hf_write", "hf_read"

@@ -133,7 +133,7 @@ def test_arguments_are_read_as_text(save: Save, tmp_path: Path):
         "pos_alpha": "4.0",
         "global_crops_scale": "(0.25, 1.0)",
         "output_dir": "/scratch/croc",
-        "odd": "<class 'croc.weights.files.Record'>",
+        "odd": "<class 'croc.weights.files.OpaqueObject'>",
         "itself": "argparse.Namespace(…)",
     }
     torch.save({"a": torch.zeros(1)}, tmp_path / "bare.pth")

@@ -12,7 +12,8 @@ from croc.cli import main
 from croc.config import CrocConfig, ModelConfig, ViewsConfig, read_config
 from croc.method.backbone import Backbone
 from croc.recipes import RECIPES
-from croc.weights.open import follow_init, load_into, open_backbone
+from croc.weights.init import follow_init, load_into
+from croc.weights.open import open_backbone
 from tests.tiny import FLAGS
 from tests.weights.projects import VITS, dinov2, prefixed, zeros
 

@@ -16,9 +16,11 @@ from torch import Tensor, nn
 from croc.config import ModelConfig
 from croc.errors import UserError
 from croc.method.backbone import Backbone
+from croc.weights.backbones import ConvBackbone, VitBackbone, fingerprint
 from croc.weights.files import read_named_tensors
+from croc.weights.init import load_into
 from croc.weights.layouts import recognize
-from croc.weights.open import ConvBackbone, VitBackbone, fingerprint, load_into, open_backbone
+from croc.weights.open import open_backbone
 from tests.weights.projects import (
     FOUNDATIONS,
     RESNETS,

@@ -14,20 +14,22 @@ from croc.config import ModelConfig
 from croc.errors import UserError
 from croc.method.backbone import Backbone
 from croc.weights import open as weights_open
+from croc.weights.backbones import DenseBackbone, fingerprint
 from croc.weights.checkpoint import checkpoints, load_checkpoint
-from croc.weights.open import DenseBackbone, describe_file, fingerprint, load_into, open_backbone
+from croc.weights.init import load_into
+from croc.weights.open import describe_file, open_backbone
 from tests.weights.projects import VITS
 
 TINY = ModelConfig("vit_tiny_patch16_224", patch_px=8, depth=2)
 
 
-def test_load_backbone(run: Path, shipped: Path):
+def test_load_backbone(run: Path, bundled: Path):
     backbone = croc.load_backbone("small-a")
     assert isinstance(backbone, DenseBackbone)
     assert not any(module.training for module in backbone.modules())
     assert {value.dtype for value in backbone.parameters()} == {torch.float32}
     assert backbone.features(torch.rand(1, 3, 32, 48)).shape == (1, 192, 4, 6)
-    for name in (str(shipped / "small-a.safetensors"), "small-b"):
+    for name in (str(bundled / "small-a.safetensors"), "small-b"):
         assert fingerprint(croc.load_backbone(name)) == fingerprint(backbone)
     assert fingerprint(croc.load_backbone(str(run))) != fingerprint(backbone)
     assert croc.load_backbone("random:vit_tiny_patch16_224").name == "vit_tiny_patch16_224"
@@ -35,26 +37,26 @@ def test_load_backbone(run: Path, shipped: Path):
         croc.load_backbone("small")
 
 
-def test_where_shipped_weights_are(shipped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_where_bundled_weights_are(bundled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """A path comes before a name; a file without metadata is recognized by its keys."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "small-a").mkdir()
     with pytest.raises(UserError, match="small-a has no run"):
         open_backbone("small-a")
-    path = shipped / "small-b.safetensors"
+    path = bundled / "small-b.safetensors"
     save_file(load_file(path), path)
     assert open_backbone("small-b").origin == "small-b.safetensors (ViT)"
 
 
 def test_the_environment_variable_comes_before_the_checkout(tmp_path: Path, monkeypatch):
-    monkeypatch.setenv(weights_open.SHIPPED, str(tmp_path))
+    monkeypatch.setenv(weights_open.FOLDER_VARIABLE, str(tmp_path))
     (tmp_path / "coco-20min.safetensors").touch()
     assert weights_open.find_weights("coco-20min") == tmp_path / "coco-20min.safetensors"
     assert weights_open.find_weights("../x") == Path("../x")
-    assert Path(__file__).parents[2] / "weights" in weights_open.shipped_folders()
+    assert Path(__file__).parents[2] / "weights" in weights_open.bundled_folders()
 
 
-def test_show_weights(run: Path, shipped: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_show_weights(run: Path, bundled: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     for weights in ("small-a", str(run)):
         assert main(["show", "weights", weights]) == 0
         lines = capsys.readouterr().out.splitlines()
@@ -67,7 +69,7 @@ def test_show_weights(run: Path, shipped: Path, tmp_path: Path, capsys: pytest.C
     assert "n_centroids_max: 8" in lines
 
 
-def test_a_run_starts_from_views_of_another_size(run: Path, shipped: Path):
+def test_a_run_starts_from_views_of_another_size(run: Path, bundled: Path):
     backbone = Backbone(TINY, 48)
     load_into(backbone, str(run))
     teacher = load_checkpoint(checkpoints(run)[-1])["modules"]["teacher"]
@@ -76,7 +78,7 @@ def test_a_run_starts_from_views_of_another_size(run: Path, shipped: Path):
     )
     torch.testing.assert_close(backbone.vit.pos_embed, expected)
     assert load_into(backbone, "small-a") == "small-a, tiny, 24 images seen"
-    rounded = load_file(shipped / "small-a.safetensors")["cls_token"].float()
+    rounded = load_file(bundled / "small-a.safetensors")["cls_token"].float()
     assert torch.equal(backbone.vit.cls_token, rounded)
 
 

@@ -38,7 +38,8 @@ from croc.lab.app.photos import Photos
 from croc.plotting import PALETTE_HEX
 from croc.segmentation.segmenter import Segmenter, argmax_upsampled, save_segmenter
 from croc.tables import one_line
-from croc.weights.open import check_fit, open_backbone
+from croc.weights.backbones import check_fit
+from croc.weights.open import open_backbone
 
 FILE = "labels.json"
 START = {

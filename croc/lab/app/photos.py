@@ -23,7 +23,7 @@ from croc.lab.app.local import to_jpeg
 from croc.method.photometric import normalize
 from croc.segmentation.images import list_images
 from croc.segmentation.segmenter import Segmenter, resize_as_evaluated
-from croc.weights.open import fast_precision, fingerprint
+from croc.weights.backbones import fast_precision, fingerprint
 
 SHOWN_PX = 640
 """Longer side of a photograph on the page."""

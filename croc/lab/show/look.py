@@ -24,8 +24,8 @@ from croc.method.photometric import normalize
 from croc.method.randomness import sample_key
 from croc.method.types import Canvases, Views
 from croc.weights.checkpoint import checkpoint_path, checkpoints, open_run, step_of, untrained
-from croc.weights.open import find_weights, shipped_hint
-from croc.weights.record import WeightsRecord, build_recorded, read_record
+from croc.weights.open import bundled_hint, find_weights
+from croc.weights.record import RunRecord, build_recorded, read_record
 
 
 @dataclass(frozen=True)
@@ -73,10 +73,10 @@ def look_at_weights(spec: str) -> Look:
         return Look(f"{name}, untrained", config, untrained(config))
     path = find_weights(spec)
     record = read_record(path) if path.is_file() else None
-    if not isinstance(record, WeightsRecord):
+    if not isinstance(record, RunRecord):
         raise UserError(
             f"--weights {spec}: give a file of croc export, random:NAME or bundled weights "
-            f"({shipped_hint()}); a run's folder goes without --weights"
+            f"({bundled_hint()}); a run's folder goes without --weights"
         )
     config, _ = parse_config(record.config, f"the metadata of {path}")
     return Look(path.stem, config, build_recorded(path, record))
