@@ -23,8 +23,8 @@ from PIL import Image
 from benchmarks.common import run, this_device, write_json
 from croc.config import DataConfig
 from croc.data.loader import make_loader, worker_count
-from croc.data.pack import PackedSource, pack
-from croc.data.sources import FolderSource, ImageSource, ShardSource
+from croc.data.pack import pack
+from croc.data.sources import FolderSource, ImageSource, PackedSource, ShardSource
 from croc.io import hardware
 from croc.method.types import Canvases
 

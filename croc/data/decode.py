@@ -1,4 +1,4 @@
-"""From the bytes of an image file to reduced RGB pixels: an array or UndecodableImage."""
+"""From the bytes of an image file to downscaled RGB pixels: an array, or UndecodableImage."""
 
 import contextlib
 import io
@@ -17,13 +17,13 @@ IMAGE_EXTENSIONS = ("jpg", "jpeg", "png", "webp", "bmp", "tif", "tiff", "gif", "
 
 # Explicit, because Pillow would otherwise also try formats that start other programs (EPS).
 _FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF", "PPM")
-# A small file can claim any size. A baseline JPEG is decoded row by row; other formats are whole
-# in memory (4 bytes per pixel and worker), and Pillow's WebP keeps three copies.
+# A small file can claim any size. A baseline JPEG is decoded row by row; other formats are
+# completely in memory (4 bytes per pixel and worker), and Pillow's WebP keeps three copies.
 _MAX_MEGAPIXELS, _MAX_WHOLE_MEGAPIXELS, _MAX_WEBP_MEGAPIXELS = 200, 128, 48
-# Large images are first reduced by whole factors to no less than GAP times the final size, so
-# that the bicubic filter, not their blocks, makes the final pixels.
+# Large images are first reduced by whole factors, to no less than GAP times the final size, so
+# that the final pixels come from the bicubic filter and not from blocks.
 GAP = 2
-WHOLE_PX = 1 << 16  # longer than any photograph: none is reduced
+WHOLE_PX = 1 << 16  # longer than any photograph: none is downscaled
 _BAND_PIXELS = 1 << 22  # of a large image that are converted at once
 _EXIF_ORIENTATION = 0x0112
 
@@ -62,14 +62,14 @@ def decode_image(data: bytes | Stream, canvas_px: int) -> UInt8[np.ndarray, "h w
 def place_on_canvas(
     image: UInt8[np.ndarray, "h w 3"], canvas_px: int
 ) -> UInt8[np.ndarray, "3 S S"]:
-    """The image in the top-left corner of a square of zeros, channels first."""
+    """The image in the top left corner of a square of zeros, channels first."""
     canvas = np.empty((3, canvas_px, canvas_px), np.uint8)
     fill_canvas(canvas, image)
     return canvas
 
 
 def fill_canvas(canvas: UInt8[np.ndarray, "3 S S"], image: UInt8[np.ndarray, "h w 3"]) -> None:
-    """Writes the image into the top-left corner of an existing canvas, and zeros elsewhere."""
+    """Write the image into the top left corner of a canvas, and zeros elsewhere."""
     height, width, _ = image.shape
     canvas[:, height:] = 0
     canvas[:, :height, width:] = 0
@@ -77,21 +77,23 @@ def fill_canvas(canvas: UInt8[np.ndarray, "3 S S"], image: UInt8[np.ndarray, "h 
 
 
 def fitting_size(size: Size, canvas_px: int) -> Size:
-    """The size at which the longer side fits the canvas; smaller images stay as they are."""
+    """The size at which the longer side fits the canvas; smaller images keep theirs."""
     if max(size) <= canvas_px:
         return size
     width, height = (max(1, round(side * canvas_px / max(size))) for side in size)
     return width, height
 
 
-def reduce_image(image: UInt8[np.ndarray, "h w 3"], canvas_px: int) -> UInt8[np.ndarray, "H W 3"]:
-    """The same image if it fits the canvas, else reduced exactly as `decode_image` would."""
+def downscale_image(
+    image: UInt8[np.ndarray, "h w 3"], canvas_px: int
+) -> UInt8[np.ndarray, "H W 3"]:
+    """The image if it fits the canvas, else downscaled exactly as by `decode_image`."""
     height, width, _ = image.shape
     if max(height, width) <= canvas_px:
         return image
     picture = Image.fromarray(np.ascontiguousarray(image))
     size = fitting_size(picture.size, canvas_px)
-    return _reduce(picture, size, picture.size, lambda part: part)
+    return _downscale(picture, size, picture.size, lambda part: part)
 
 
 def resample(
@@ -101,17 +103,17 @@ def resample(
 
     torch's antialiased bicubic filter for 8 bits is several times as fast as Pillow's.
     """
-    # torch rounds height × scale down: a product just below an integer must not drop to the next.
+    # torch rounds height × scale down, which must not lose a pixel if it is just below an integer.
     scales = tuple(side / part * (1 + 1e-9) for side, part in zip(size, extent))
     planes = torch.from_numpy(pixels)[None].permute(0, 3, 1, 2)
-    reduced = F.interpolate(planes, scale_factor=scales[::-1], mode="bicubic", antialias=True)
-    return np.ascontiguousarray(reduced[0].permute(1, 2, 0).numpy())
+    resized = F.interpolate(planes, scale_factor=scales[::-1], mode="bicubic", antialias=True)
+    return np.ascontiguousarray(resized[0].permute(1, 2, 0).numpy())
 
 
-def _reduce(
+def _downscale(
     image: Image.Image, size: Size, extent: Extent, to_rgb: Callable[[Image.Image], Image.Image]
 ) -> UInt8[np.ndarray, "H W 3"]:
-    """As an RGB array of its own. A large image is converted in bands, to save memory."""
+    """A new RGB array. A large image is converted in bands, to save memory."""
     if image.size == size:
         return np.array(to_rgb(image))
     across, down = (max(1, int(part / side / GAP)) for part, side in zip(extent, size))
@@ -122,7 +124,7 @@ def _reduce(
 
 
 def _bands(image: Image.Image, rows: int = 1) -> Iterator[Image.Image]:
-    """From top to bottom in parts whose height is a multiple of `rows`."""
+    """Horizontal parts from top to bottom, of a height that is a multiple of `rows`."""
     width, height = image.size
     step = max(1, _BAND_PIXELS // (width * rows)) * rows
     for top in range(0, height, step):
@@ -143,7 +145,7 @@ def _decode(image: Image.Image, stream: Stream, canvas_px: int) -> UInt8[np.ndar
     drafted = image.draft(None, (GAP * size[0], GAP * size[1]))  # a JPEG at 1/2, 1/4 or 1/8
     if drafted is None:
         image.load()  # TIFFs turn upright as they load, so only now is their size known
-        return _reduce(image, fitting_size(image.size, canvas_px), image.size, _to_rgb(image))
+        return _downscale(image, fitting_size(image.size, canvas_px), image.size, _to_rgb(image))
     if image.size == full:
         # torchvision needs two thirds of Pillow's time for the same pixels.
         stream.seek(0)
@@ -153,11 +155,11 @@ def _decode(image: Image.Image, stream: Stream, canvas_px: int) -> UInt8[np.ndar
         if isinstance(planes, Tensor) and planes.shape[:0:-1] == full:  # else the header is forged
             pixels = planes.permute(1, 2, 0).numpy()
             return pixels if full == size else resample(pixels, size, full)
-    return _reduce(image, size, drafted[1][2:], _to_rgb(image))
+    return _downscale(image, size, drafted[1][2:], _to_rgb(image))
 
 
 def _to_rgb(image: Image.Image) -> Callable[[Image.Image], Image.Image]:
-    """How any part of this image is converted to RGB."""
+    """A function that converts any part of this image to RGB."""
     if image.mode.startswith(("I", "F")):
         # The narrowest common range that holds all values, else their own range.
         ranges = [(part.min(), part.max()) for part in map(_finite, _bands(image))]

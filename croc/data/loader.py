@@ -1,7 +1,7 @@
 """Batches by step number: any step's batch can be loaded on its own, so any run can be resumed.
 
-Workers decode into a ring of batches in shared memory, from which the GPU copies each batch
-while the step before it is computed.
+Workers decode into a ring of batches in shared memory, from which the GPU copies each batch during
+the step before it.
 """
 
 import atexit
@@ -11,10 +11,10 @@ import os
 import signal
 import sys
 import weakref
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 from glob import glob
 from itertools import islice
 from typing import Any, TypeVar
@@ -25,7 +25,7 @@ from jaxtyping import Int64, UInt8
 from torch.utils.data import DataLoader
 
 from croc.config import DataConfig
-from croc.data.decode import UndecodableImage, fill_canvas, reduce_image
+from croc.data.decode import UndecodableImage, downscale_image, fill_canvas
 from croc.data.sources import ImageSource
 from croc.errors import UserError
 from croc.io import cores
@@ -36,8 +36,8 @@ from croc.signals import SIGNALS
 Item = TypeVar("Item")
 _MAX_TRIES = 100
 _NAMES_SHOWN = 20
-# Parts of batches that each worker is ahead. With two, decoding that is about as fast as training
-# was up to 15% slower; the cost is the ring's memory.
+# How many parts of batches each worker may be ahead. With two, loading was up to 15% slower where
+# decoding is about as fast as training; more cost memory of the ring.
 _PARTS_AHEAD = 4
 
 
@@ -55,14 +55,14 @@ def epoch_order(count: int, seed: int, epoch: int) -> Int64[np.ndarray, "count"]
 
 
 def steps_per_epoch(count: int, batch: int) -> int:
-    """Whole batches in the data; the remainder is left out of the epoch."""
+    """Whole batches in the data; an epoch leaves out the remainder."""
     return count // batch
 
 
 def batch_indices(
     step: int, count: int, batch: int, seed: int, rank: int = 0, processes: int = 1
 ) -> tuple[int, Int64[np.ndarray, "B"]]:
-    """The epoch of a step, and the images of this process in it."""
+    """The epoch of a step, and the images of this process in the step's batch."""
     if batch % processes:
         fitting = max(batch // processes, 1) * processes
         raise UserError(
@@ -100,35 +100,37 @@ def make_loader(
 ) -> Generator[Canvases, None, None]:
     """One batch for each step from `first_step` to before `last_step`, across epochs.
 
-    Batches are on the device. The workers start now, not with the first `next`; each makes a part
-    of every batch.
+    Batches are on the device. The workers start now, not with the first `next`; each decodes parts
+    of batches.
     """
-    split = {"batch": batch, "seed": seed, "rank": rank, "processes": processes}
-    indices_of = partial(batch_indices, count=len(source), **split)
-    indices_of(first_step)  # raises if the batch does not fit
+    batch_indices(first_step, len(source), batch, seed, rank, processes)  # raises if it cannot fit
+    steps = range(first_step, last_step)
     parts = max(1, min(workers, batch // processes))
     # While step s is requested, s − 1 may still be copied, s is being made, and so are the parts
     # of later steps that workers are ahead: none of them may share memory.
     slots = 3 + (workers * _PARTS_AHEAD - 1) // parts
     ring = Ring(slots, batch // processes, canvas_px, shared=workers > 0)
-    dataset = _Parts(source, ring, parts, seed, indices_of)
+    dataset = _Parts(source, ring, parts, batch, seed, rank, processes)
     order = range(first_step * parts, last_step * parts)
-    filled = iterate(dataset, order, workers=workers, ahead=_PARTS_AHEAD)
-
-    def batches() -> Generator[Canvases, None, None]:
-        """In the ring's memory: each is valid until the next but one is requested."""
-        with closing(filled):
-            for step in range(first_step, last_step):
-                failed: dict[str, None] = {}
-                for part in islice(filled, parts):
-                    if isinstance(part, UserError):
-                        raise part
-                    failed |= dict.fromkeys(part)
-                yield ring.of_step(step, tuple(failed))
-
+    written = iterate(dataset, order, workers=workers, ahead=_PARTS_AHEAD)
+    batches = _whole_batches(written, ring, steps, parts)
     if device.type == "cuda":
-        return _prefetch(batches(), ring, device)
-    return (canvases.copied() for canvases in batches())
+        return _prefetch(batches, ring, device)
+    return (canvases.copied() for canvases in batches)
+
+
+def _whole_batches(
+    written: Generator[list[str] | UserError, None, None], ring: "Ring", steps: range, parts: int
+) -> Generator[Canvases, None, None]:
+    """Each step's batch in the ring's memory, valid until the next but one is requested."""
+    with closing(written):
+        for step in steps:
+            failed: dict[str, None] = {}
+            for part in islice(written, parts):
+                if isinstance(part, UserError):
+                    raise part
+                failed |= dict.fromkeys(part)
+            yield ring.of_step(step, tuple(failed))
 
 
 @dataclass(eq=False)
@@ -142,19 +144,24 @@ class _Parts:
     source: ImageSource
     ring: "Ring"
     parts: int
+    batch: int
     seed: int
-    indices_of: Callable[[int], tuple[int, Int64[np.ndarray, "B"]]]
+    rank: int
+    processes: int
 
     def __getitem__(self, number: int) -> list[str] | UserError:
         step, part = divmod(number, self.parts)
-        epoch, indices = self.indices_of(step)
+        count = len(self.source)
+        epoch, indices = batch_indices(
+            step, count, self.batch, self.seed, self.rank, self.processes
+        )
         canvases = self.ring.of_step(step)
         pixels, canvas_px = canvases.pixels.numpy(), canvases.pixels.shape[-1]
         failed: list[str] = []
         first, end = (len(indices) * bound // self.parts for bound in (part, part + 1))
         for row, index in enumerate(indices[first:end].tolist(), first):
             try:
-                image = reduce_image(_read_or_next(self.source, index, failed), canvas_px)
+                image = downscale_image(_read_or_next(self.source, index, failed), canvas_px)
             except UserError as error:
                 return error
             fill_canvas(pixels[row], image)
@@ -208,7 +215,7 @@ def _prefetch(
 
 
 def one_ahead(items: Iterable[Item]) -> Iterator[Item]:
-    """The same items, each yielded once the one after it has been made or has failed."""
+    """The same items, each yielded once the next one has been made or has failed."""
     ready: list[Item] = []
     try:
         for item in items:
@@ -221,7 +228,7 @@ def one_ahead(items: Iterable[Item]) -> Iterator[Item]:
 
 
 class Ring:
-    """Memory for some batches, reused in turn: step s overwrites step s − slots.
+    """Memory for several batches, reused in turn: step s overwrites step s − slots.
 
     A worker decodes straight into the memory from which the device copies: no batch is allocated,
     sent through a queue or copied on its way.
@@ -275,10 +282,8 @@ class Ring:
 def iterate(
     items: Any, order: range, *, workers: int, ahead: int = 2, pin: bool = False
 ) -> Generator[Any, None, None]:
-    """`items[number]` in this order, made by `workers` processes that start now; 0 makes them here.
-
-    Each worker runs at most `ahead` items ahead of the consumer.
-    """
+    """`items[number]` in this order, computed by `workers` processes that start now, or in this
+    process if there are none. Each worker is at most `ahead` items ahead of the consumer."""
     loader = DataLoader(
         items,
         batch_size=None,
@@ -295,13 +300,15 @@ def iterate(
     iterator = iter(loader)
     _live.add(iterator)
 
-    def closing_it() -> Generator[Any, None, None]:
-        try:
-            yield from iterator
-        finally:
-            _stop_workers(iterator)
+    return _until_closed(iterator)
 
-    return closing_it()
+
+def _until_closed(iterator: Iterator[Any]) -> Generator[Any, None, None]:
+    """Stops the workers at the end, after an error, or when the generator is closed."""
+    try:
+        yield from iterator
+    finally:
+        _stop_workers(iterator)
 
 
 _live: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -313,8 +320,8 @@ def _unchanged(item: object) -> object:
 
 
 def start_worker(_: int = 0) -> None:
-    """Ctrl-C and a cluster's signal reach all processes; only the main one handles them. A worker
-    whose parent is killed may wait forever to pass on its last item, so the kernel ends it."""
+    """Ctrl-C and a cluster's signals reach all processes, but only the main one handles them. A
+    worker whose parent is killed may wait forever to pass on its last item: the kernel ends it."""
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     if sys.platform == "linux":
@@ -326,7 +333,7 @@ def _stop_workers(iterator: Any) -> None:
     # torch does this when its iterator is collected, but the traceback of an error keeps it alive.
     if stop := getattr(iterator, "_shutdown_workers", None):
         stop()
-    # It waits some seconds, then sends the SIGTERM that workers ignore; nothing is lost here.
+    # It waits for seconds, then sends the SIGTERM that workers ignore. Nothing is lost by SIGKILL.
     for worker in getattr(iterator, "_workers", ()):
         if worker.is_alive():
             worker.kill()
@@ -354,7 +361,7 @@ class FailedFiles:
         return new
 
     def check(self, seen: int, count: int, max_share: float) -> None:
-        """Stops the run when too many fail, once enough images were seen to tell."""
+        """Stops the run if too many fail, once enough images have been seen to tell."""
         seen, names = min(seen, count), self.names
         if seen < min(100, count) or len(names) <= max_share * seen:
             return

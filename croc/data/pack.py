@@ -1,4 +1,6 @@
-"""Packed folders: photographs decoded once, for machines whose GPU outruns their CPUs.
+"""Packing images: decoded once, for machines whose GPU is faster than their CPUs can decode.
+
+A pack is a folder, which `PackedSource` reads:
 
 pixels-00000.bin …   uint8 pixels, channels first, at most 1 GiB per file
 index.npy            int64 [images, 4]: file, offset, height, width
@@ -12,71 +14,23 @@ import shutil
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from jaxtyping import Int64, UInt8
+from jaxtyping import Int64
 from rich.console import Console
 from rich.progress import Progress
 
-from croc.data.decode import UndecodableImage, reduce_image
+from croc.data.decode import UndecodableImage, downscale_image
 from croc.data.loader import iterate
-from croc.data.sources import ImageSource
+from croc.data.sources import PACK_FORMAT, ImageSource
 from croc.errors import UserError
 from croc.signals import catch_signals
 
-FORMAT = 1
 _BYTES_PER_FILE = 1 << 30
-# Files per worker, so that all workers finish at about the same time, and the fewest images for
-# which another file is begun.
+# Several files per worker, so that all workers finish at about the same time, unless files would
+# have too few images.
 _FILES_PER_WORKER, _MIN_IMAGES = 8, 64
 _BROKEN = -1
-
-
-class PackedSource:
-    """The images of a packed folder, memory-mapped and shared by all processes; read-only."""
-
-    def __init__(self, folder: str, canvas_px: int | None = None) -> None:
-        self.folder = Path(folder)
-        self._files: dict[int, np.memmap] = {}
-        self._names: list[str] = []
-        try:
-            record = json.loads((self.folder / "pack.json").read_text(encoding="utf-8"))
-            self._index = np.load(self.folder / "index.npy", allow_pickle=False)
-            self.canvas_px = canvas_px or int(record["canvas_px"])
-            if record["format"] != FORMAT or self._index.shape != (record["count"], 4):
-                raise ValueError("pack.json does not fit")
-            for number in np.unique(self._index[:, 0]).tolist():  # an incomplete copy
-                _, offset, height, width = self._index[self._index[:, 0] == number].T
-                if self._path(number).stat().st_size != (offset + 3 * height * width).max():
-                    raise ValueError(f"{self._path(number).name} is incomplete")
-        except (OSError, ValueError, KeyError, TypeError, EOFError) as error:
-            raise UserError(
-                f"the pack in {folder} is damaged or of another version "
-                f"({type(error).__name__}: {error}): delete and pack again"
-            ) from error
-
-    def _path(self, number: int) -> Path:
-        return self.folder / f"pixels-{number:05d}.bin"
-
-    def __len__(self) -> int:
-        return len(self._index)
-
-    def name(self, index: int) -> str:
-        if not self._names:
-            lines = (self.folder / "names.txt").read_text(encoding="ascii").splitlines()
-            self._names = [json.loads(line) for line in lines]
-        return self._names[index]
-
-    def read(self, index: int) -> UInt8[np.ndarray, "h w 3"]:
-        number, offset, height, width = self._index[index].tolist()
-        if number not in self._files:
-            self._files[number] = np.memmap(self._path(number), np.uint8, "r")
-        planes = np.asarray(self._files[number][offset : offset + 3 * height * width])
-        return reduce_image(planes.reshape(3, height, width).transpose(1, 2, 0), self.canvas_px)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_files": {}, "_names": []}
 
 
 def pack(
@@ -84,8 +38,8 @@ def pack(
 ) -> tuple[int, list[str]]:
     """Write the source's readable images, in its order, to a new folder for `PackedSource`.
 
-    Returns how many there are, and the names of the others. Everything is written to a folder
-    beside it and renamed at the end, so that `folder` is complete or absent.
+    Returns the number of these images, and the names of the others. Everything is written to a
+    temporary folder that is renamed at the end, so that `folder` is complete or absent.
     """
     target = Path(folder).absolute()
     if os.path.lexists(target):
@@ -104,16 +58,16 @@ def pack(
 def _write(
     source: ImageSource, folder: Path, canvas_px: int, workers: int, signals: list[int]
 ) -> tuple[list[str], list[str]]:
-    images = min(
+    images = min(  # per file
         max(1, _BYTES_PER_FILE // (3 * canvas_px**2)),
         max(_MIN_IMAGES, -(-len(source) // (_FILES_PER_WORKER * max(1, workers)))),
     )
     files, index = _Files(source, folder, canvas_px, images), []
-    order = range(-(-len(source) // images))
-    written = iterate(files, order, workers=min(workers, len(order)))
+    numbers = range(-(-len(source) // images))
+    written = iterate(files, numbers, workers=min(workers, len(numbers)))
     with closing(written), Progress(console=Console(stderr=True)) as progress:
         try:
-            for rows in progress.track(written, total=len(order), description="packing"):
+            for rows in progress.track(written, total=len(numbers), description="packing"):
                 if isinstance(rows, Exception):
                     raise rows
                 index.append(rows)
@@ -134,7 +88,7 @@ def _write(
     names = [source.name(image) for image in readable.tolist()]
     lines = "".join(json.dumps(name) + "\n" for name in names)
     (folder / "names.txt").write_text(lines, encoding="ascii")
-    record = {"format": FORMAT, "canvas_px": canvas_px, "count": len(names), "failed": failed}
+    record = {"format": PACK_FORMAT, "canvas_px": canvas_px, "count": len(names), "failed": failed}
     (folder / "pack.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     return names, failed
 
@@ -158,7 +112,7 @@ class _Files:
             with path.open("wb") as file:
                 for image in range(first, min(first + self.images, len(self.source))):
                     try:
-                        pixels = reduce_image(self.source.read(image), self.canvas_px)
+                        pixels = downscale_image(self.source.read(image), self.canvas_px)
                     except UndecodableImage:
                         rows.append((0, _BROKEN, 0))
                         continue

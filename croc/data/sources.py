@@ -1,4 +1,4 @@
-"""Sources of images: folders, tar shards, scenes; packed folders are in pack.py."""
+"""Sources of images: folders, tar shards, packs and synthetic scenes."""
 
 import contextlib
 import json
@@ -9,26 +9,33 @@ import tarfile
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, groupby
-from typing import Protocol, runtime_checkable
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import UInt8
 
 from croc.config import DataConfig
-from croc.data.decode import IMAGE_EXTENSIONS, UndecodableImage, decode_image
+from croc.data.decode import (
+    IMAGE_EXTENSIONS,
+    UndecodableImage,
+    decode_image,
+    downscale_image,
+)
 from croc.data.scenes import make_scene
 from croc.errors import UserError
 from croc.signals import is_first_process
 
 SCENE_PX = 96
+PACK_FORMAT = 1
 _SUFFIXES = tuple(f".{extension}".encode() for extension in IMAGE_EXTENSIONS)
-# A member is read at once; the largest image that is decoded has about this size uncompressed.
+# A member is read in one piece; the largest image that is decoded has about this size uncompressed.
 _MAX_MEMBER_BYTES = 1 << 29
 
 
 @runtime_checkable
 class ImageSource(Protocol):
-    """Images by number; must be picklable, to reach the loader's workers."""
+    """Images by number. Picklable, because the loader's workers get a copy."""
 
     def __len__(self) -> int: ...
 
@@ -37,14 +44,12 @@ class ImageSource(Protocol):
         ...
 
     def read(self, index: int) -> UInt8[np.ndarray, "h w 3"]:
-        """The image, reduced; raises UndecodableImage and nothing else."""
+        """The image, downscaled; raises UndecodableImage and nothing else."""
         ...
 
 
 def open_source(config: DataConfig, seed: int) -> ImageSource:
-    """The images of all roots, in their order; neighbors of one kind are opened together."""
-    from croc.data.pack import PackedSource  # it imports this module
-
+    """The images of all roots, in this order; consecutive roots of one kind are opened together."""
     if not config.root:
         raise UserError("no images given: pass --data.root FOLDER")
     sources: list[ImageSource] = []
@@ -75,7 +80,7 @@ def _kind(root: str) -> str:
 
 
 def _subfolders(root: str, names: tuple[str, ...]) -> list[str]:
-    """The recipe's subfolders if the root has any of them, else the root itself."""
+    """The recipe's subfolders of a root, or the root itself if it has none of them."""
     paths = [os.path.join(root, name) for name in names]
     missing = [path for path in paths if not os.path.isdir(path)]
     if len(missing) == len(paths):
@@ -89,13 +94,13 @@ def _subfolders(root: str, names: tuple[str, ...]) -> list[str]:
 
 
 def printable(name: bytes) -> str:
-    """On one line for logs, the rest escaped; different names stay different."""
+    """On one line, for logs, with other characters escaped; different names stay different."""
     text = name.replace(b"\\", b"\\\\").decode("utf-8", "backslashreplace")
     return "".join(char if char.isprintable() else json.dumps(char)[1:-1] for char in text)
 
 
 def is_image(name: bytes) -> bool:
-    """By its name; `._photo.jpg` and the like are an operating system's metadata."""
+    """By its name; `._photo.jpg` and the like are metadata of an operating system."""
     return name.lower().endswith(_SUFFIXES) and not name.startswith(b".")
 
 
@@ -107,7 +112,7 @@ class FolderSource:
 
     def __init__(self, folders: Sequence[str], canvas_px: int) -> None:
         self.canvas_px = canvas_px
-        # An array, which forked workers do not copy, as they would a list by counting references.
+        # An array: counting references to the items of a list would copy it in each forked worker.
         self._paths = np.array([path for folder in folders for path in _list_images(folder)])
 
     def __len__(self) -> int:
@@ -146,7 +151,7 @@ def read_images(
 
 
 def walk_images(root: bytes) -> Iterator[bytes]:
-    """Each real folder once, however many links point to it, so that cycles end."""
+    """Each folder is visited once, however many links lead to it, so that cycles end."""
     visited: set[tuple[int, int]] = set()
     pending = [root]
     while pending:
@@ -176,7 +181,7 @@ class ShardSource:
     def __init__(self, shards: Sequence[str], canvas_px: int) -> None:
         self.canvas_px = canvas_px
         self._shards: list[str] = []
-        for pattern in shards:  # a name that exists is taken literally
+        for pattern in shards:  # the name of an existing file may contain braces
             self._shards += [pattern] if os.path.exists(pattern) else expand_braces(pattern)
         indexed = enumerate(map(_index_shard, self._shards))
         members = [(number, *image) for number, images in indexed for image in images]
@@ -218,7 +223,7 @@ def expand_braces(text: str) -> list[str]:
 
 
 def _index_shard(path: str) -> list[tuple[bytes, int, int]]:
-    """Name, offset and size of the images that are complete; prints what is left out.
+    """Name, offset and size of each complete image; prints what is left out.
 
     Nothing is unpacked, so a name that points elsewhere (../x.jpg) is just a name.
     """
@@ -234,7 +239,7 @@ def _index_shard(path: str) -> list[tuple[bytes, int, int]]:
     images: list[tuple[bytes, int, int]] = []
     left_out, last, is_complete, length = 0, -1, False, os.path.getsize(path)
     with archive, open(path, "rb") as file:
-        try:  # up to the end or to where it is damaged; a negative size leads back, endlessly
+        try:  # up to the end or the first damage; a negative size would lead back, endlessly
             while (member := archive.next()) is not None and member.offset > last:
                 last, name = member.offset, os.fsencode(member.name)
                 if not is_image(os.path.basename(name)) or member.isdir():
@@ -247,7 +252,7 @@ def _index_shard(path: str) -> list[tuple[bytes, int, int]]:
             file.seek(archive.offset)
             end = file.read(tarfile.BLOCKSIZE)
             is_complete = member is None and end == bytes(tarfile.BLOCKSIZE)
-        except Exception:  # what came before is good
+        except Exception:  # the images before it are good
             is_complete = False
     if not is_complete:
         _warn(f"{path} is truncated or damaged: only images before byte {archive.offset:,} used")
@@ -261,8 +266,54 @@ def _warn(line: str) -> None:
         print(f"croc: {line}", file=sys.stderr)
 
 
+class PackedSource:
+    """The images of a pack, memory-mapped and shared by all processes."""
+
+    def __init__(self, folder: str, canvas_px: int | None = None) -> None:
+        self.folder = Path(folder)
+        self._files: dict[int, np.memmap] = {}
+        self._names: list[str] = []
+        try:
+            record = json.loads((self.folder / "pack.json").read_text(encoding="utf-8"))
+            self._index = np.load(self.folder / "index.npy", allow_pickle=False)
+            self.canvas_px = canvas_px or int(record["canvas_px"])
+            if record["format"] != PACK_FORMAT or self._index.shape != (record["count"], 4):
+                raise ValueError("pack.json does not fit")
+            for number in np.unique(self._index[:, 0]).tolist():  # an incomplete copy
+                _, offset, height, width = self._index[self._index[:, 0] == number].T
+                if self._path(number).stat().st_size != (offset + 3 * height * width).max():
+                    raise ValueError(f"{self._path(number).name} is incomplete")
+        except (OSError, ValueError, KeyError, TypeError, EOFError) as error:
+            raise UserError(
+                f"the pack in {folder} is damaged or of another version "
+                f"({type(error).__name__}: {error}): delete and pack again"
+            ) from error
+
+    def _path(self, number: int) -> Path:
+        return self.folder / f"pixels-{number:05d}.bin"
+
+    def __len__(self) -> int:
+        return len(self._index)
+
+    def name(self, index: int) -> str:
+        if not self._names:
+            lines = (self.folder / "names.txt").read_text(encoding="ascii").splitlines()
+            self._names = [json.loads(line) for line in lines]
+        return self._names[index]
+
+    def read(self, index: int) -> UInt8[np.ndarray, "h w 3"]:
+        number, offset, height, width = self._index[index].tolist()
+        if number not in self._files:
+            self._files[number] = np.memmap(self._path(number), np.uint8, "r")
+        planes = np.asarray(self._files[number][offset : offset + 3 * height * width])
+        return downscale_image(planes.reshape(3, height, width).transpose(1, 2, 0), self.canvas_px)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_files": {}, "_names": []}
+
+
 class ScenesSource:
-    """Synthetic scenes, made when first read and then kept."""
+    """Synthetic scenes, drawn when they are first read and then kept in memory."""
 
     def __init__(self, count: int, size_px: int = SCENE_PX, seed: int = 0) -> None:
         self.size_px, self.seed = size_px, seed

@@ -29,7 +29,7 @@ from lightning_fabric import Fabric
 from torch import Tensor
 
 from croc.config import ClusterConfig, CrocConfig, PretrainConfig
-from croc.data.decode import place_on_canvas, reduce_image
+from croc.data.decode import downscale_image, place_on_canvas
 from croc.data.loader import epoch_order
 from croc.data.sources import ImageSource, read_images
 from croc.io import replacing
@@ -177,7 +177,7 @@ class Gauges:
         pixels, sizes, keys = [], [], []
         order = epoch_order(len(self._source), seed, 0)[:MAX_TRIED].tolist()
         for index, image in islice(read_images(self._source, order), IMAGES):
-            image = reduce_image(image, canvas_px)
+            image = downscale_image(image, canvas_px)
             pixels.append(place_on_canvas(image, canvas_px))
             sizes.append(image.shape[:2])
             keys.append(sample_key(seed, 0, index))

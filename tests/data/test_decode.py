@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from croc.data.decode import UndecodableImage, decode_image, fitting_size, reduce_image, resample
+from croc.data.decode import UndecodableImage, decode_image, downscale_image, fitting_size, resample
 
 from .pictures import encode, jpeg_claiming, noise, png_header, ramp
 
@@ -159,11 +159,11 @@ def test_reduction_equals_pillow_and_the_definition(size, make):
     pixels = make(height, width)
     reduced_size = fitting_size(size, 192)
     by_pillow = Image.fromarray(pixels).resize(reduced_size, Image.Resampling.BICUBIC)
-    close(reduce_image(pixels, 192), np.asarray(by_pillow), 1)
-    np.testing.assert_array_equal(decode_image(encode(pixels), 192), reduce_image(pixels, 192))
+    close(downscale_image(pixels, 192), np.asarray(by_pillow), 1)
+    np.testing.assert_array_equal(decode_image(encode(pixels), 192), downscale_image(pixels, 192))
     # Both round to 8 bits between their passes, and clip what the second would bring back.
     soft = pixels // 2 + 64
-    close(reduce_image(soft, 192), antialiased_bicubic(soft, reduced_size, size), 1)
+    close(downscale_image(soft, 192), antialiased_bicubic(soft, reduced_size, size), 1)
 
 
 @pytest.mark.parametrize("size", [(643, 485), (800, 200), (1601, 403)])
@@ -171,7 +171,7 @@ def test_large_images_are_first_reduced_by_whole_factors(size):
     pixels, reduced_size = noise(size[1], size[0]), fitting_size(size, 100)
     options = {"resample": Image.Resampling.BICUBIC, "reducing_gap": 2}
     by_pillow = Image.fromarray(pixels).resize(reduced_size, **options)
-    close(reduce_image(pixels, 100), np.asarray(by_pillow), 1)
+    close(downscale_image(pixels, 100), np.asarray(by_pillow), 1)
 
 
 @pytest.mark.parametrize("fraction", [0.125, 0.875])

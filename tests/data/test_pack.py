@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from croc.data.decode import decode_image
-from croc.data.pack import PackedSource, pack
-from croc.data.sources import FolderSource
+from croc.data.pack import pack
+from croc.data.sources import FolderSource, PackedSource
 from croc.errors import UserError
 
 from .pictures import MemorySource, encode, noise, write

@@ -7,8 +7,15 @@ import pytest
 
 from croc.config import DataConfig
 from croc.data.decode import UndecodableImage
-from croc.data.pack import PackedSource, pack
-from croc.data.sources import FolderSource, ImageSource, ScenesSource, ShardSource, open_source
+from croc.data.pack import pack
+from croc.data.sources import (
+    FolderSource,
+    ImageSource,
+    PackedSource,
+    ScenesSource,
+    ShardSource,
+    open_source,
+)
 
 from .pictures import encode, noise, write, write_tar
 

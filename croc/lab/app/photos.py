@@ -16,7 +16,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from croc.data.decode import WHOLE_PX, UndecodableImage, decode_image, reduce_image
+from croc.data.decode import WHOLE_PX, UndecodableImage, decode_image, downscale_image
 from croc.data.sources import printable
 from croc.io import replacing
 from croc.lab.app.local import to_jpeg
@@ -57,7 +57,7 @@ class Photos:
         try:
             if not file.exists() or file.stat().st_mtime_ns < photo.stat().st_mtime_ns:
                 image = decode_image(photo.read_bytes(), WHOLE_PX)
-                jpeg = bytearray(to_jpeg(reduce_image(image, SHOWN_PX), quality=88))
+                jpeg = bytearray(to_jpeg(downscale_image(image, SHOWN_PX), quality=88))
                 jpeg = torch.frombuffer(jpeg, dtype=torch.uint8)
                 tensors = {"tokens": self._compute(image), "jpeg": jpeg}
                 height, width, _ = image.shape
