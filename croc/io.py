@@ -38,7 +38,7 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
 
 
 def make_readable(path: Path) -> None:
-    """Give a file the usual permissions; safetensors' files are readable by their owner alone."""
+    """Give a file the usual permissions: only its owner can read a file of safetensors."""
     os.umask(mask := os.umask(0))
     path.chmod(0o666 & ~mask)
 
@@ -56,7 +56,7 @@ def try_lock(file: IO[Any], byte: int = 0) -> bool:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The objects of a JSON-lines file, without lines that a kill cut off."""
+    """The objects in a JSON-lines file, without lines that were cut off by a kill."""
     lines = []
     for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):
         with contextlib.suppress(ValueError, TypeError):
@@ -85,14 +85,14 @@ def versions() -> dict[str, str | None]:
 
 
 def gpu_versions() -> dict[str, str | None]:
-    """With CUDA's and Triton's."""
+    """With the versions of CUDA and Triton."""
     import torch
 
     return {"cuda": torch.version.cuda, "triton": _version("triton")} | versions()
 
 
 def _version(name: str) -> str | None:
-    """None for a library that pip does not know: conda's faiss has a different name."""
+    """None if the library is not installed under this name, as conda's faiss."""
     try:
         return version(name)
     except PackageNotFoundError:
@@ -116,8 +116,8 @@ def processor() -> str:
 
 
 def free_memory() -> int:
-    """Bytes of main memory that this process may still use: of the machine, and of its control
-    groups (version 2), by which containers and schedulers limit a job."""
+    """Bytes of main memory that this process may still use, by the machine's limit and those of its
+    control groups (version 2), which containers and schedulers set."""
     try:
         machine = re.findall(r"MemAvailable: +(\d+) kB", Path("/proc/meminfo").read_text())
         group = re.findall(r"^0::/(.*)", Path("/proc/self/cgroup").read_text(), re.MULTILINE)
@@ -125,12 +125,12 @@ def free_memory() -> int:
         return 2**32
     free = [1024 * int(machine[0])]
     folder = Path("/sys/fs/cgroup") / "".join(group)
-    for each in (folder, *folder.parents):
+    for parent in (folder, *folder.parents):
         with contextlib.suppress(OSError, ValueError):  # no such file, or no limit: "max"
-            limit, used = (
-                int((each / f"memory.{name}").read_text()) for name in ("max", "current")
-            )
-            cache = re.findall(r"^inactive_file (\d+)", (each / "memory.stat").read_text(), re.M)
+            limit = int((parent / "memory.max").read_text())
+            used = int((parent / "memory.current").read_text())
+            statistics = (parent / "memory.stat").read_text()
+            cache = re.findall(r"^inactive_file (\d+)", statistics, re.MULTILINE)
             free.append(limit - used + int(cache[0]))
     return max(0, min(free))
 

@@ -1,6 +1,6 @@
-"""Signals, kept in a list that a loop checks, not raised; the process's number, and its exit.
+"""Signals, which a loop checks in a list; and the number and the exit of a process.
 
-An exception raised by a signal handler can occur at any line, and is lost in a finalizer.
+Signal handlers raise nothing: an exception could occur at any line, and is lost in a finalizer.
 """
 
 import contextlib
@@ -38,11 +38,11 @@ def catch_signals() -> Iterator[list[int]]:
 
 
 NAMES = ("RANK", "SLURM_PROCID", "LOCAL_RANK")
-"""Of torchrun, srun, and Lightning's own launcher."""
+"""Set by torchrun, srun, and Lightning's own launcher."""
 
 
 def process_number() -> str:
-    """From the launcher's environment variables: needs neither torch nor a process group."""
+    """By the launcher's environment variables, without torch or a process group."""
     return next((os.environ[name] for name in NAMES if name in os.environ), "0")
 
 
@@ -51,7 +51,8 @@ def is_first_process() -> bool:
 
 
 def exit_process(code: int) -> NoReturn:
-    """One of several processes skips the interpreter's shutdown, which gloo's threads can abort."""
+    """If there are several processes, skip the interpreter's shutdown, which gloo's threads can
+    abort."""
     sys.stdout.flush()
     sys.stderr.flush()
     if int(os.environ.get("WORLD_SIZE", os.environ.get("SLURM_NTASKS", 1))) > 1:

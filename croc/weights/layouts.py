@@ -278,8 +278,7 @@ def _is_square(number: int) -> bool:
 
 def measure_vit(weights: Mapping[str, Tensor], is_eva: bool) -> tuple[str, dict[str, Any]]:
     """A model of timm, and the options that make it the ViT with these tensors, which have timm's
-    names. The options follow from the shapes; the model provides what leaves no trace in them, such
-    as activations and the kind of rotary positions."""
+    names. All options but the number of heads follow from the names and shapes."""
     block = {
         name.removeprefix("blocks.0."): value
         for name, value in weights.items()
@@ -299,7 +298,6 @@ def measure_vit(weights: Mapping[str, Tensor], is_eva: bool) -> tuple[str, dict[
         "patch_size": patch_px,
         "embed_dim": width,
         "depth": len({name.split(".")[1] for name in weights if name.startswith("blocks.")}),
-        # It leaves no trace in the shapes.
         "num_heads": (EVA_HEADS if is_eva else HEADS).get(width, width // HEAD_WIDTH),
         # Half a row more, since timm rounds width × ratio down.
         "mlp_ratio": rows / width if rows % width == 0 else (rows + 0.5) / width,
@@ -325,36 +323,43 @@ def measure_vit(weights: Mapping[str, Tensor], is_eva: bool) -> tuple[str, dict[
             "fc_norm": False,
         }
 
+    if "pos_embed" in weights or not is_eva:
+        # Besides the patches, the class token and the registers may have positions.
+        positions, prefix = weights["pos_embed"].shape[1], has_class + registers
+        if _is_square(positions):
+            patches = positions
+        elif _is_square(positions - prefix):
+            patches = positions - prefix
+        else:
+            raise ValueError(f"{positions} position embeddings are not a square grid of patches")
+        options["img_size"] = math.isqrt(patches) * patch_px
+        if not is_eva:
+            options["no_embed_class"] = patches == positions and prefix > 0
+    return _nearest_model(options, is_eva, is_packed), options
+
+
+def _nearest_model(options: dict[str, Any], is_eva: bool, is_packed: bool) -> str:
+    """The model of timm that has what leaves no trace in shapes: the activation, the epsilon of the
+    norms, the kind of rotary positions."""
+    width = options["embed_dim"]
     size = SIZES.get(width, "base")
-    if is_eva and "pos_embed" not in weights:
+    if is_eva and "img_size" not in options:
         size = "7b" if width == 4096 else size + "_plus" * options["swiglu_mlp"]
         name = f"vit_{size}_patch16_dinov3" + "_qkvb" * options["qkv_bias"]
-        return name if timm.is_model(name) else "vit_base_patch16_dinov3", options
-    if is_eva and not options["swiglu_mlp"]:
-        raise ValueError("timm's Eva family, but neither DINOv3 nor EVA-02")
-
-    # Besides the patches, the class token and the registers may have positions.
-    positions, prefix = weights["pos_embed"].shape[1], has_class + registers
-    if _is_square(positions):
-        patches = positions
-    elif _is_square(positions - prefix):
-        patches = positions - prefix
-    else:
-        raise ValueError(f"{positions} position embeddings are not a square grid of patches")
-    options["img_size"] = math.isqrt(patches) * patch_px
+        return name if timm.is_model(name) else "vit_base_patch16_dinov3"
     if is_eva:
-        return f"eva02_{size}_patch14_224", options
-    options["no_embed_class"] = patches == positions and prefix > 0
-    usual_px = 14 if width >= 1280 else 16
-    if options["init_values"] and options["no_embed_class"] and not registers:
-        name = f"deit3_{size}_patch{usual_px}_224"
-    elif is_packed:
-        name = f"vit_giant_patch14_{'reg4_' * (registers > 0)}dinov2"
-    elif options["init_values"]:
-        name = f"vit_{size}_patch14_{'reg4_' * (registers > 0)}dinov2"
+        if not options["swiglu_mlp"]:
+            raise ValueError("timm's Eva family, but neither DINOv3 nor EVA-02")
+        return f"eva02_{size}_patch14_224"
+    patch_px = 14 if width >= 1280 else 16
+    if options["init_values"] and options["no_embed_class"] and not options["reg_tokens"]:
+        name = f"deit3_{size}_patch{patch_px}_224"
+    elif options["init_values"] or is_packed:
+        size = "giant" if is_packed else size
+        name = f"vit_{size}_patch14_{'reg4_' * (options['reg_tokens'] > 0)}dinov2"
     else:
-        name = f"vit_{size}_patch{usual_px}_224"
-    return name if timm.is_model(name) else "vit_base_patch16_224", options
+        name = f"vit_{size}_patch{patch_px}_224"
+    return name if timm.is_model(name) else "vit_base_patch16_224"
 
 
 def fill(network: nn.Module, weights: dict[str, Tensor], source: str) -> None:
