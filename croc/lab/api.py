@@ -42,9 +42,9 @@ from croc.method.photometric import normalize
 from croc.method.types import Clusters
 from croc.recipes import RECIPES
 from croc.segmentation.segmenter import Segmenter, load_segmenter
-from croc.weights import open as weights_open
 from croc.weights.backbones import FrozenBackbone, VitBackbone, check_fit
 from croc.weights.init import follow_init
+from croc.weights.open import open_backbone
 
 Weights = str | os.PathLike[str]
 Photograph = str | os.PathLike[str] | Image.Image | Tensor | np.ndarray
@@ -74,7 +74,7 @@ def load_backbone(weights: Weights) -> FrozenBackbone:
         >>> backbone.features(torch.zeros(1, 3, 64, 96)).shape
         torch.Size([1, 192, 4, 6])
     """
-    return weights_open.load_backbone(os.fspath(weights))
+    return open_backbone(os.fspath(weights), flag="load_backbone").float().eval()
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -147,7 +147,7 @@ def features(
     if isinstance(weights, FrozenBackbone):
         backbone = weights
     else:
-        backbone = weights_open.load_backbone(os.fspath(weights))
+        backbone = load_backbone(weights)
         if device is None:
             device = "cuda" if torch.cuda.is_available() else "cpu"
     if device is not None:

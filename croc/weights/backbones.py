@@ -38,7 +38,7 @@ class DenseBackbone(Protocol):
         ...
 
 
-class FrozenBackbone(nn.Module):
+class FrozenBackbone(nn.Module, DenseBackbone):
     """A network for inference. `origin` is a line about its weights for people; `record` is what
     the network can be built from again, if anything."""
 
@@ -48,11 +48,6 @@ class FrozenBackbone(nn.Module):
         super().__init__()
         self.name, self.stride_px = name, stride_px
         self.origin, self.record = origin or name, record
-
-    def features(
-        self, images: Float[Tensor, "B 3 h w"], blocks: int = 1
-    ) -> Float[Tensor, "B C rows columns"]:
-        raise NotImplementedError
 
 
 class VitBackbone(FrozenBackbone):

@@ -81,15 +81,6 @@ def open_backbone(
     return VitBackbone(backbone.vit, name, f"{name}, the {record.network}", record)
 
 
-def load_backbone(weights: str) -> FrozenBackbone:
-    """A backbone by the name of bundled weights, or by anything that --weights takes.
-
-    In float32 and frozen; `features(images)` gives "B C rows columns" for images that are
-    normalized with ImageNet's mean and standard deviation.
-    """
-    return open_backbone(weights, flag="load_backbone").float().eval()
-
-
 def _open_file(path: Path, spec: str, image_px: int) -> FrozenBackbone:
     """A file with a record of ours, or one that is recognized by its keys and shapes."""
     name, record = hub.name_of(spec) or path.stem, read_record(path)

@@ -149,18 +149,18 @@ def kinds() -> Iterator[Callable[[random.Random], File]]:
     """Every other one is good, so that there are never a hundred bad ones in a row."""
     formats = ("jpeg", "progressive jpeg", "png", "webp", "gif", "bmp", "tiff")
     bad: list[Callable[[random.Random], File]] = [
-        *(lambda _, kind=kind: File(kind, BAD[kind][0], made(kind), False) for kind in BAD),
+        *(lambda _, kind=kind: File(kind, BAD[kind][0], bad_content(kind), False) for kind in BAD),
         *(partial(cut, kind, share) for kind in formats for share in (0.05, 0.3, 0.6, 0.9)),
         *(partial(flipped, kind, part) for kind in formats for part in ("header", "body")),
     ]
     while True:
-        for number, each in enumerate(bad):
-            yield each
+        for number, make in enumerate(bad):
+            yield make
             yield partial(good, list(GOOD)[number % len(GOOD)])
 
 
 @cache
-def made(kind: str) -> bytes:
+def bad_content(kind: str) -> bytes:
     return BAD[kind][1]()
 
 
@@ -214,7 +214,7 @@ def with_children(pid: int) -> list[int]:
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     except OSError:  # it has just ended
         return []
-    return [pid, *(each for child in children for each in with_children(int(child)))]
+    return [pid, *(pid for child in children for pid in with_children(int(child)))]
 
 
 def memory_mb(pid: int) -> float:

@@ -114,8 +114,8 @@ def test_megapixels_are_counted_before_decoding(monkeypatch):
     """Also where a user has switched Pillow's own limit off."""
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", None)
     baseline, progressive = (
-        jpeg_claiming(encode(noise(8, 8), "JPEG", progressive=each), 20_001, 10_000)
-        for each in (False, True)
+        jpeg_claiming(encode(noise(8, 8), "JPEG", progressive=progressive), 20_001, 10_000)
+        for progressive in (False, True)
     )
     webp = encode(Image.new("L", (10_000, 4801)), "WEBP", quality=0, method=0)
     for data, reason in (

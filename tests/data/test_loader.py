@@ -174,17 +174,17 @@ def test_too_little_shared_memory_is_reported(monkeypatch):
 
 
 def test_one_ahead_yields_what_came_before_a_failure():
-    made: list[int] = []
+    requested: list[int] = []
 
     def items():
         for item in range(3):
-            made.append(item)
+            requested.append(item)
             yield item
         raise UserError("the disk is gone")
 
     yielded: list[tuple[int, int]] = []
     with pytest.raises(UserError, match="the disk is gone"):
-        yielded.extend((item, len(made)) for item in one_ahead(items()))
+        yielded.extend((item, len(requested)) for item in one_ahead(items()))
     assert yielded == [(0, 2), (1, 3), (2, 3)]
 
 
@@ -225,15 +225,15 @@ class TestOnTheGpu:
     def test_same_batches_while_the_device_is_busy(self, workers):
         source = MemorySource(COUNT, broken=(4,))
         product = torch.randn(2048, 2048, device=self.device)
-        kept: list[Canvases] = []
+        copies: list[Canvases] = []
         for canvases in loader(source, last_step=40, workers=workers, device=self.device):
             assert canvases.pixels.is_cuda
             for _ in range(20):
                 product @ product
             # Read after the products: by then a batch that is not kept safe is overwritten.
             tensors = (canvases.pixels, canvases.sizes, canvases.sample_keys)
-            kept.append(Canvases(*(tensor + 0 for tensor in tensors), canvases.failed))
-        assert_same(kept, loader(source, last_step=40))
+            copies.append(Canvases(*(tensor + 0 for tensor in tensors), canvases.failed))
+        assert_same(copies, loader(source, last_step=40))
 
     def test_large_batches_arrive_whole(self):
         options = {"last_step": 6, "canvas_px": 384, "batch": 64}

@@ -128,7 +128,7 @@ def test_checksum_is_of_the_pieces(monkeypatch, tmp_path):
     for path in seal(tmp_path):
         content = path.read_bytes()
         at = content.index(b'"sha256t":"') + 11 if path.suffix != ".pt" else len(content) - 64
-        found, blank = content[at : at + 64], content[:at] + b"0" * 64 + content[at + 64 :]
+        digits, blank = content[at : at + 64], content[:at] + b"0" * 64 + content[at + 64 :]
         blank = blank if path.suffix != ".pt" else content[:at]
         pieces = [hashlib.sha256(blank[i : i + 1000]).digest() for i in range(0, len(blank), 1000)]
-        assert hashlib.sha256(b"".join(pieces)).hexdigest().encode() == found
+        assert hashlib.sha256(b"".join(pieces)).hexdigest().encode() == digits

@@ -152,8 +152,8 @@ def test_front_matter_and_licenses(run: Path, tmp_path: Path):
 
     config = tiny_config(tmp_path / "second", stop_after_steps=1, report=False)
     config = replace(config, model=replace(config.model, init=str(run)))
-    (made,) = export(Export(str(pretrain(config, "tiny")), "timm", folder=str(tmp_path / "out")))
-    card = (made / "README.md").read_text()
+    (folder,) = export(Export(str(pretrain(config, "tiny")), "timm", folder=str(tmp_path / "out")))
+    card = (folder / "README.md").read_text()
     for part in ("license: other", "| started from | tiny |", "trained further without labels"):
         assert part in card
 
@@ -169,9 +169,9 @@ def test_names_are_quoted_in_code():
 def test_a_folder_is_whole_and_new(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Also after an export that was killed."""
     monkeypatch.chdir(tmp_path)
-    Path("new/made.partial").mkdir(parents=True)
-    Path("new/made.partial/stale").touch()
-    assert main(["export", str(run), "--to", "timm", "--folder", "new/made"]) == 0
-    assert os.listdir("new") == ["made"]
+    Path("new/a.partial").mkdir(parents=True)
+    Path("new/a.partial/stale").touch()
+    assert main(["export", str(run), "--to", "timm", "--folder", "new/a"]) == 0
+    assert os.listdir("new") == ["a"]
     names = ["README.md", "SHA256SUMS", "config.json", "model.safetensors"]
-    assert sorted(os.listdir("new/made")) == names
+    assert sorted(os.listdir("new/a")) == names

@@ -1,4 +1,4 @@
-"""Each folder, loaded where croc cannot be imported, gives what `croc.load_backbone` gives.
+"""Each folder, loaded where croc cannot be imported, gives the features of `croc.load_backbone`.
 
 One process executes all jobs: the code in a folder's card or in the docs, which leaves variables,
 followed by a definition of describe(images) -> cls, patches.
@@ -84,9 +84,9 @@ FOLDERS = {
     },
     "repository": ("repository/weights/small.safetensors", SIZES),
 }
-"""What each must agree with, and the images that it is compared on."""
+"""The weights that each must agree with, and the images that it is compared on."""
 ROUNDED = {"timm": torch.float32, "transformers": torch.bfloat16}
-"""As what the libraries load weights in bfloat16; timm decides by itself."""
+"""The dtype in which each library loads weights that are stored in bfloat16."""
 NETWORKS = {
     "biasless": ("vit_base_patch16_224_miil", 16, 32),
     "dinov2": ("vit_small_patch14_dinov2", 8, 32),
@@ -280,8 +280,8 @@ def test_gated_networks_of_transformers(registers: int, tmp_path: Path):
     assert config["use_swiglu_ffn"]
     assert config["architectures"] == [type(model).__name__]
     with torch.no_grad():
-        theirs = model(IMAGES["native"]).last_hidden_state
-        assert torch.allclose(theirs, vit.forward_features(IMAGES["native"]), atol=1e-5)
+        tokens = model(IMAGES["native"]).last_hidden_state
+        assert torch.allclose(tokens, vit.forward_features(IMAGES["native"]), atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", ROUNDED)

@@ -88,24 +88,24 @@ class Hub(BaseHTTPRequestHandler):
         )
         file = re.fullmatch(r"/(\w+/[\w-]+)/resolve/([\w%]+)/(.+)", self.path)
         name = (api or file or [None, "none"])[1]
-        found = self.repository(name)
-        if found is None:
+        repository = self.repository(name)
+        if repository is None:
             return self.refuse(404 if self.token else 401, "RepoNotFound")
         revision = (api or file)[2] or "main"
-        if revision not in ("main", found["commit"]):
+        if revision not in ("main", repository["commit"]):
             return self.refuse(404, "RevisionNotFound")
         if api and "/tree/" in self.path:
-            names = found["files"]
+            names = repository["files"]
             return self.answer(
                 200, [{"type": "file", "path": x, "size": 1, "oid": "0" * 40} for x in names]
             )
         if api:
-            siblings = [{"rfilename": path} for path in found["files"]]
-            return self.answer(200, {"id": name, "sha": found["commit"], "siblings": siblings})
-        commit = {"X_Repo_Commit": found["commit"]}
-        if file[3] not in found["files"]:
+            siblings = [{"rfilename": path} for path in repository["files"]]
+            return self.answer(200, {"id": name, "sha": repository["commit"], "siblings": siblings})
+        commit = {"X_Repo_Commit": repository["commit"]}
+        if file[3] not in repository["files"]:
             return self.answer(404, X_Error_Code="EntryNotFound", **commit)
-        content = found["files"][file[3]]
+        content = repository["files"][file[3]]
         digest = hashlib.sha256(content).hexdigest()
         return self.answer(200, content, ETag=f'"{digest}"', **commit)
 
@@ -127,11 +127,11 @@ class Hub(BaseHTTPRequestHandler):
         if self.token == READ_ONLY:
             return self.refuse(403, "Forbidden")
         if self.path == "/api/repos/create":
-            wanted = json.loads(text)
-            name = f"{wanted['organization']}/{wanted['name']}"
-            if wanted["organization"] != "me":
+            request = json.loads(text)
+            name = f"{request['organization']}/{request['name']}"
+            if request["organization"] != "me":
                 return self.refuse(403, "Forbidden")
-            is_private = wanted.get("visibility") == "private" or bool(wanted.get("private"))
+            is_private = request.get("visibility") == "private" or bool(request.get("private"))
             new = {"private": is_private, "commit": "0" * 40, "files": {}}
             code = 409 if name in self.repositories else 200
             self.repositories.setdefault(name, new)
@@ -139,18 +139,18 @@ class Hub(BaseHTTPRequestHandler):
         if self.path.endswith(".git/info/lfs/objects/batch"):
             upload = f"http://{self.headers['Host']}/upload/"
             objects = [
-                {**each, "actions": {"upload": {"href": upload + each["oid"]}}}
-                for each in json.loads(text)["objects"]
+                {**file, "actions": {"upload": {"href": upload + file["oid"]}}}
+                for file in json.loads(text)["objects"]
             ]
             return self.answer(200, {"transfer": "basic", "objects": objects})
         _, _, _, user, name, action, _ = self.path.split("/")
         known = self.repositories[f"{user}/{name}"]
         if action == "preupload":
             files = [
-                {"path": each["path"], "shouldIgnore": False, "uploadMode": mode}
-                for each in json.loads(text)["files"]
+                {"path": file["path"], "shouldIgnore": False, "uploadMode": mode}
+                for file in json.loads(text)["files"]
                 for mode in [
-                    "lfs" if each["path"].endswith((".safetensors", "onnx")) else "regular"
+                    "lfs" if file["path"].endswith((".safetensors", "onnx")) else "regular"
                 ]
             ]
             return self.answer(200, {"files": files})
@@ -245,7 +245,7 @@ def test_push_and_pull(run: Path, hub: ThreadingHTTPServer, tmp_path: Path):
     assert outputs[2].split() == ["a.safetensors", "a.md", f"{endpoint}/me/file"]
     assert "images_seen: 24" in outputs[7].splitlines()
     assert outputs[8] == "timm-timm\n"
-    assert {name: each["private"] for name, each in Hub.repositories.items()} == {
+    assert {name: repository["private"] for name, repository in Hub.repositories.items()} == {
         "me/timm": True,
         "me/transformers": True,
         "me/file": False,

@@ -37,8 +37,8 @@ def save_dino() -> None:
 def save_without_norm() -> None:
     options: dict[str, Any] = {**SMALL, "img_size": 64}
     weights = timm.create_model("vit_base_patch16_224", **options).state_dict()
-    own = {key: value for key, value in weights.items() if not key.startswith("norm.")}
-    content = {"state_dict": prefixed("module.encoder_q.backbone.", own)}
+    weights = {key: value for key, value in weights.items() if not key.startswith("norm.")}
+    content = {"state_dict": prefixed("module.encoder_q.backbone.", weights)}
     torch.save(content | zeros("queue"), "w.pth")
 
 
@@ -76,10 +76,10 @@ def test_network_and_views_follow(case: str, tmp_path: Path, monkeypatch: pytest
     backbone = Backbone(followed.model, 4 * patch_px).eval()
     load_into(backbone, init)
     images = torch.randn(1, 3, 4 * patch_px, 4 * patch_px)
-    theirs: Any = open_backbone(init, image_px=4 * patch_px)
+    source: Any = open_backbone(init, image_px=4 * patch_px)
     if case != "no final norm":  # it gets one
         ours = backbone.vit.eval().forward_features(images)
-        torch.testing.assert_close(ours, theirs.vit.forward_features(images))
+        torch.testing.assert_close(ours, source.vit.forward_features(images))
 
 
 def test_what_is_passed_or_fits_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -92,8 +92,8 @@ def test_what_is_passed_or_fits_is_kept(tmp_path: Path, monkeypatch: pytest.Monk
     for option in ("model.name", "model.patch-px", "model.depth"):
         assert follow_init(other, "any", {option}) == other
     sized = replace(other, views=ViewsConfig(size_px=200, early_px=90, early_epochs=1))
-    kept = follow_init(sized, "any", {"views.size-px"})
-    assert (kept.views.size_px, kept.views.early_px) == (200, 96)
+    followed = follow_init(sized, "any", {"views.size-px"})
+    assert (followed.views.size_px, followed.views.early_px) == (200, 96)
     fresh = replace(other, model=ModelConfig())
     assert follow_init(fresh, "any", set()) == fresh
 

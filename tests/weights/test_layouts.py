@@ -41,8 +41,7 @@ SMALL: dict[str, Any] = {"depth": 2, "img_size": 64, "num_classes": 0, "dynamic_
 IMAGES = torch.randn(1, 3, 64, 64, generator=torch.Generator().manual_seed(0))
 CLOSE: dict[str, Any] = {"atol": 1e-5, "rtol": 1e-5}
 
-
-Made = Callable[[str], Any]
+Make = Callable[[str], Any]
 
 
 def randomized(network: nn.Module) -> nn.Module:
@@ -128,7 +127,7 @@ def test_resnets(project: str, resnet: Any, resnet_weights: State, tmp_path: Pat
 
 
 @pytest.fixture(scope="module")
-def made() -> Made:
+def make_vit() -> Make:
     """timm's network of a name, with one or two blocks and final norm instead of fc_norm."""
 
     @cache
@@ -140,10 +139,10 @@ def made() -> Made:
 
 
 @pytest.mark.parametrize("project", FOUNDATIONS)
-def test_foundation_models(project: str, made: Made, tmp_path: Path):
+def test_foundation_models(project: str, make_vit: Make, tmp_path: Path):
     """Features equal those of timm's own network; so does the file of it; a run starts from it."""
     name, content = FOUNDATIONS[project]
-    vit = made(name)
+    vit = make_vit(name)
     torch.save(content(vit.state_dict()), tmp_path / "a.b")
     px = vit.patch_embed.img_size[0]
     backbone = open_backbone(str(tmp_path / "a.b"), image_px=px)
@@ -169,9 +168,9 @@ def assert_each_is_needed(tensors: State, not_used: str = "none") -> None:
 
 
 @pytest.mark.parametrize("project", ["dinov2_registers", "dinov3_gated", "eva02_base"])
-def test_foundation_models_that_lack_a_tensor(project: str, made: Made, tmp_path: Path):
+def test_foundation_models_that_lack_a_tensor(project: str, make_vit: Make, tmp_path: Path):
     name, content = FOUNDATIONS[project]
-    torch.save(content(made(name).state_dict()), tmp_path / "w")
+    torch.save(content(make_vit(name).state_dict()), tmp_path / "w")
     tensors = read_named_tensors(tmp_path / "w")
     assert_each_is_needed(tensors, "none" if name.endswith("dinov2") else "qkv.bias")
 
@@ -241,7 +240,7 @@ def test_all_sizes_of_foundation_models(name: str):
         ours: Any = timm.create_model(recognized.architecture, num_classes=0, **recognized.options)
     assert str(ours) == str(vit)
     for part in ("num_heads", "rotate_half", "num_prefix_tokens", "scale"):
-        attentions = [each.blocks[0].attn for each in (vit, ours)]
+        attentions = [network.blocks[0].attn for network in (vit, ours)]
         assert len({getattr(attention, part, None) for attention in attentions}) == 1
     if "dinov3" in name:
         assert recognized.architecture == name
@@ -255,8 +254,8 @@ def test_a_file_equals_its_model_by_name(tmp_path: Path):
     by_file = open_backbone(str(tmp_path / "w.pth"), image_px=96)
     for file in ("w.pth", "wrapped.pth"):
         by_name = open_backbone(f"timm:vit_tiny_patch16_224@{tmp_path / file}", image_px=96)
-        for each in (IMAGES, torch.randn(1, 3, 64, 128)):
-            torch.testing.assert_close(by_file.features(each, 2), by_name.features(each, 2))
+        for images in (IMAGES, torch.randn(1, 3, 64, 128)):
+            torch.testing.assert_close(by_file.features(images, 2), by_name.features(images, 2))
 
 
 @pytest.mark.parametrize(
@@ -274,13 +273,13 @@ def test_options_are_read_off_shapes(options: dict[str, Any], tmp_path: Path):
     vit: Any = randomized(timm.create_model("vit_tiny_patch16_224", **(SMALL | options)))
     torch.save({"net": prefixed("vit.", vit.state_dict())}, tmp_path / "w.pth")
     backbone = open_backbone(str(tmp_path / "w.pth"), image_px=vit.patch_embed.img_size[0])
-    expected = VitBackbone(vit, "made").features(IMAGES)
+    expected = VitBackbone(vit, "vit").features(IMAGES)
     torch.testing.assert_close(backbone.features(IMAGES), expected, **CLOSE)
 
 
 @pytest.mark.parametrize("size", ["tiny", "huge", "giant", "gigantic"])
 def test_heads_are_those_of_timms_vits_of_that_width(size: str):
-    name = next(each for each in timm.list_models(f"vit_{size}_patch*") if "clip" not in each)
+    name = next(x for x in timm.list_models(f"vit_{size}_patch*") if "clip" not in x)
     with torch.device("meta"):
         vit: Any = timm.create_model(name, depth=1, img_size=56, class_token=True)
     weights = {name: torch.zeros(value.shape) for name, value in vit.state_dict().items()}
