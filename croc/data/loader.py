@@ -106,8 +106,8 @@ def make_loader(
     batch_indices(first_step, len(source), batch, seed, rank, processes)  # raises if it cannot fit
     steps = range(first_step, last_step)
     parts = max(1, min(workers, batch // processes))
-    # While step s is requested, s − 1 may still be copied, s is being made, and so are the parts
-    # of later steps that workers are ahead: none of them may share memory.
+    # While step s is requested, s − 1 may still be copied, and workers write s and the parts of
+    # later steps that they are ahead: none of them may share memory.
     slots = 3 + (workers * _PARTS_AHEAD - 1) // parts
     ring = Ring(slots, batch // processes, canvas_px, shared=workers > 0)
     dataset = _Parts(source, ring, parts, batch, seed, rank, processes)
@@ -299,12 +299,11 @@ def iterate(
         gc.collect()
     iterator = iter(loader)
     _live.add(iterator)
-
     return _until_closed(iterator)
 
 
 def _until_closed(iterator: Iterator[Any]) -> Generator[Any, None, None]:
-    """Stops the workers at the end, after an error, or when the generator is closed."""
+    """Stop the workers at the end, after an error, or when the generator is closed."""
     try:
         yield from iterator
     finally:
@@ -355,13 +354,13 @@ class FailedFiles:
         self.names = list(names)
 
     def add(self, names: Iterable[str]) -> list[str]:
-        """Adds failures and returns the new ones, for the log."""
+        """Add failures; returns the new ones, for the log."""
         new = [name for name in dict.fromkeys(names) if name not in self.names]
         self.names += new
         return new
 
     def check(self, seen: int, count: int, max_share: float) -> None:
-        """Stops the run if too many fail, once enough images have been seen to tell."""
+        """Stop the run if too many fail, once enough images have been seen to tell."""
         seen, names = min(seen, count), self.names
         if seen < min(100, count) or len(names) <= max_share * seen:
             return

@@ -24,7 +24,7 @@ from croc.errors import UserError
 from croc.io import cores, make_readable
 
 TAG, DIGITS = b"sha256t ", 64
-"""What precedes the digits in a zip comment."""
+"""What precedes the digits in a zip comment, and their number."""
 END = b"PK\x05\x06"
 """The last record of a zip: this, 16 bytes, the length of the comment in two bytes, the comment."""
 BLANK = "0" * DIGITS
@@ -39,9 +39,9 @@ def seal_zip(path: Path) -> None:
     with path.open("r+b") as file:
         file.seek(-2, 2)
         file.write(length.to_bytes(2, "little") + TAG)
-        place = file.seek(0, 2)
+        offset = file.seek(0, 2)
         file.flush()
-        file.write(_digest(path, place, place).encode())
+        file.write(_digest(path, offset, offset).encode())
         file.flush()
         os.fsync(file.fileno())  # before it is renamed, or a crash could leave an empty file
 
@@ -50,10 +50,10 @@ def save_sealed(weights: dict[str, Tensor], path: Path, metadata: dict[str, str]
     """As safetensors' save_file, with the checksum in the metadata."""
     save_file(weights, path, metadata | {"sha256t": BLANK})
     make_readable(path)
-    place = _header(path).index(b'"sha256t":"' + BLANK.encode()) + len('"sha256t":"')
+    offset = _header(path).index(b'"sha256t":"' + BLANK.encode()) + len('"sha256t":"')
     with path.open("r+b") as file:
-        file.seek(place)
-        file.write(_digest(path, path.stat().st_size, place).encode())
+        file.seek(offset)
+        file.write(_digest(path, path.stat().st_size, offset).encode())
 
 
 def write_sums(folder: Path) -> None:
@@ -69,19 +69,19 @@ def verify(path: Path) -> bool:
     """Raises for a damaged file; False for one without a checksum: an earlier version's, or another
     project's."""
     is_zip = path.suffix != ".safetensors"
-    place = _find_in_zip(path) if is_zip else _find_in_safetensors(path)
-    if place is None:
+    offset = _find_in_zip(path) if is_zip else _find_in_safetensors(path)
+    if offset is None:
         return False
     with path.open("rb") as file:
-        file.seek(place)
+        file.seek(offset)
         expected = file.read(DIGITS)
-    if _digest(path, place if is_zip else path.stat().st_size, place).encode() != expected:
+    if _digest(path, offset if is_zip else path.stat().st_size, offset).encode() != expected:
         raise UserError(f"{path} is damaged: its checksum does not match")
     return True
 
 
-def _digest(path: Path, end: int, place: int) -> str:
-    """The checksum of the first `end` bytes, with zeros in place of the one at `place`."""
+def _digest(path: Path, end: int, offset: int) -> str:
+    """The checksum of the first `end` bytes, with zeros instead of the one at `offset`."""
 
     with (
         path.open("rb") as file,
@@ -92,7 +92,7 @@ def _digest(path: Path, end: int, place: int) -> str:
 
         def hash_piece(start: int) -> bytes:
             piece = view[start : start + PIECE]
-            low, high = max(place - start, 0), min(place + DIGITS - start, len(piece))
+            low, high = max(offset - start, 0), min(offset + DIGITS - start, len(piece))
             if low < high:
                 piece = bytes(piece[:low]) + b"0" * (high - low) + bytes(piece[high:])
             return hashlib.sha256(piece).digest()
@@ -113,18 +113,18 @@ def verifying(path: Path) -> Iterator[None]:
 
 
 def _find_in_zip(path: Path) -> int | None:
-    """The position of the checksum."""
+    """The offset of the checksum."""
     with path.open("rb") as file:
-        place = file.seek(0, 2) - DIGITS
-        start = place - len(TAG) - 18 - len(END)
+        offset = file.seek(0, 2) - DIGITS
+        start = offset - len(TAG) - 18 - len(END)
         if start < 0:
             return None
         file.seek(start)
-        end = file.read(place - start)
+        end = file.read(offset - start)
     length = (len(TAG) + DIGITS).to_bytes(2, "little")
     # Either is enough, because the other may be what is damaged.
     is_sealed = (end[:4] == END and end[20:22] == length) or end[22:] == TAG
-    return place if is_sealed else None
+    return offset if is_sealed else None
 
 
 def _find_in_safetensors(path: Path) -> int | None:

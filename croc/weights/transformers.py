@@ -23,8 +23,8 @@ from croc.weights.layouts import measure_vit
 from croc.weights.record import RunRecord
 
 Names = dict[str, tuple[str, ...]]
-"""By a layer's or parameter's name in timm, within its block, the one that it has here; three for
-the layer of queries, keys and values. `blocks` is where the blocks are."""
+"""From the name of a layer or parameter in timm, within its block, to that in transformers: three
+names for the layer of queries, keys and values. `blocks` is the list of blocks."""
 VIT: Names = {
     "cls_token": ("embeddings.cls_token",),
     "pos_embed": ("embeddings.position_embeddings",),
@@ -105,7 +105,7 @@ def convert(
             if name.startswith("blocks."):
                 _, number, inner = name.split(".", 2)
                 prefix = f"{names['blocks'][0]}.{number}."
-            # A name of its own, or that of a layer and its parameter.
+            # The name of a parameter, or of a layer and its weight or bias.
             layer, dot, kind = (inner, "", "") if inner in names else inner.rpartition(".")
             parts = names[layer]
             for part, chunk in zip(parts, value.chunk(len(parts))):
@@ -119,7 +119,7 @@ def convert(
     if names is not VIT:  # for masked images: transformers' models have one
         renamed["embeddings.mask_token"] = torch.zeros_like(cls if names is DINOV3 else cls[0])
     if "pos_embed" in names and vit.num_prefix_tokens > 1:
-        # With registers, CLS has no position in timm, and one that is added to it here.
+        # With registers, CLS has no position in timm, but has one in transformers: zeros.
         positions = renamed["embeddings.position_embeddings"]
         positions = torch.cat([torch.zeros_like(cls), positions], dim=1)
         renamed["embeddings.position_embeddings"] = positions
