@@ -22,12 +22,12 @@ from croc.eval.features import (
     EXAMPLES,
     UNLABELED,
     Example,
-    Extractor,
     Moments,
     PatchFeatures,
     Report,
     progress,
 )
+from croc.eval.machine import Machine
 from croc.eval.metrics import (
     IGNORED,
     IouReport,
@@ -40,6 +40,7 @@ from croc.eval.metrics import (
 )
 from croc.eval.protocols import KmeansConfig, WithinConfig
 from croc.method.randomness import sample_key
+from croc.weights.open import DenseBackbone
 
 FEW_PRODUCTS = 20_000_000  # of all points with all centroids
 POINTS_PER_CENTROID = 256  # faiss' own default; the rest is only assigned
@@ -53,14 +54,18 @@ def summarize(by_seed: Sequence[float]) -> dict[str, Any]:
     return summary | {"by seed": [100 * score for score in by_seed]}
 
 
-def evaluate_kmeans(extractor: Extractor, data: SegmentationData, config: KmeansConfig) -> Report:
+def evaluate_kmeans(
+    backbone: DenseBackbone, machine: Machine, data: SegmentationData, config: KmeansConfig
+) -> Report:
     """Cluster the features of all images, once per seed, and score the matched clusters; the
     classes' scores and the examples are those of the first seed."""
     classes = len(data.classes)
     count = config.clusters or classes
     if count < classes:
         raise UserError(f"--kmeans.clusters {count} is fewer than the {classes} classes")
-    patches = PatchFeatures(extractor, data, config.image_px, config.label_px, config.blocks)
+    sizes = (config.image_px, config.label_px, config.blocks)
+    patches = PatchFeatures(backbone, machine, data, *sizes)
+    patches.keep()
     points, moments = draw_points(patches, count, config)
     reduce = Reduction(moments, config.pca) if moments else None
     centroids: list[Tensor] = []
@@ -71,7 +76,7 @@ def evaluate_kmeans(extractor: Extractor, data: SegmentationData, config: Kmeans
         centroids.append(torch.from_numpy(fitted).to(drawn.device))
     counts = [torch.zeros(count, classes, dtype=torch.long) for _ in centroids]
     maps: list[Tensor] = []  # of clusters, for the examples
-    for batch, labels in patches.passes("scores"):
+    for batch, labels in patches.all_batches("scores"):
         parts = zip(batch.split(IMAGES_AT_ONCE), labels.split(IMAGES_AT_ONCE))
         for features, truth in parts:
             features = _resized(features.float(), config)
@@ -92,7 +97,9 @@ def evaluate_kmeans(extractor: Extractor, data: SegmentationData, config: Kmeans
     return Report(summarize([report.mean for report in reports]), by_class, tuple(examples))
 
 
-def evaluate_within(extractor: Extractor, data: SegmentationData, config: WithinConfig) -> Report:
+def evaluate_within(
+    backbone: DenseBackbone, machine: Machine, data: SegmentationData, config: WithinConfig
+) -> Report:
     """Score clusters that are computed and matched in each image alone, once per seed.
 
     for every image with at least two classes among its labeled pixels:
@@ -105,15 +112,17 @@ def evaluate_within(extractor: Extractor, data: SegmentationData, config: Within
     here only what varies within an image counts. The classes' scores are means over the images
     that have them.
     """
-    patches = PatchFeatures(extractor, data, config.image_px, config.label_px, config.blocks)
+    sizes = (config.image_px, config.label_px, config.blocks)
+    patches = PatchFeatures(backbone, machine, data, *sizes)
+    patches.keep()
     moments = Moments()
-    for features, _ in patches.passes("features"):
+    for features, _ in patches.all_batches("features"):
         moments.add(features)
     reduce = Reduction(moments, config.pca)
     by_seed: list[list[IouReport]] = [[] for _ in range(config.seeds)]
     examples: list[Example] = []
     number = -1
-    for features, labels in patches.passes("scores"):
+    for features, labels in patches.all_batches("scores"):
         for tokens, truth in zip(reduce(features.movedim(1, -1)).cpu(), labels.cpu()):
             number += 1
             present = truth[truth != IGNORED].unique()
@@ -161,7 +170,7 @@ def draw_points(
     chosen: list[Tensor] = []
     drawn: list[list[Tensor]] = [[] for _ in range(config.seeds)]
     start = 0
-    for features, _ in patches.passes("features"):
+    for features, _ in patches.all_batches("features"):
         if moments is not None:
             moments.add(features)
         for part in features.split(IMAGES_AT_ONCE):

@@ -132,14 +132,15 @@ def plan_row(
     label: str, spec: str, columns: Iterable[Request], data: "OpenData", options: Any
 ) -> Row:
     """Open the weights and check that they suit every column."""
-    from croc.eval.evaluate import find_machine, fit_request, open_weights
+    from croc.eval.evaluate import fit_image_size, open_weights
+    from croc.eval.machine import find_machine
 
     cells = []
     precision = find_machine(options).precision_name
     try:
         weights = open_weights(spec)
         for column in columns:
-            request = fit_request(column, weights.backbone)
+            request = replace(column, config=fit_image_size(column.config, weights.backbone))
             line = {
                 "protocol": request.protocol,
                 "config": asdict(request.config),
@@ -172,6 +173,7 @@ def compute(
     import torch
 
     from croc.eval import evaluate
+    from croc.eval.machine import find_machine
     from croc.eval.results import read_results
 
     # Lines of `croc evaluate` count, too.
@@ -179,7 +181,7 @@ def compute(
     keys = {key for row in rows for _, key in row.cells}
     missing = len(keys - finished.keys())
     log(f"{len(keys)} cells, {len(keys) - missing} already finished")
-    machine, failures, number = evaluate.find_machine(options), {}, 0
+    machine, failures, number = find_machine(options), {}, 0
     for row in rows:
         weights = None
         for request, key in row.cells:

@@ -7,7 +7,7 @@ features, so the clusters are a head like any other.
 import copy
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -22,16 +22,17 @@ from torch import Tensor, nn
 from croc.data.decode import WHOLE_PX, decode_image
 from croc.data.loader import iterate
 from croc.errors import UserError
-from croc.eval.evaluate import find_machine, fit_image_size
+from croc.eval.evaluate import fit_image_size
 from croc.eval.features import Moments, progress
 from croc.eval.kmeans import ITERATIONS, POINTS_PER_CENTROID, Reduction, fit_kmeans
+from croc.eval.machine import find_machine
 from croc.eval.protocols import WithinConfig
 from croc.io import versions
 from croc.method.randomness import sample_key
 from croc.segmentation.images import ImageFile, Loaded, Reader, list_images
 from croc.segmentation.options import DiscoverOptions, PredictOptions
 from croc.segmentation.predict import predict
-from croc.segmentation.scores import network_input
+from croc.segmentation.scores import in_batches, network_input
 from croc.segmentation.segmenter import (
     HEAD,
     Color,
@@ -135,30 +136,19 @@ def compute_features(
     precision."""
     device = next(backbone.parameters()).device
     sample: list[ImageFile] = []
-    kept: list[Tensor] = []
-    size = 0
-
-    def batches() -> Iterator[list[Loaded]]:
-        waiting: list[Loaded] = []
-        for each in iterate(reader, range(len(reader.files)), workers=workers, ahead=4):
-            waiting += [each] if isinstance(each, Loaded) else []
-            if len(waiting) == options.batch:
-                yield waiting
-                waiting = []
-        if waiting:
-            yield waiting
-
+    features: list[Tensor] = []
+    items = iterate(reader, range(len(reader.files)), workers=workers, ahead=4)
+    batches = in_batches((item for item in items if isinstance(item, Loaded)), options.batch)
     total = -(-len(reader.files) // options.batch)
-    for batch in progress(batches(), "features", total):
-        features = backbone.features(network_input(batch, device), options.blocks)
-        kept.append(features.half().cpu())
-        sample += [each.file for each in batch]
-        size += kept[-1].nbytes
-        if size >= SAMPLE_BYTES:
+    for batch in progress(batches, "features", total):
+        pixels = network_input(batch, device)
+        features.append(backbone.features(pixels, options.blocks).half().cpu())
+        sample += [image.file for image in batch]
+        if sum(part.nbytes for part in features) >= SAMPLE_BYTES:
             break
     if not sample:
         raise UserError("no image can be decoded")
-    return sample, torch.cat(kept)
+    return sample, torch.cat(features)
 
 
 def fit_clusters(

@@ -14,10 +14,11 @@ from torch import nn
 
 from croc.errors import UserError
 from croc.eval.datasets import SegmentationData, Subset, open_segmentation
-from croc.eval.evaluate import find_machine, fit_image_size, open_weights, split_training
-from croc.eval.features import Extractor, PatchFeatures, Report, score
-from croc.eval.incontext import Memory, fill_memory
+from croc.eval.evaluate import fit_image_size, open_weights, split_training
+from croc.eval.features import PatchFeatures, Report, score
+from croc.eval.incontext import fill_memory
 from croc.eval.linear import few_label_steps, train_linear, training_crop
+from croc.eval.machine import find_machine
 from croc.eval.metrics import IGNORED, iou, scores_by_class
 from croc.eval.protocols import InContextConfig, LinearConfig
 from croc.io import versions
@@ -61,16 +62,19 @@ def fit_head(options: FitOptions, config: Config, is_length_chosen: bool = False
 
     # The working copy may be rounded to bfloat16; the stored one is not.
     backbone: Any = copy.deepcopy(weights.backbone).to(machine.device, machine.precision)
-    extractor = Extractor(backbone, machine.device, machine.workers)
-    patches = open_patches(extractor, data, config)
-    patches.keep()
+    linear = isinstance(config, LinearConfig)
+    sizes = (config.image_px, config.train_px if linear else config.label_px, config.blocks)
+    patches = PatchFeatures(backbone, machine, data, *sizes)
+    if not (linear and training_crop(config)):
+        patches.keep()
     scores, best = score_heads(patches, config_for, options.hold_out)
     config = config_for(len(data))
     if isinstance(config, LinearConfig):
         config = replace(config, rates=(config.rates[best],))
     print(f"training on {count_noun(len(data), 'image')}", file=sys.stderr)
-    trained: Any = train_heads(patches, config)[0]
-    head = trained if isinstance(trained, Memory) else fold_standardization(trained)
+    head: Any = train_heads(patches, config)[0]
+    if linear:
+        head = fold_standardization(head)
     segmenter = Segmenter(
         weights.backbone,
         head,
@@ -99,8 +103,8 @@ def fit_head(options: FitOptions, config: Config, is_length_chosen: bool = False
     lines = [f"{options.to}: {len(data.classes)} classes from {count_noun(len(data), 'image')}, "]
     lines[0] += measured
     if scores:
-        each = scores["classes"].items()
-        lines.append(", ".join(f"{name} {x:.1f}" for name, x in each if x is not None))
+        by_class = scores["classes"].items()
+        lines.append(", ".join(f"{name} {x:.1f}" for name, x in by_class if x is not None))
     return "\n".join(lines)
 
 
@@ -120,20 +124,6 @@ def count_pixels(data: SegmentationData) -> dict[str, int]:
             f"no pixels are labeled {names}: the head cannot learn these classes", file=sys.stderr
         )
     return by_class
-
-
-def open_patches(
-    extractor: Extractor, data: SegmentationData, config: Config, to_score: bool = False
-) -> PatchFeatures:
-    """With labels of the size to train on, or to score at, as `croc evaluate` does."""
-    linear = isinstance(config, LinearConfig)
-    label_px = config.train_px if linear else config.label_px
-    if linear and to_score:
-        label_px = config.score_px
-    keep_ratio = to_score and getattr(config, "framing", "squash") == "keep"
-    cache = not (linear and training_crop(config))
-    sizes = (config.image_px, label_px, config.blocks)
-    return PatchFeatures(extractor, data, *sizes, keep_ratio=keep_ratio, cache=cache)
 
 
 def score_heads(
@@ -164,7 +154,7 @@ def score_heads(
                 raise
             return None, 0
     # One confusion matrix per learning rate, over all folds.
-    totals = [iou(sum((each.counts for each in same), torch.tensor(0))) for same in zip(*reports)]
+    totals = [iou(sum((fold.counts for fold in folds), torch.tensor(0))) for folds in zip(*reports)]
     best = max(range(len(totals)), key=lambda number: totals[number].mean)
     total = totals[best]
     scores: dict[str, Any] = {
@@ -182,12 +172,13 @@ def score_fold(
     heads = train_heads(patches.subset(train.numbers), config)
     scored = patches
     if isinstance(config, LinearConfig) and config.score_px != config.train_px:
-        scored = open_patches(patches.extractor, patches.data, config, to_score=True)
-    predict = [head.predict if isinstance(head, Memory) else head for head in heads]
-    return score(scored.subset(val.numbers), predict)
+        source = (patches.backbone, patches.machine, patches.data)
+        sizes = (config.image_px, config.score_px, config.blocks)
+        scored = PatchFeatures(*source, *sizes, keep_ratio=config.framing == "keep")
+    return score(scored.subset(val.numbers), heads)
 
 
-def train_heads(patches: PatchFeatures, config: Config) -> Sequence[nn.Module | Memory]:
+def train_heads(patches: PatchFeatures, config: Config) -> Sequence[nn.Module]:
     """As `croc evaluate` does: a layer for each learning rate, or one memory."""
     if isinstance(config, LinearConfig):
         return train_linear(patches, config)

@@ -21,8 +21,8 @@ from torch import Tensor
 from croc import __version__
 from croc.data.loader import iterate
 from croc.errors import UserError
-from croc.eval.evaluate import find_machine
 from croc.eval.features import progress
+from croc.eval.machine import find_machine
 from croc.io import replacing
 from croc.segmentation.edges import follow_edges
 from croc.segmentation.images import ImageFile, Loaded, Reader, list_images

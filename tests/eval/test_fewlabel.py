@@ -14,10 +14,11 @@ from torch import Tensor
 from croc.cli import main
 from croc.eval import fewlabel
 from croc.eval.datasets import Labeled, Subset
-from croc.eval.features import Extractor, PatchFeatures
+from croc.eval.features import PatchFeatures
 from croc.eval.fewlabel import evaluate_few_labels, labeled_images, linear_config
 from croc.eval.incontext import evaluate_incontext
 from croc.eval.linear import evaluate_linear
+from croc.eval.machine import Machine
 from croc.eval.protocols import FewLabelConfig
 from croc.eval.results import read_results
 from croc.method.photometric import normalize
@@ -61,7 +62,7 @@ def subsets_of(monkeypatch: pytest.MonkeyPatch, backbone: MeanColor) -> dict[str
 
     with monkeypatch.context() as patched:
         patched.setattr(fewlabel, "train_linear", record)
-        evaluate_few_labels(Extractor(backbone), PartlyLabeled(18, 0), Patches(3, 1), CONFIG)
+        evaluate_few_labels(backbone, Machine(), PartlyLabeled(18, 0), Patches(3, 1), CONFIG)
     return used
 
 
@@ -80,7 +81,7 @@ def test_subsets_contain_smaller_ones_and_are_the_same_for_all_weights(monkeypat
 def test_scores_equal_those_of_the_protocols_on_each_subset(monkeypatch, free):
     monkeypatch.setattr("croc.eval.features.free_memory", lambda: free)
     backbone, train, val = Counting(), Patches(6, 0), Patches(5, 1)
-    report = evaluate_few_labels(Extractor(backbone), train, val, CONFIG)
+    report = evaluate_few_labels(backbone, Machine(), train, val, CONFIG)
     if free:
         assert backbone.images == len(train) + len(val)
     assert report.scores["images"] == {"1": 1, "1/3": 2, "all": 6}
@@ -91,9 +92,9 @@ def test_scores_equal_those_of_the_protocols_on_each_subset(monkeypatch, free):
             part = Subset(train, tuple(sorted(order[:count].tolist())))
             linear = linear_config(CONFIG, draw, count)
             incontext = replace(CONFIG, seed=CONFIG.seed + draw)
-            alone = evaluate_linear(Extractor(MeanColor()), part, val, linear)
+            alone = evaluate_linear(MeanColor(), Machine(), part, val, linear)
             scores["linear"].append(alone.scores["mIoU"])
-            alone = evaluate_incontext(Extractor(MeanColor()), part, val, incontext)
+            alone = evaluate_incontext(MeanColor(), Machine(), part, val, incontext)
             scores["in-context"].append(alone.scores["mIoU"])
         for method, own in scores.items():
             name = f"{method} {text}"
