@@ -70,9 +70,9 @@ def evaluate_kmeans(
     reduce = Reduction(moments, config.pca) if moments else None
     centroids: list[Tensor] = []
     for seed, drawn in progress(enumerate(points), "K-means", config.seeds):
-        kept = (reduce(drawn) if reduce else drawn).float().cpu().numpy()
+        sample = (reduce(drawn) if reduce else drawn).float().cpu().numpy()
         iterations = ITERATIONS[config.on]
-        fitted = fit_kmeans(np.ascontiguousarray(kept), count, iterations, config.restarts, seed)
+        fitted = fit_kmeans(np.ascontiguousarray(sample), count, iterations, config.restarts, seed)
         centroids.append(torch.from_numpy(fitted).to(drawn.device))
     counts = [torch.zeros(count, classes, dtype=torch.long) for _ in centroids]
     maps: list[Tensor] = []  # of clusters, for the examples
@@ -91,7 +91,7 @@ def evaluate_kmeans(
         raise UserError(UNLABELED)
     match = match_hungarian if count == classes else match_majority
     matchings = [match(total) for total in counts]
-    reports = [iou(apply_matching(*each, classes)) for each in zip(counts, matchings)]
+    reports = [iou(apply_matching(*pair, classes)) for pair in zip(counts, matchings)]
     examples = [patches.example(i, matchings[0][clusters]) for i, clusters in enumerate(maps)]
     by_class = scores_by_class(data.classes, reports[0].per_class)
     return Report(summarize([report.mean for report in reports]), by_class, tuple(examples))
@@ -137,8 +137,8 @@ def evaluate_within(
                     examples.append(patches.example(number, matching[clusters]))
     if not examples:
         raise UserError("no scored image has two labeled classes to tell apart")
-    scores = [float(np.mean([each.mean for each in reports])) for reports in by_seed]
-    per_class = torch.stack([each.per_class for each in by_seed[0]]).nanmean(dim=0)
+    scores = [float(np.mean([report.mean for report in reports])) for reports in by_seed]
+    per_class = torch.stack([report.per_class for report in by_seed[0]]).nanmean(dim=0)
     by_class = scores_by_class(data.classes, per_class)
     return Report(summarize(scores), by_class, tuple(examples))
 
@@ -182,11 +182,11 @@ def draw_points(
                     philox = np.random.Philox(sample_key(seed, 0, 0) % 2**63)
                     numbers = np.random.Generator(philox).choice(total, size, replace=False)
                     chosen.append(torch.from_numpy(np.sort(numbers)))
-            for kept, numbers in zip(drawn, chosen):
+            for points, numbers in zip(drawn, chosen):
                 inside = numbers[(numbers >= start) & (numbers < start + len(flat))] - start
-                kept.append(flat[inside.to(flat.device)])
+                points.append(flat[inside.to(flat.device)])
             start += len(flat)
-    return [torch.cat(kept) for kept in drawn], moments
+    return [torch.cat(points) for points in drawn], moments
 
 
 class Reduction:

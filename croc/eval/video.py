@@ -54,7 +54,7 @@ def evaluate_video(
         scores[video.name] = video_scores(predicted, truth)
         if len(examples) < EXAMPLES:  # the last frame is the hardest
             image = torch.from_numpy(video.read_frame(len(video) - 1)).permute(2, 0, 1)
-            last_masks = (torch.from_numpy(each[-1]).long() for each in (truth, predicted))
+            last_masks = (torch.from_numpy(frames[-1]).long() for frames in (truth, predicted))
             examples.append(Example(image, *last_masks))
         if masks:
             write_masks(masks / video.name, predicted)

@@ -195,9 +195,7 @@ def fit_clusters(
             best[cluster].append((*candidate, inside.numpy()))
     examples = [
         [(sample[number], row, column, inside) for _, number, row, column, inside in chosen]
-        for chosen in (
-            sorted(candidates, key=lambda each: each[:4])[:EXAMPLES] for candidates in best
-        )
+        for chosen in (sorted(candidates, key=lambda x: x[:4])[:EXAMPLES] for candidates in best)
     ]
     return head.eval(), examples, (sizes / sizes.sum()).tolist()
 

@@ -38,7 +38,7 @@ def list_images(sources: Sequence[str], exclude: Path) -> tuple[list[ImageFile],
         path = Path(os.path.abspath(source))
         if path.is_dir():
             inside = (Path(os.fsdecode(name)) for name in sorted(walk_images(os.fsencode(path))))
-            paths |= dict.fromkeys(each for each in inside if not each.is_relative_to(exclude))
+            paths |= dict.fromkeys(file for file in inside if not file.is_relative_to(exclude))
             tops.append(path)
         elif path.is_file() and is_image(os.fsencode(path.name)):
             paths[path] = None

@@ -74,7 +74,7 @@ class Output:
         return self.folder / f"{file.name}.png"
 
     def extra_files(self, file: ImageFile) -> dict[Path, bool]:
-        """The overlay and the probabilities that go with a mask, and whether they are wanted."""
+        """The overlay and the probabilities that go with a mask, and whether to write them."""
         return {
             self.folder / "overlays" / f"{file.name}.jpg": self.overlays,
             self.folder / "probabilities" / f"{file.name}.npz": self.probabilities,
@@ -88,7 +88,7 @@ class Output:
         except OSError:
             return False
         return is_current and all(
-            path.exists() for path, wanted in self.extra_files(file).items() if wanted
+            path.exists() for path, is_on in self.extra_files(file).items() if is_on
         )
 
     def open(self, root: str) -> None:
@@ -116,8 +116,8 @@ class Output:
 
     def write(self, loaded: Loaded, classes: UInt8[np.ndarray, "H W"], scores: Tensor) -> None:
         extra_files = self.extra_files(loaded.file)
-        for path, wanted in extra_files.items():
-            if not wanted:
+        for path, is_on in extra_files.items():
+            if not is_on:
                 path.unlink(missing_ok=True)  # it was of the mask that is replaced
         overlay, probabilities = extra_files
         if self.overlays and loaded.image is not None:
@@ -220,11 +220,11 @@ def write_masks(
     items = iterate(reader, range(len(files)), workers=workers, ahead=4)
 
     def readable() -> Iterator[Loaded]:
-        for each in progress(items, "masks", len(files)):
-            if isinstance(each, ImageFile):
-                failed.append(each)
+        for item in progress(items, "masks", len(files)):
+            if isinstance(item, ImageFile):
+                failed.append(item)
             else:
-                yield each
+                yield item
 
     pending: deque[Future[None]] = deque()
     with (

@@ -147,7 +147,7 @@ def check_new(output: str | Path) -> Path:
     is_empty = path.is_dir() and not any(path.iterdir())
     if os.path.lexists(path) and not is_empty:
         raise UserError(f"{output} already exists and will not be overwritten: choose another --to")
-    parent = next(each for each in path.parents if os.path.lexists(each))
+    parent = next(folder for folder in path.parents if os.path.lexists(folder))
     if not parent.is_dir() or not os.access(parent, os.W_OK):
         raise UserError(f"{parent} is not a folder that can be written to: choose another --to")
     return path
