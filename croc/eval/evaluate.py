@@ -1,7 +1,7 @@
 """Run protocols on a backbone; append the results to results.jsonl, print and draw them.
 
-With a hold-out, parts of the training split are trained on and scored: this is for making choices,
-so that the validation split is used only once, at the end.
+With a hold-out, one part of the training split is trained on and the other is scored: this is for
+model selection, so that the validation split is used only once, at the end.
 """
 
 import functools
@@ -101,7 +101,7 @@ def open_weights(spec: str) -> Weights:
 
 
 def identify_network(network: nn.Module) -> str:
-    """Covers what the hash of the weights does not: activations, heads, strides.
+    """A hash of what that of the weights does not cover: activations, heads, strides.
 
     CLIP's weights, for example, fit two timm networks that differ only in the activation.
     """
@@ -134,7 +134,7 @@ def run_protocol(
     report = EVALUATORS[protocol](backbone, machine, *parts.values(), config, **more)
     if request.masks:
         print(f"written: {request.masks}")
-    # What is scored with a hold-out is not the validation split.
+    # With a hold-out, the scored images are not the validation split.
     part_names = {"val": "held out"} if request.hold_out else {}
     gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     result = Result(

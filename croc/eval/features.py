@@ -131,7 +131,7 @@ class PatchFeatures:
         self.cached, self._rows = cached, np.arange(count)
 
     def subset(self, numbers: Sequence[int]) -> "PatchFeatures":
-        """Those of some of the images."""
+        """The features of some of the images."""
         part = copy.copy(self)
         part.data = Subset(self.data, tuple(numbers))
         part.reader = replace(self.reader, data=part.data)
@@ -191,7 +191,7 @@ class Reader(Dataset[Any]):
     def __getitem__(self, step: int) -> Any:
         try:
             pairs = [self.read(index, step) for index in self.order[step]]
-        except UserError as error:  # raised in a worker it would arrive as a traceback's text
+        except UserError as error:  # raised in a worker, it would arrive as the text of a traceback
             return error
         pixels, labels = zip(*pairs)
         return torch.stack(pixels).contiguous(), torch.stack(labels)
@@ -241,7 +241,7 @@ def score(patches: PatchFeatures, heads: Sequence[Predict]) -> list[Report]:
     for features, labels in patches.all_batches("scores"):
         for head, count, shown in zip(heads, counts, examples):
             for logits, truth in zip(head(features), labels):  # one by one: few fit at full size
-                predicted = classify(logits, truth.shape)
+                predicted = upsample(logits[None].float(), truth.shape).argmax(dim=1)[0]
                 count += confusion(predicted, truth, classes)
                 if len(shown) < EXAMPLES:
                     shown.append(patches.example(len(shown), predicted))
@@ -254,11 +254,6 @@ def score(patches: PatchFeatures, heads: Sequence[Predict]) -> list[Report]:
         by_class = scores_by_class(patches.data.classes, result.per_class)
         reports.append(Report(scores, by_class, tuple(shown), count.cpu()))
     return reports
-
-
-def classify(logits: Float[Tensor, "C h w"], size: Sequence[int]) -> Int64[Tensor, "H W"]:
-    """The class of each pixel of an image of this size."""
-    return upsample(logits[None].float(), size).argmax(dim=1)[0]
 
 
 def upsample(logits: Float[Tensor, "B C h w"], size: Sequence[int]) -> Float[Tensor, "B C H W"]:
@@ -297,6 +292,6 @@ class Moments:
 
     @property
     def deviation(self) -> Float32[Tensor, "C"]:
-        """Of the sample; never 0, so that one may divide by it."""
+        """Of a sample; never 0, so that features can be divided by it."""
         variance = self.covariance.diagonal() * self.count / max(1, self.count - 1)
         return variance.clamp_min(0).sqrt().clamp_min(1e-6).float()

@@ -1,6 +1,6 @@
 """Segmentation with few labels: the scores on random subsets of the training split.
 
-Features are computed once, of the images that are in any subset.
+Features are computed once, for the images that are in any subset.
 """
 
 from collections import defaultdict
@@ -81,7 +81,7 @@ def labeled_indices(patches: PatchFeatures) -> np.ndarray:
 
 
 def labeled_images(text: str, total: int) -> int:
-    """How many images `all`, a fraction or a count is; no more than there are."""
+    """The number of images for `all`, a fraction or a count; at most `total`."""
     if text == "all":
         return total
     return max(1, round(total * Fraction(text))) if "/" in text else min(total, int(text))

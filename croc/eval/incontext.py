@@ -138,5 +138,5 @@ def choose(
 
 
 def _unit(features: Float[Tensor, "n C"]) -> Float[Tensor, "n C"]:
-    """Of length 1, in float32 at least; a feature of zeros stays."""
+    """Scaled to length 1, in float32 or wider; a feature of zeros stays zero."""
     return F.normalize(features.to(torch.promote_types(features.dtype, torch.float32)), dim=1)

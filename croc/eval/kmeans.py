@@ -240,7 +240,7 @@ def fit_kmeans(
 def nearest(
     features: Float[Tensor, "b C h w"], centroids: Float[Tensor, "K C"]
 ) -> Int64[Tensor, "b h w"]:
-    """The centroid at the least distance; |x|² is the same for all of them."""
+    """The index of the nearest centroid; |x|² is the same for all of them."""
     products = torch.einsum("bchw,kc->bkhw", features, centroids)
     return (centroids.square().sum(dim=1)[None, :, None, None] - 2 * products).argmin(dim=1)
 

@@ -101,7 +101,7 @@ def line_figure(
         axes.set_title(verbatim(title), fontsize=9, loc="left")
         axes.tick_params(labelsize=8)
         axes.spines[["top", "right"]].set_visible(False)
-    for axes in figure.axes:  # at last: it fixes the limits of panels that share them
+    for axes in figure.axes:  # last, since it fixes the limits of panels that share them
         span_enough(axes)
     handles, labels = figure.axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower left", fontsize=8, frameon=False)

@@ -138,7 +138,7 @@ def unit_features(
 
 
 def neighborhood(rows: int, columns: int, radius: int, device: torch.device) -> Bool[Tensor, "N N"]:
-    """Which patches are within the radius of which, by rows and by columns."""
+    """Whether two patches are within the radius of each other, in rows and in columns."""
     y = torch.arange(rows, device=device).repeat_interleave(columns)
     x = torch.arange(columns, device=device).repeat(rows)
     return torch.maximum((y[:, None] - y).abs(), (x[:, None] - x).abs()) <= radius

@@ -58,7 +58,7 @@ EXAMPLES, COLUMNS, TILE_PX, BORDER_PX = 12, 4, 192, 6
 CROP = 0.45
 """Side of an example, as a fraction of the image's shorter side."""
 FADED = 0.6
-"""How far what is outside the cluster is brought to mid-gray."""
+"""How strongly pixels outside the cluster are blended with mid-gray."""
 Example = tuple[ImageFile, int, int, np.ndarray]
 """An image, the row and column of a patch, and the patches of the same cluster."""
 

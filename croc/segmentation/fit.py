@@ -14,7 +14,7 @@ from torch import nn
 
 from croc.errors import UserError
 from croc.eval.datasets import SegmentationData, Subset, open_segmentation
-from croc.eval.evaluate import fit_image_size, open_weights, split_training
+from croc.eval.evaluate import fit_image_size, split_training
 from croc.eval.features import PatchFeatures, Report, score
 from croc.eval.incontext import fill_memory
 from croc.eval.linear import few_label_steps, train_linear, training_crop
@@ -32,7 +32,7 @@ from croc.segmentation.segmenter import (
 )
 from croc.tables import count_noun
 from croc.weights.card import bare
-from croc.weights.open import check_storable
+from croc.weights.open import check_storable, open_backbone
 
 MIN_IMAGES_TO_HOLD_OUT = 50
 """With this many images, some are held out; with fewer, all are scored, by two-fold validation."""
@@ -50,9 +50,9 @@ def fit_head(options: FitOptions, config: Config, is_length_chosen: bool = False
     names = tuple(data.classes)
     if names == tuple(map(str, range(len(names)))):
         print(f"no classes.txt: classes are named 0 … {len(names) - 1}", file=sys.stderr)
-    weights = open_weights(options.weights)
-    check_storable(weights.backbone)
-    config = fit_image_size(config, weights.backbone)
+    backbone = open_backbone(options.weights)
+    check_storable(backbone)
+    config = fit_image_size(config, backbone)
     pixels = count_pixels(data) if len(data) <= MAX_COUNTED_IMAGES else None
 
     def config_for(images: int) -> Any:
@@ -61,25 +61,26 @@ def fit_head(options: FitOptions, config: Config, is_length_chosen: bool = False
         return replace(config, steps=few_label_steps(images, config.steps))
 
     # The working copy may be rounded to bfloat16; the stored one is not.
-    backbone: Any = copy.deepcopy(weights.backbone).to(machine.device, machine.precision)
+    working: Any = copy.deepcopy(backbone).to(machine.device, machine.precision)
     linear = isinstance(config, LinearConfig)
     sizes = (config.image_px, config.train_px if linear else config.label_px, config.blocks)
-    patches = PatchFeatures(backbone, machine, data, *sizes)
+    patches = PatchFeatures(working, machine, data, *sizes)
     if not (linear and training_crop(config)):
         patches.keep()
     scores, best = score_heads(patches, config_for, options.hold_out)
     config = config_for(len(data))
     if isinstance(config, LinearConfig):
         config = replace(config, rates=(config.rates[best],))
-    print(f"training on {count_noun(len(data), 'image')}", file=sys.stderr)
+    images = count_noun(len(data), "image")
+    print(f"training on {images}", file=sys.stderr)
     head: Any = train_heads(patches, config)[0]
     if linear:
         head = fold_standardization(head)
     segmenter = Segmenter(
-        weights.backbone,
+        backbone,
         head,
-        tuple(data.classes),
-        default_colors(len(data.classes)),
+        names,
+        default_colors(len(names)),
         config.image_px,
         config.blocks,
         getattr(config, "framing", "squash"),
@@ -100,8 +101,7 @@ def fit_head(options: FitOptions, config: Config, is_length_chosen: bool = False
     }
     save_segmenter(segmenter, options.to, metadata)
     measured = f"mIoU {scores['mIoU']:.1f} ({scores['how']})" if scores else "not scored"
-    lines = [f"{options.to}: {len(data.classes)} classes from {count_noun(len(data), 'image')}, "]
-    lines[0] += measured
+    lines = [f"{options.to}: {len(names)} classes from {images}, {measured}"]
     if scores:
         by_class = scores["classes"].items()
         lines.append(", ".join(f"{name} {x:.1f}" for name, x in by_class if x is not None))
@@ -135,14 +135,13 @@ def score_heads(
     if hold_out == 0 or count < 2:
         return None, 0
     if hold_out is None and count < MIN_IMAGES_TO_HOLD_OUT:
-        halves = list(split_training(data, 0.5).values())
-        folds = [(halves[0], halves[1]), (halves[1], halves[0])]
+        first, second = split_training(data, 0.5).values()
+        folds = [(first, second), (second, first)]
         how = "each half of the images scored by a head trained on the other"
     else:
-        parts = split_training(data, 0.2 if hold_out is None else hold_out)
-        folds = [(parts["train"], parts["val"])]
-        held_out = count_noun(len(parts["val"]), "held-out image")
-        how = f"on {held_out} by a head trained on {len(parts['train'])}"
+        train, val = split_training(data, 0.2 if hold_out is None else hold_out).values()
+        folds = [(train, val)]
+        how = f"on {count_noun(len(val), 'held-out image')} by a head trained on {len(train)}"
     reports = []
     for number, (train, val) in enumerate(folds, start=1):
         part = f"half {number} of 2" if len(folds) > 1 else "held-out images"

@@ -118,7 +118,7 @@ class Output:
         extra_files = self.extra_files(loaded.file)
         for path, is_on in extra_files.items():
             if not is_on:
-                path.unlink(missing_ok=True)  # it was of the mask that is replaced
+                path.unlink(missing_ok=True)  # it belongs to the mask that is replaced
         overlay, probabilities = extra_files
         if self.overlays and loaded.image is not None:
             painted = paint(loaded.image, classes, self.segmenter.colors)
@@ -186,7 +186,7 @@ def predict(options: PredictOptions) -> list[str]:
     missing = [file for file in files if not output.has(file)]
     path = folder / "masks.json"
     if missing:
-        path.unlink(missing_ok=True)  # it was of the masks that are replaced
+        path.unlink(missing_ok=True)  # it belongs to the masks that are replaced
     failed = write_masks(missing, segmenter, output, options.batch, machine.workers)
     if len(failed) == len(files):
         (folder / SETTINGS).unlink()

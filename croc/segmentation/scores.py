@@ -78,7 +78,7 @@ def score_tiles(
 
 
 def _starts(count: int, side: int) -> list[int]:
-    """Of tiles of this side that cover `count` patches, evenly spaced."""
+    """The first patch of each of the evenly spaced tiles that cover `count` patches."""
     step = max(1, side - -(-side // OVERLAP))
     tiles = 1 + -(-(count - side) // step)
     return [round(k * (count - side) / max(1, tiles - 1)) for k in range(tiles)]

@@ -79,13 +79,13 @@ def test_a_prediction_is_what_the_loops_say(sizes, neighbors, grid, seed):
     images, rows, columns = grid
     memory = random_memory(entries, width, classes, seed, neighbors)
     features = random_features(seed + 1, images, width, rows, columns)
-    got = memory(features)
-    assert got.shape == (images, classes, rows, columns)
+    result = memory(features)
+    assert result.shape == (images, classes, rows, columns)
     bank, histograms = memory.features.tolist(), memory.histograms.tolist()
     for image, y, x in np.ndindex(images, rows, columns):
         query = features[image, :, y, x].tolist()
         expected = oracle.predict(query, bank, histograms, neighbors, 0.05)
-        assert got[image, :, y, x].tolist() == pytest.approx(expected, abs=1e-9)
+        assert result[image, :, y, x].tolist() == pytest.approx(expected, abs=1e-9)
 
 
 @pytest.mark.parametrize("neighbors", [1, 5, 30])
@@ -108,9 +108,9 @@ def test_narrow_features_are_looked_up_in_float32(monkeypatch: pytest.MonkeyPatc
     memory = remember(CONFIG, Shaded(11, 0), Halved())
     assert memory.features.dtype == torch.float32
     features = random_features(3, 1, 3, 5, 5).bfloat16()
-    got = memory(features)
+    result = memory(features)
     expected = memory.double()(features.double())
-    torch.testing.assert_close(got.double(), expected, atol=1e-4, rtol=0)
+    torch.testing.assert_close(result.double(), expected, atol=1e-4, rtol=0)
 
 
 @settings(max_examples=30, deadline=None)
@@ -124,10 +124,10 @@ def test_labels_of_a_patch_are_counted_as_by_loops(size, grid, classes, seed):
     generator = np.random.default_rng(seed)
     labels = generator.integers(0, classes, (3, *size))
     labels[generator.random(labels.shape) < 0.3] = 255
-    got = count_labels(torch.from_numpy(labels), classes, *grid)
+    result = count_labels(torch.from_numpy(labels), classes, *grid)
     for image in range(3):
         expected = oracle.count_labels(labels[image], classes, *grid)
-        assert np.array_equal(got[image].numpy(), expected)
+        assert np.array_equal(result[image].numpy(), expected)
 
 
 @settings(max_examples=40, deadline=None)
@@ -138,10 +138,10 @@ def test_the_choice_is_what_the_loops_say(patches: int, classes: int, seed: int)
     counts[generator.random(counts.shape) < 0.6] = 0
     shares = generator.integers(0, patches + 2, 3)
     draws = generator.uniform(0, 1, (3, patches))
-    got = choose(*map(torch.from_numpy, (counts, shares, draws)))
+    result = choose(*map(torch.from_numpy, (counts, shares, draws)))
     for image in range(3):
         expected = oracle.choose(counts[image], shares[image], draws[image].tolist())
-        assert set(got[image].nonzero()[:, 0].tolist()) == expected
+        assert set(result[image].nonzero()[:, 0].tolist()) == expected
 
 
 def test_every_image_has_its_share():
@@ -171,11 +171,11 @@ def test_the_seed_decides_and_the_batch_does_not():
         machine = Machine(workers=workers)
         return remember(chosen, Shaded(11, 0), machine=machine, batch=batch)
 
-    one = fill(0, 32)
+    first = fill(0, 32)
     for same in (fill(0, 32), fill(0, 3), fill(0, 4, workers=1)):
-        assert torch.equal(one.features, same.features)
-        assert torch.equal(one.histograms, same.histograms)
-    assert not torch.equal(one.features, fill(1, 32).features)
+        assert torch.equal(first.features, same.features)
+        assert torch.equal(first.histograms, same.histograms)
+    assert not torch.equal(first.features, fill(1, 32).features)
 
 
 def score_of(backbone: TwoColors, config: InContextConfig) -> float:

@@ -36,8 +36,8 @@ def test_inertia_is_scikit_learns_from_the_same_start(seed: int):
     points = blobs(seed)
     start = points[:5].copy()
     ours = fit_kmeans(points, 5, iterations=100, restarts=1, seed=seed, start=start)
-    theirs = KMeans(5, init=start, n_init=1, max_iter=100, algorithm="lloyd").fit(points)
-    assert inertia(points, ours) == pytest.approx(theirs.inertia_, rel=0.02)
+    reference = KMeans(5, init=start, n_init=1, max_iter=100, algorithm="lloyd").fit(points)
+    assert inertia(points, ours) == pytest.approx(reference.inertia_, rel=0.02)
 
 
 def test_pca_is_scikit_learns():
@@ -48,9 +48,9 @@ def test_pca_is_scikit_learns():
     for part in tokens.split(4):
         moments.add(part)
     reduce = Reduction(moments, pca=3)
-    got = reduce(tokens.permute(0, 2, 3, 1)).reshape(-1, 3).numpy()[:, ::-1]
-    signs = np.sign((got * expected).sum(0))
-    np.testing.assert_allclose(got * signs, expected, rtol=2e-3, atol=2e-3)
+    reduced = reduce(tokens.permute(0, 2, 3, 1)).reshape(-1, 3).numpy()[:, ::-1]
+    signs = np.sign((reduced * expected).sum(0))
+    np.testing.assert_allclose(reduced * signs, expected, rtol=2e-3, atol=2e-3)
 
 
 @pytest.mark.parametrize("on", ["pixels", "tokens"])

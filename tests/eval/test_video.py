@@ -60,9 +60,9 @@ def test_propagation_equals_the_loops(radius: int, best: int):
 
     sources = [(unit(), torch.rand(3, 4, 5, generator=generator)) for _ in range(3)]
     features = unit()
-    got = propagate_labels(features, sources, neighborhood(4, 5, radius, CPU), config)
+    soft = propagate_labels(features, sources, neighborhood(4, 5, radius, CPU), config)
     expected = naive_propagate(features, sources, radius, best, 0.1)
-    torch.testing.assert_close(got, expected)
+    torch.testing.assert_close(soft, expected)
 
 
 @pytest.mark.cuda
@@ -148,13 +148,13 @@ def test_the_first_frame_and_the_last_ones_vote_softly(last_frames, votes, monke
     assert [len(sources) for sources, _ in calls] == votes
     (first,) = calls[0][0]
     assert np.array_equal(first[1][1].numpy(), sliding_mask(0)[4::8, 4::8])
-    made = [own for _, own in calls]
+    outputs = [output for _, output in calls]
     for t, (sources, _) in enumerate(calls):
-        expected = [first, *made[max(0, t - last_frames) : t]]
+        expected = [first, *outputs[max(0, t - last_frames) : t]]
         for source, other in zip(sources, expected, strict=True):
             assert torch.equal(source[0], other[0])
             assert torch.equal(source[1], other[1])
-    assert all(((soft > 0.01) & (soft < 0.99)).any() for _, soft in made)
+    assert all(((soft > 0.01) & (soft < 0.99)).any() for _, soft in outputs)
 
 
 def test_hardening_scales_each_object_by_itself():
