@@ -50,10 +50,7 @@ class Output:
     head: str
     """Its hash."""
     segmenter: Segmenter
-    tile_px: int | None = None
-    edges: str = "plain"
-    overlays: bool = False
-    probabilities: bool = False
+    options: PredictOptions
 
     @cached_property
     def settings(self) -> dict[str, Any]:
@@ -63,7 +60,7 @@ class Output:
             "format": FORMAT,
             "head": self.head,
             **{name: getattr(self.segmenter, name) for name in sizes},
-            **{name: getattr(self, name) for name in ("tile_px", "edges")},
+            **{name: getattr(self.options, name) for name in ("tile_px", "edges")},
         }
 
     @cached_property
@@ -76,8 +73,8 @@ class Output:
     def extra_files(self, file: ImageFile) -> dict[Path, bool]:
         """The overlay and the probabilities that go with a mask, and whether to write them."""
         return {
-            self.folder / "overlays" / f"{file.name}.jpg": self.overlays,
-            self.folder / "probabilities" / f"{file.name}.npz": self.probabilities,
+            self.folder / "overlays" / f"{file.name}.jpg": self.options.overlays,
+            self.folder / "probabilities" / f"{file.name}.npz": self.options.probabilities,
         }
 
     def has(self, file: ImageFile) -> bool:
@@ -120,10 +117,10 @@ class Output:
             if not is_on:
                 path.unlink(missing_ok=True)  # it belongs to the mask that is replaced
         overlay, probabilities = extra_files
-        if self.overlays and loaded.image is not None:
+        if self.options.overlays and loaded.image is not None:
             painted = paint(loaded.image, classes, self.segmenter.colors)
             _write(overlay, partial(painted.save, format="JPEG", quality=90))
-        if self.probabilities:
+        if self.options.probabilities:
             shares = scores if self.segmenter.kind == "incontext" else scores.softmax(dim=0)
             _write(probabilities, partial(_save_npz, shares.half().cpu().numpy()))
         mask = Image.fromarray(classes)
@@ -179,15 +176,15 @@ def predict(options: PredictOptions) -> list[str]:
         check_fit(segmenter.backbone, options.tile_px, segmenter.blocks, "--tile-px: tiles")
     folder = Path(options.to).expanduser()
     files, root = list_images(options.images, folder.absolute())
-    how = (options.tile_px, options.edges, options.overlays, options.probabilities)
-    output = Output(folder, head_hash(segmenter), segmenter, *how)
-    output.open(root)
+    head = head_hash(segmenter)  # before it may be rounded to bfloat16
     segmenter = segmenter.to(machine.device, machine.precision)
+    output = Output(folder, head, segmenter, options)
+    output.open(root)
     missing = [file for file in files if not output.has(file)]
     path = folder / "masks.json"
     if missing:
         path.unlink(missing_ok=True)  # it belongs to the masks that are replaced
-    failed = write_masks(missing, segmenter, output, options.batch, machine.workers)
+    failed = write_masks(missing, output, machine.workers)
     if len(failed) == len(files):
         (folder / SETTINGS).unlink()
         with suppress(OSError):  # it contains other files
@@ -209,13 +206,11 @@ def predict(options: PredictOptions) -> list[str]:
     return lines + [f"and {unlisted} more"] * (unlisted > 0)
 
 
-def write_masks(
-    files: Sequence[ImageFile], segmenter: Segmenter, output: Output, batch: int, workers: int
-) -> list[ImageFile]:
+def write_masks(files: Sequence[ImageFile], output: Output, workers: int) -> list[ImageFile]:
     """Write the masks of these images; return those that cannot be decoded."""
+    segmenter, options = output.segmenter, output.options
     failed: list[ImageFile] = []
-    keep_image = output.overlays or output.edges == "guided"
-    tiled = output.tile_px is not None
+    keep_image, tiled = options.overlays or options.edges == "guided", options.tile_px is not None
     reader = Reader(files, segmenter.image_px, segmenter.unit_px, tiled, keep_image)
     items = iterate(reader, range(len(files)), workers=workers, ahead=4)
 
@@ -233,8 +228,9 @@ def write_masks(
         ThreadPoolExecutor(WRITERS) as pool,  # files are compressed while the network runs
         torch.inference_mode(),
     ):
-        for loaded, scores in score_images(readable(), segmenter, batch, output.tile_px):
-            if output.edges == "guided" and loaded.image is not None:
+        images = score_images(readable(), segmenter, options.batch, options.tile_px)
+        for loaded, scores in images:
+            if options.edges == "guided" and loaded.image is not None:
                 classes = follow_edges(scores, loaded.image)
             else:
                 classes = argmax_upsampled(scores, loaded.size)
