@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -177,7 +178,7 @@ def fit_clusters(
     head = nn.Conv2d(features.shape[1], options.classes, kernel_size=1).requires_grad_(False)
     head.weight.copy_(kernel[..., None, None])
     head.bias.copy_(-centroids.square().sum(dim=1) - kernel @ reduce.mean)  # pyright: ignore
-    best: list[list[tuple[float, int, int, int, np.ndarray]]] = [[] for _ in centroids]
+    candidates: list[list[tuple[float, Example]]] = [[] for _ in centroids]
     sizes = torch.zeros(len(centroids), dtype=torch.long)
     for number, grid in enumerate(tokens):
         distances = (grid[..., None, :] - centroids).square().sum(dim=-1).permute(2, 0, 1)
@@ -187,15 +188,12 @@ def fit_clusters(
         for cluster in clusters.unique().tolist():
             inside = clusters == cluster
             index = int(around[cluster].where(inside, torch.inf).argmin())
-            candidate = (
-                float(around[cluster].flatten()[index]),
-                number,
-                *divmod(index, grid.shape[1]),
-            )
-            best[cluster].append((*candidate, inside.numpy()))
+            row, column = divmod(index, grid.shape[1])
+            distance = float(around[cluster, row, column])
+            candidates[cluster].append((distance, (sample[number], row, column, inside.numpy())))
     examples = [
-        [(sample[number], row, column, inside) for _, number, row, column, inside in chosen]
-        for chosen in (sorted(candidates, key=lambda x: x[:4])[:EXAMPLES] for candidates in best)
+        [example for _, example in sorted(of_cluster, key=itemgetter(0))[:EXAMPLES]]
+        for of_cluster in candidates
     ]
     return head.eval(), examples, (sizes / sizes.sum()).tolist()
 

@@ -9,7 +9,7 @@ import torch
 from croc.eval.datasets import Labeled
 from croc.eval.features import Moments, PatchFeatures, in_order, kept_ratio
 from croc.eval.machine import Machine
-from tests.eval.fakes import MeanColor, Patches
+from tests.eval.fakes import Counting, MeanColor, Patches
 
 SMALL: dict[str, Any] = {"image_px": 32, "label_px": 8, "blocks": 1, "batch": 2}
 
@@ -53,14 +53,6 @@ def test_the_ratio_and_the_labels_size_may_be_kept():
     assert patches.cached is None
     assert kept_ratio((100, 50), 512, 16) == (1024, 512)
     assert kept_ratio((50, 5000), 512, 16) == (512, 2048)
-
-
-class Counting(MeanColor):
-    images = 0
-
-    def features(self, images: torch.Tensor, blocks: int = 1) -> torch.Tensor:
-        self.images += len(images)
-        return super().features(images)
 
 
 def test_features_are_kept_if_they_fit(monkeypatch: pytest.MonkeyPatch):

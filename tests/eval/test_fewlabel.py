@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch import Tensor
 
 from croc.cli import main
 from croc.eval import fewlabel
@@ -24,7 +23,7 @@ from croc.eval.results import read_results
 from croc.method.photometric import normalize
 from croc.weights.open import open_backbone
 from tests.eval.commands import call
-from tests.eval.fakes import MeanColor, Patches
+from tests.eval.fakes import Counting, MeanColor, Patches
 
 CONFIG = FewLabelConfig(
     images=("1", "1/3", "all"), draws=2, image_px=32, label_px=32, steps=12, lr=3e-2, batch=4
@@ -39,15 +38,6 @@ class PartlyLabeled(Patches):
     def read(self, index: int) -> Labeled:
         read = super().read(index)
         return replace(read, labels=np.full_like(read.labels, 255)) if index % 3 == 0 else read
-
-
-class Counting(MeanColor):
-    def __init__(self) -> None:
-        self.images = 0
-
-    def features(self, images: Tensor, blocks: int = 1) -> Tensor:
-        self.images += len(images)
-        return super().features(images)
 
 
 def subsets_of(monkeypatch: pytest.MonkeyPatch, backbone: MeanColor) -> dict[str, list[set[int]]]:
