@@ -17,10 +17,10 @@ from statistics import fmean, stdev
 from benchmarks.common import run
 from croc.errors import UserError
 from croc.eval.datasets import SegmentationData, Subset, open_segmentation
-from croc.eval.evaluate import Machine, find_machine, split_training
-from croc.eval.features import Extractor
+from croc.eval.evaluate import split_training
 from croc.eval.kmeans import evaluate_kmeans
 from croc.eval.linear import evaluate_linear
+from croc.eval.machine import Machine, find_machine
 from croc.eval.protocols import (
     EvaluateOptions,
     KmeansConfig,
@@ -49,12 +49,11 @@ def score(
     folds: int,
     machine: Machine,
 ) -> dict[str, float]:
-    extractor = Extractor(backbone, machine.device, machine.workers)
     scores = [
-        evaluate_linear(extractor, train, scored, linear).scores["mIoU"]
+        evaluate_linear(backbone, machine, train, scored, linear).scores["mIoU"]
         for train, scored in split_into_folds(data, folds)
     ]
-    clusters = evaluate_kmeans(extractor, data, kmeans)
+    clusters = evaluate_kmeans(backbone, machine, data, kmeans)
     return {
         "linear": fmean(scores),
         "linear_deviation": stdev(scores),

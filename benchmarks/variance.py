@@ -16,7 +16,8 @@ from dataclasses import asdict
 
 from benchmarks.common import run, this_device
 from croc.eval.datasets import open_segmentation
-from croc.eval.features import Extractor, PatchFeatures
+from croc.eval.features import PatchFeatures
+from croc.eval.machine import Machine
 from croc.train.gauges import token_statistics
 from croc.weights.open import open_backbone
 
@@ -32,14 +33,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         backbone = open_backbone(weights, options.image_px).to(device)
         for data in options.data:
             patches = PatchFeatures(
-                Extractor(backbone, device),
+                backbone,
+                Machine(device),
                 open_segmentation(data, "train", alone=True),
                 image_px=options.image_px,
                 label_px=8,
                 blocks=1,
-                cache=False,
             )
-            tokens = (features for features, _ in patches.passes("features"))
+            tokens = (features for features, _ in patches.all_batches("features"))
             statistics, _ = token_statistics(tokens)
             record = {"weights": weights, "data": data.partition(":")[0]} | asdict(statistics)
             print(json.dumps(record))

@@ -20,7 +20,7 @@ _MARKDOWN = str.maketrans({character: f"\\{character}" for character in "\\`*_[]
 
 def one_line(text: str) -> str:
     """Line breaks and unprintable characters become single spaces."""
-    return " ".join("".join(each if each.isprintable() else " " for each in text).split())
+    return " ".join("".join(char if char.isprintable() else " " for char in text).split())
 
 
 def count_noun(count: int, noun: str) -> str:

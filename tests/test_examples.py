@@ -31,7 +31,7 @@ def run_example(monkeypatch, tmp_path: Path, capsys) -> Iterator[Run]:
         return capsys.readouterr().out.splitlines()
 
     yield call
-    protocols.ADDED.clear()
+    protocols.REGISTERED.clear()
 
 
 def count_colors(path: Path) -> int:

@@ -1,5 +1,6 @@
 """COCO's labels, merged into supercategories: 12 of things, 15 of stuff."""
 
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -60,7 +61,7 @@ def panoptic_segments(classes: tuple[str, ...], content: dict[str, Any]) -> dict
         if bool(category["isthing"]) == (classes == THINGS)
     }
     segments = {}
-    for annotation in sorted(content["annotations"], key=lambda each: each["file_name"]):
+    for annotation in sorted(content["annotations"], key=itemgetter("file_name")):
         pairs = sorted(
             (info["id"], index_of[info["category_id"]])
             for info in annotation["segments_info"]

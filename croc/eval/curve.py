@@ -89,7 +89,7 @@ def make_figure(record: dict[str, Any], points: Sequence[Point]) -> "Figure":
         lines = panels[f"{column['group']}, {column['title']}"] = {}
         for point in points:
             cell = cells[point.label][number]
-            place = (point.images / unit, cell["value"], cell["deviation"])
-            lines.setdefault(point.line, []).append(place)
+            xy = (point.images / unit, cell["value"], cell["deviation"])
+            lines.setdefault(point.line, []).append(xy)
     x_label = "images seen" + (", millions" if unit == MILLION else "")
     return line_figure(panels, x_label, min(PANELS_PER_LINE, len(panels)))

@@ -21,7 +21,7 @@ from croc.errors import UserError
 from croc.eval import coco
 from croc.eval.files import Files, scene_count, split_spec
 from croc.eval.metrics import IGNORED
-from croc.eval.protocols import ADDED, IMAGES, VIDEOS
+from croc.eval.protocols import IMAGES, REGISTERED, VIDEOS
 from croc.eval.videos import SCENE_PX
 
 SPLITS = ("train", "val")
@@ -178,11 +178,11 @@ def open_segmentation(spec: str, split: str, alone: bool = False) -> Segmentatio
 
     `alone` reads nothing of the other split, not even to count the classes of a `folder`.
     """
-    kind, path = split_spec(spec, (*IMAGES, *ADDED, "scenes"))
+    kind, path = split_spec(spec, (*IMAGES, *REGISTERED, "scenes"))
     if kind == "scenes":
         return ScenesData(scene_count(path, SCENE_COUNTS[split]), split)
-    if kind in ADDED:
-        return ADDED[kind](path, split)
+    if kind in REGISTERED:
+        return REGISTERED[kind](path, split)
     files = Files(path, ROOTS.get(kind, ()))
     images, labels = f"images/{split}", f"labels/{split}"
     names, table, segments = None, None, {}
@@ -221,10 +221,10 @@ def open_segmentation(spec: str, split: str, alone: bool = False) -> Segmentatio
         if len(set(classes)) < len(classes):
             raise UserError(f"{files.path('classes.txt')} has a class twice")
     else:  # counted over both splits, so that these have the same
-        folders = [f"labels/{each}" for each in ((split,) if alone else SPLITS)]
+        folders = [f"labels/{name}" for name in ((split,) if alone else SPLITS)]
         paths = [f"{x}/{name}" for x in filter(files.has, folders) for name in files.children(x)]
         maps = (files.read_indices(path) for path in paths if path.endswith(".png"))
-        largest = max((int(each[each != IGNORED].max(initial=0)) for each in maps), default=0)
+        largest = max((int(x[x != IGNORED].max(initial=0)) for x in maps), default=0)
         classes = tuple(map(str, range(largest + 1)))
     pairs = files.pair(images, labels, names)
     table = dict(enumerate(range(len(classes)))) if table is None else table
@@ -251,7 +251,7 @@ def add_data(kind: str, opener: Callable[[str, str], SegmentationData]) -> None:
     if kind in taken or not kind or ":" in kind:
         raise UserError(f"{kind!r} cannot be the name of your data: {', '.join(taken)} are taken")
 
-    def open_added(path: str, split: str) -> SegmentationData:
+    def open_registered(path: str, split: str) -> SegmentationData:
         if not Path(path).expanduser().exists():
             raise UserError(f"{kind}:{path}: no such folder or file")
         data = opener(path, split)
@@ -259,7 +259,7 @@ def add_data(kind: str, opener: Callable[[str, str], SegmentationData]) -> None:
             raise UserError(f"{kind}:{path}: the split {split} has no images")
         return CheckedData(data, tuple(range(len(data))), kind)
 
-    ADDED[kind] = open_added
+    REGISTERED[kind] = open_registered
 
 
 @dataclass(frozen=True)
@@ -269,11 +269,11 @@ class CheckedData(Subset):
     kind: str
 
     def read(self, index: int) -> Labeled:
-        read, classes = self.data.read(index), len(self.classes)
-        bad = read.labels[(read.labels >= classes) & (read.labels != IGNORED)]
+        labeled, classes = self.data.read(index), len(self.classes)
+        bad = labeled.labels[(labeled.labels >= classes) & (labeled.labels != IGNORED)]
         if bad.size:
             raise UserError(
                 f"{self.kind}, {self.name(index)}: a label is {bad[0]}, but classes count from 0 "
                 f"to {classes - 1}"
             )
-        return read
+        return labeled

@@ -1,7 +1,7 @@
 """Run protocols on a backbone; append the results to results.jsonl, print and draw them.
 
-With a hold-out, parts of the training split are trained on and scored: this is for making choices,
-so that the validation split is used only once, at the end.
+With a hold-out, one part of the training split is trained on and the other is scored: this is for
+model selection, so that the validation split is used only once, at the end.
 """
 
 import functools
@@ -18,16 +18,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from croc.config import DataConfig
 from croc.data import scenes
-from croc.data.loader import worker_count
 from croc.errors import UserError
 from croc.eval.datasets import SPLITS, SegmentationData, Subset, open_segmentation
-from croc.eval.features import Extractor, Report
+from croc.eval.features import Report
 from croc.eval.fewlabel import evaluate_few_labels
 from croc.eval.incontext import evaluate_incontext
 from croc.eval.kmeans import evaluate_kmeans, evaluate_within
 from croc.eval.linear import evaluate_linear
+from croc.eval.machine import Machine, find_machine
 from croc.eval.metrics import IGNORED
 from croc.eval.pictures import few_label_figure, segmentation_figure
 from croc.eval.protocols import EvaluateOptions, Request, VideoConfig
@@ -38,18 +37,19 @@ from croc.weights.backbones import (
     FrozenBackbone,
     VitBackbone,
     check_fit,
-    fast_precision,
     fingerprint,
 )
 from croc.weights.open import open_backbone
 
-SEGMENTATION: dict[str, Callable[..., Report]] = {
+EVALUATORS: dict[str, Callable[..., Report]] = {
     "linear": evaluate_linear,
     "kmeans": evaluate_kmeans,
     "within": evaluate_within,
     "incontext": evaluate_incontext,
     "fewlabel": evaluate_few_labels,
+    "video": evaluate_video,
 }
+"""By protocol: from a backbone, a machine, the data and a configuration to a report."""
 READ_WHOLE_BYTES = 2**28
 SAMPLED_FILES = 64
 SAMPLED_BYTES = 2**20
@@ -69,19 +69,6 @@ class Weights:
     network_hash: str
 
 
-@dataclass(frozen=True)
-class Machine:
-    """Where to compute."""
-
-    device: torch.device
-    precision: torch.dtype
-    workers: int
-
-    @property
-    def precision_name(self) -> str:
-        return str(self.precision).partition(".")[2]
-
-
 def evaluate(
     options: EvaluateOptions, requests: Sequence[Request], show: bool = True
 ) -> list[Result]:
@@ -93,7 +80,10 @@ def evaluate(
     machine = find_machine(options)
     weights = open_weights(options.weights)
     data = open_data(requests, folder)
-    fitted = [fit_request(request, weights.backbone) for request in requests]
+    fitted = [
+        replace(request, config=fit_image_size(request.config, weights.backbone))
+        for request in requests
+    ]
     results: list[Result] = []
     for request in fitted:
         print(request.label, file=sys.stderr, flush=True)
@@ -111,16 +101,12 @@ def open_weights(spec: str) -> Weights:
 
 
 def identify_network(network: nn.Module) -> str:
-    """Covers what the hash of the weights does not: activations, heads, strides.
+    """A hash of what that of the weights does not cover: activations, heads, strides.
 
     CLIP's weights, for example, fit two timm networks that differ only in the activation.
     """
     heads = [getattr(module, "num_heads", None) for module in network.modules()]
     return hashlib.sha256(f"{network!r} {heads}".encode()).hexdigest()[:16]
-
-
-def fit_request(request: Request, backbone: FrozenBackbone) -> Request:
-    return replace(request, config=fit_image_size(request.config, backbone))
 
 
 def fit_image_size(config: Any, backbone: FrozenBackbone) -> Any:
@@ -136,19 +122,6 @@ def fit_image_size(config: Any, backbone: FrozenBackbone) -> Any:
     return replace(config, **{name: fitting})
 
 
-def find_machine(options: Any, fast: bool = False) -> Machine:
-    """From options that have device, precision and workers. Scores should not depend on the
-    machine, so that on CPUs the default is float32, unless `fast`."""
-    if options.device == "cuda" and not torch.cuda.is_available():
-        raise UserError("--device cuda: torch sees no GPU here; pass --device cpu")
-    available = "cuda" if torch.cuda.is_available() else "cpu"
-    device = torch.device(available if options.device == "auto" else options.device)
-    precision = fast_precision(device) if fast or device.type == "cuda" else torch.float32
-    if options.precision != "auto":
-        precision = getattr(torch, options.precision)
-    return Machine(device, precision, worker_count(DataConfig(workers=options.workers)))
-
-
 def run_protocol(
     request: Request, weights: Weights, data: OpenData, machine: Machine, folder: Path
 ) -> Result:
@@ -158,17 +131,11 @@ def run_protocol(
     parts, data_hash = data[protocol, request.data]
     (folder / "pictures").mkdir(parents=True, exist_ok=True)  # fails before the computation
     backbone = weights.backbone.to(device, machine.precision)
-    extractor = Extractor(backbone, device, machine.workers)
-    if protocol == "video":
-        masks = Path(request.masks) if request.masks else None
-        report = evaluate_video(extractor, parts["videos"], config, masks)
-        names = ("background", *(f"object {number}" for number in range(1, IGNORED)))
-        if masks:
-            print(f"written: {masks}")
-    else:
-        report = SEGMENTATION[protocol](extractor, *parts.values(), config)
-        names = parts["val"].classes
-    # What is scored with a hold-out is not the validation split.
+    more = {"masks": Path(request.masks)} if request.masks else {}
+    report = EVALUATORS[protocol](backbone, machine, *parts.values(), config, **more)
+    if request.masks:
+        print(f"written: {request.masks}")
+    # With a hold-out, the scored images are not the validation split.
     part_names = {"val": "held out"} if request.hold_out else {}
     gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     result = Result(
@@ -197,7 +164,9 @@ def run_protocol(
     if protocol == "fewlabel":
         few_label_figure({kind + result.part: {result.backbone: report.scores}}, folder / picture)
     else:
-        segmentation_figure(report.examples, names, folder / picture, title)
+        objects = ("background", *(f"object {number}" for number in range(1, IGNORED)))
+        classes = objects if protocol == "video" else parts["val"].classes
+        segmentation_figure(report.examples, classes, folder / picture, title)
     return result
 
 
@@ -253,15 +222,18 @@ def identify_data(spec: str, outside: Path | None = None) -> str:
     """
     kind, _, place = spec.partition(":")
     digest = hashlib.sha256(kind.encode())
-    root, own = Path(place).expanduser(), outside.resolve() if outside else None
+    root, excluded = Path(place).expanduser(), outside.resolve() if outside else None
     if kind == "scenes":  # generated by this file
         digest.update(place.encode() + Path(scenes.__file__).read_bytes())
     elif root.is_dir():
         sizes = {}
-        for folder, below, names in os.walk(root, followlinks=True):
-            here = Path(folder)
-            below[:] = [x for x in below if not x.startswith(".") and (here / x).resolve() != own]
-            for path in (here / name for name in names if not name.startswith(".")):
+        for folder, subfolders, names in os.walk(root, followlinks=True):
+            subfolders[:] = [
+                name
+                for name in subfolders
+                if not name.startswith(".") and Path(folder, name).resolve() != excluded
+            ]
+            for path in (Path(folder, name) for name in names if not name.startswith(".")):
                 if path.is_file():
                     sizes[path.relative_to(root).as_posix()] = path.stat().st_size
         sizes = dict(sorted(sizes.items()))

@@ -3,8 +3,7 @@
 import copy
 import sys
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -21,6 +20,7 @@ from torch.utils.data import Dataset
 from croc.data.loader import iterate
 from croc.errors import UserError
 from croc.eval.datasets import SegmentationData, Subset
+from croc.eval.machine import Machine
 from croc.eval.metrics import confusion, iou, scores_by_class
 from croc.io import free_memory
 from croc.method.photometric import normalize
@@ -36,12 +36,12 @@ Predict = Callable[[Float[Tensor, "B C h w"]], Float[Tensor, "B classes h w"]]
 """Features to a score for each class, at the features' resolution."""
 
 
-def progress(items: Iterable[Item], what: str, total: int) -> Iterator[Item]:
+def progress(items: Iterable[Item], task: str, total: int) -> Iterator[Item]:
     """Passes the items on. On stderr: a bar with the time left on a terminal; in logs one line at
     the end if it took a second, and one every 30 s with the time left."""
     if sys.stderr.isatty():
         with Progress(console=Console(stderr=True), transient=True) as bar:
-            yield from bar.track(items, total=total, description=what)
+            yield from bar.track(items, total=total, description=task)
         return
     started = printed = time.monotonic()
     for done, item in enumerate(items, start=1):
@@ -49,10 +49,10 @@ def progress(items: Iterable[Item], what: str, total: int) -> Iterator[Item]:
         now = time.monotonic()
         if now - printed > 30 and done < total:
             left = (now - started) / done * (total - done)
-            print(f"{what} {done}/{total}, about {left:.0f} s left", file=sys.stderr, flush=True)
+            print(f"{task} {done}/{total}, about {left:.0f} s left", file=sys.stderr, flush=True)
             printed = now
     if (seconds := time.monotonic() - started) >= 1:
-        print(f"{what} done in {seconds:.0f} s", file=sys.stderr, flush=True)
+        print(f"{task} done in {seconds:.0f} s", file=sys.stderr, flush=True)
 
 
 @dataclass(frozen=True)
@@ -77,15 +77,6 @@ class Report:
     """The confusion matrix, to add up over folds."""
 
 
-@dataclass(frozen=True)
-class Extractor:
-    """A backbone, the device that it is on, and how many processes read images for it."""
-
-    backbone: DenseBackbone
-    device: torch.device = torch.device("cpu")  # noqa: RUF009, immutable
-    workers: int = 0
-
-
 class PatchFeatures:
     """Patch features of a dataset's images, with their labels.
 
@@ -96,7 +87,8 @@ class PatchFeatures:
 
     def __init__(
         self,
-        extractor: Extractor,
+        backbone: DenseBackbone,
+        machine: Machine,
         data: SegmentationData,
         image_px: int,
         label_px: int | None,
@@ -104,65 +96,55 @@ class PatchFeatures:
         *,
         batch: int = 32,
         keep_ratio: bool = False,
-        cache: bool = True,
-        quiet: bool = False,
     ) -> None:
-        self.extractor, self.data, self.blocks = extractor, data, blocks
-        self.device, self.quiet = extractor.device, quiet
-        unit_px = extractor.backbone.stride_px if keep_ratio else None
+        self.backbone, self.machine, self.data, self.blocks = backbone, machine, data, blocks
+        self.device, self.quiet = machine.device, False
+        unit_px = backbone.stride_px if keep_ratio else None
         self.reader = Reader(data, image_px, label_px, unit_px)
-        varies, on_gpu = keep_ratio or label_px is None, self.device.type == "cuda"
-        self.batch = 1 if varies else batch
+        sizes_vary, on_gpu = keep_ratio or label_px is None, self.device.type == "cuda"
+        self.batch = 1 if sizes_vary else batch
         free = torch.cuda.mem_get_info(self.device)[0] if on_gpu else free_memory()
-        self._cache_bytes = free // 2 if cache and not varies else 0
-        self._fits = False
+        self._cache_bytes = 0 if sizes_vary else free // 2
         self.cached: tuple[Tensor, Tensor] | None = None
-        """Features "n C rows columns" and labels "n px px" as uint8, after a whole pass, if they
-        fit into half of the free memory."""
-        self.rows = np.arange(len(data))
+        """Features "n C rows columns" and labels "n px px" as uint8, once `keep` has computed
+        them."""
+        self._rows = np.arange(len(data))
         """Where the images are in `cached`, which subsets share."""
 
-    def progress(self, items: Iterable[Item], what: str, total: int) -> Iterable[Item]:
-        return items if self.quiet else progress(items, what, total)
-
-    def passes(self, what: str) -> Generator[tuple[Tensor, Tensor], None, None]:
-        """The batches of all images in order; features are kept for the next pass if they fit."""
-        count, order = len(self.data), in_order(len(self.data), self.batch)
-        batches = self.progress(self.batches(order), what, len(order))
+    def keep(self) -> None:
+        """Compute all features now, for every later use and for subsets, if they fit into half of
+        the free memory; otherwise they are computed whenever they are used."""
         if self.cached:
-            yield from batches
             return
-        cached = None
-        for (features, labels), numbers in zip(batches, order):  # the first iterator is exhausted
-            self._fits = count * (features[0].nbytes + labels[0].numel()) <= self._cache_bytes
-            if numbers.start == 0 and self._fits:
+        count, start, cached = len(self.data), 0, None
+        for features, labels in self.all_batches("features"):
+            if cached is None:
+                if count * (features[0].nbytes + labels[0].numel()) > self._cache_bytes:
+                    return
                 cached = (
                     features.new_empty(count, *features.shape[1:]),
                     labels.new_empty(count, *labels.shape[1:], dtype=torch.uint8),
                 )
-            if cached:
-                part = slice(numbers.start, numbers.stop)
-                cached[0][part], cached[1][part] = features, labels
-            yield features, labels
-        self.cached = cached
-
-    def keep(self) -> None:
-        """Compute the features now if they can be kept, to share them between subsets."""
-        with closing(self.passes("features")) as batches:
-            for _ in batches:
-                if not self._fits:
-                    return
+            stop = start + len(features)
+            cached[0][start:stop], cached[1][start:stop] = features, labels
+            start = stop
+        self.cached, self._rows = cached, np.arange(count)
 
     def subset(self, numbers: Sequence[int]) -> "PatchFeatures":
-        """Those of some of the images."""
+        """The features of some of the images."""
         part = copy.copy(self)
         part.data = Subset(self.data, tuple(numbers))
         part.reader = replace(self.reader, data=part.data)
-        if self.cached:
-            part.rows = self.rows[list(numbers)]
-        else:
-            part.rows = np.arange(len(numbers))
+        part._rows = self._rows[list(numbers)]
         return part
+
+    def progress(self, items: Iterable[Item], task: str, total: int) -> Iterable[Item]:
+        return items if self.quiet else progress(items, task, total)
+
+    def all_batches(self, task: str) -> Iterable[tuple[Tensor, Tensor]]:
+        """Features and labels of all images in order; `task` is shown as progress."""
+        order = in_order(len(self.data), self.batch)
+        return self.progress(self.batches(order), task, len(order))
 
     def batches(
         self, order: Sequence[Sequence[int]], crop: Crop | None = None
@@ -171,13 +153,12 @@ class PatchFeatures:
         if self.cached and crop is None:
             features, labels = self.cached
             for numbers in order:
-                rows = self.rows[list(numbers)]
+                rows = self._rows[list(numbers)]
                 yield features[rows], labels[rows].long()
             return
         for batch in self.read(order, crop):
-            pixels, labels = (each.to(self.device, non_blocking=True) for each in batch)
-            pixels = normalize(pixels.float() / 255)
-            features = self.extractor.backbone.features(pixels, self.blocks)
+            pixels, labels = (tensor.to(self.device, non_blocking=True) for tensor in batch)
+            features = self.backbone.features(normalize(pixels.float() / 255), self.blocks)
             yield features, labels.long()
 
     def read(
@@ -185,8 +166,7 @@ class PatchFeatures:
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """Pixels "B 3 rows columns" and labels "B px px", uint8, for each list of indices."""
         items = replace(self.reader, order=order, crop=crop)
-        pin = self.device.type == "cuda"
-        workers = self.extractor.workers
+        workers, pin = self.machine.workers, self.device.type == "cuda"
         for batch in iterate(items, range(len(order)), workers=workers, pin=pin):
             if isinstance(batch, UserError):
                 raise batch
@@ -211,10 +191,10 @@ class Reader(Dataset[Any]):
     def __getitem__(self, step: int) -> Any:
         try:
             pairs = [self.read(index, step) for index in self.order[step]]
-        except UserError as error:  # raised in a worker it would arrive as a traceback's text
+        except UserError as error:  # raised in a worker, it would arrive as the text of a traceback
             return error
-        pixels, labels = (torch.stack(each) for each in zip(*pairs))
-        return pixels.contiguous(), labels
+        pixels, labels = zip(*pairs)
+        return torch.stack(pixels).contiguous(), torch.stack(labels)
 
     def read(
         self, index: int, step: int = 0
@@ -223,20 +203,26 @@ class Reader(Dataset[Any]):
         image, labels = labeled.image, labeled.labels
         if self.crop:
             image, labels = self.crop(image, labels, step, index)
-        size = (self.image_px, self.image_px)
-        if self.unit_px:
-            size = kept_ratio(labels.shape, self.image_px, self.unit_px)
-        resized = Image.fromarray(image).resize((size[1], size[0]), Image.Resampling.BICUBIC)
         if self.label_px is not None:
-            sides = (self.label_px, self.label_px)
-            labels = Image.fromarray(labels).resize(sides, Image.Resampling.NEAREST)
-        pixels, labels = (torch.from_numpy(np.array(each)) for each in (resized, labels))
-        return pixels.permute(2, 0, 1), labels
+            size = (self.label_px, self.label_px)
+            labels = Image.fromarray(labels).resize(size, Image.Resampling.NEAREST)
+        pixels = resize_image(image, self.image_px, self.unit_px)
+        return pixels, torch.from_numpy(np.array(labels))
 
 
 def in_order(count: int, batch: int) -> list[range]:
     """All indices below `count`; the last batch may be shorter."""
     return [range(start, min(start + batch, count)) for start in range(0, count, batch)]
+
+
+def resize_image(
+    image: UInt8[np.ndarray, "H W 3"], image_px: int, unit_px: int | None = None
+) -> UInt8[Tensor, "3 h w"]:
+    """To a square of image_px; with `unit_px` to a shorter side of image_px, the longer one a
+    multiple of it."""
+    size = kept_ratio(image.shape[:2], image_px, unit_px) if unit_px else (image_px, image_px)
+    resized = Image.fromarray(image).resize((size[1], size[0]), Image.Resampling.BICUBIC)
+    return torch.from_numpy(np.array(resized)).permute(2, 0, 1)
 
 
 def kept_ratio(shape: Sequence[int], short_px: int, unit_px: int) -> tuple[int, int]:
@@ -252,27 +238,22 @@ def score(patches: PatchFeatures, heads: Sequence[Predict]) -> list[Report]:
     classes = len(patches.data.classes)
     counts = [torch.zeros(classes, classes, dtype=torch.long, device=patches.device) for _ in heads]
     examples: list[list[Example]] = [[] for _ in heads]
-    for features, labels in patches.passes("scores"):
-        for count, kept, head in zip(counts, examples, heads):
+    for features, labels in patches.all_batches("scores"):
+        for head, count, shown in zip(heads, counts, examples):
             for logits, truth in zip(head(features), labels):  # one by one: few fit at full size
-                predicted = classify(logits, truth.shape)
+                predicted = upsample(logits[None].float(), truth.shape).argmax(dim=1)[0]
                 count += confusion(predicted, truth, classes)
-                if len(kept) < EXAMPLES:
-                    kept.append(patches.example(len(kept), predicted))
+                if len(shown) < EXAMPLES:
+                    shown.append(patches.example(len(shown), predicted))
     if not counts[0].any():
         raise UserError(UNLABELED)
     reports = []
-    for count, kept in zip(counts, examples):
+    for count, shown in zip(counts, examples):
         result = iou(count)
         scores = {"mIoU": 100 * result.mean, "accuracy": 100 * result.accuracy}
         by_class = scores_by_class(patches.data.classes, result.per_class)
-        reports.append(Report(scores, by_class, tuple(kept), count.cpu()))
+        reports.append(Report(scores, by_class, tuple(shown), count.cpu()))
     return reports
-
-
-def classify(logits: Float[Tensor, "C h w"], size: Sequence[int]) -> Int64[Tensor, "H W"]:
-    """The class of each pixel of an image of this size."""
-    return upsample(logits[None].float(), size).argmax(dim=1)[0]
 
 
 def upsample(logits: Float[Tensor, "B C h w"], size: Sequence[int]) -> Float[Tensor, "B C H W"]:
@@ -311,6 +292,6 @@ class Moments:
 
     @property
     def deviation(self) -> Float32[Tensor, "C"]:
-        """Of the sample; never 0, so that one may divide by it."""
+        """Of a sample; never 0, so that features can be divided by it."""
         variance = self.covariance.diagonal() * self.count / max(1, self.count - 1)
         return variance.clamp_min(0).sqrt().clamp_min(1e-6).float()

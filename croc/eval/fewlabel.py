@@ -1,6 +1,6 @@
 """Segmentation with few labels: the scores on random subsets of the training split.
 
-Features are computed once, of the images that are in any subset.
+Features are computed once, for the images that are in any subset.
 """
 
 from collections import defaultdict
@@ -12,23 +12,21 @@ import numpy as np
 from croc.data.loader import epoch_order
 from croc.errors import UserError
 from croc.eval.datasets import SegmentationData
-from croc.eval.features import (
-    Extractor,
-    PatchFeatures,
-    Predict,
-    Report,
-    in_order,
-    progress,
-    score,
-)
+from croc.eval.features import PatchFeatures, Predict, Report, in_order, progress, score
 from croc.eval.incontext import fill_memory
 from croc.eval.linear import few_label_steps, train_linear
+from croc.eval.machine import Machine
 from croc.eval.metrics import IGNORED
 from croc.eval.protocols import FewLabelConfig, LinearConfig
+from croc.weights.backbones import DenseBackbone
 
 
 def evaluate_few_labels(
-    extractor: Extractor, train: SegmentationData, val: SegmentationData, config: FewLabelConfig
+    backbone: DenseBackbone,
+    machine: Machine,
+    train: SegmentationData,
+    val: SegmentationData,
+    config: FewLabelConfig,
 ) -> Report:
     """For each number of labeled images, the mean and deviation of the scores over the draws.
 
@@ -37,8 +35,8 @@ def evaluate_few_labels(
     are those of the last subset, by the first method.
     """
     sizes = (config.image_px, config.label_px, config.blocks)
-    every = PatchFeatures(extractor, train, *sizes)
-    usable = labeled_indices(every)
+    patches = PatchFeatures(backbone, machine, train, *sizes)
+    usable = labeled_indices(patches)
     if not len(usable):
         raise UserError("no training pixel is labeled: all labels are 255")
     counts = {text: labeled_images(text, len(usable)) for text in config.images}
@@ -48,7 +46,7 @@ def evaluate_few_labels(
         for draw in range(config.draws if count < len(usable) else 1)
     ]
     images = np.unique(np.concatenate([numbers for _, _, numbers in subsets]))
-    patches = every.subset(images.tolist())
+    patches = patches.subset(images.tolist())
     patches.keep()
     heads: list[tuple[str, Predict]] = []
     for text, draw, numbers in progress(subsets, "subsets", len(subsets)):
@@ -59,9 +57,9 @@ def evaluate_few_labels(
             heads.append((f"linear {text}", layers[0]))
         if "incontext" in config.methods:
             memory = fill_memory(part, replace(config, seed=config.seed + draw))
-            heads.append((f"in-context {text}", memory.predict))
-    scored = PatchFeatures(extractor, val, *sizes, cache=False)
-    reports = score(scored, [predict for _, predict in heads])
+            heads.append((f"in-context {text}", memory))
+    scored = PatchFeatures(backbone, machine, val, *sizes)
+    reports = score(scored, [head for _, head in heads])
     by_draw: dict[str, list[float]] = defaultdict(list)
     for (name, _), report in zip(heads, reports):
         by_draw[name].append(report.scores["mIoU"])
@@ -76,13 +74,14 @@ def evaluate_few_labels(
 
 def labeled_indices(patches: PatchFeatures) -> np.ndarray:
     """The indices of the images with a labeled pixel."""
-    every = in_order(len(patches.data), patches.batch)
-    read = patches.progress(patches.read(every), "labels", len(every))
-    return np.flatnonzero(np.concatenate([(y != IGNORED).flatten(1).any(1) for _, y in read]))
+    order = in_order(len(patches.data), patches.batch)
+    batches = patches.progress(patches.read(order), "labels", len(order))
+    labeled = [(labels != IGNORED).flatten(1).any(dim=1) for _, labels in batches]
+    return np.flatnonzero(np.concatenate(labeled))
 
 
 def labeled_images(text: str, total: int) -> int:
-    """How many images `all`, a fraction or a count is; no more than there are."""
+    """The number of images for `all`, a fraction or a count; at most `total`."""
     if text == "all":
         return total
     return max(1, round(total * Fraction(text))) if "/" in text else min(total, int(text))

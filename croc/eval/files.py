@@ -27,7 +27,7 @@ class Files:
             raise self.missing("")
         if self._root.is_file():
             self._members = _index_tar(self._root)
-        self._base = next((f"{each}/" for each in folders if self.has(each)), "")
+        self._base = next((f"{name}/" for name in folders if self.has(name)), "")
 
     def path(self, name: str) -> str:
         """For messages."""
@@ -135,9 +135,9 @@ def split_spec(spec: str, kinds: Iterable[str]) -> tuple[str, str]:
     """KIND and PATH of KIND:PATH; only "scenes" needs no path."""
     kind, _, path = spec.partition(":")
     if kind not in kinds:
-        known = ", ".join(each if each == "scenes" else f"{each}:PATH" for each in kinds)
-        own = f"folder:{spec} for your own images, or " * os.path.isdir(spec)
-        raise UserError(f"no dataset is called {spec}: pass {own}one of {known}")
+        known = ", ".join(name if name == "scenes" else f"{name}:PATH" for name in kinds)
+        hint = f"folder:{spec} for your own images, or " * os.path.isdir(spec)
+        raise UserError(f"no dataset is called {spec}: pass {hint}one of {known}")
     if not path and kind != "scenes":
         raise UserError(f"{kind} needs a path: {kind}:PATH")
     return kind, path

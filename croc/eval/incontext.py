@@ -9,53 +9,62 @@ first matched to classes, which helps poor features).
 """
 
 import math
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from einops import rearrange
 from jaxtyping import Bool, Float, Int64
-from torch import Tensor
+from torch import Tensor, nn
 
 from croc.errors import UserError
 from croc.eval.datasets import SegmentationData
-from croc.eval.features import Extractor, PatchFeatures, Report, score
+from croc.eval.features import PatchFeatures, Report, score
+from croc.eval.machine import Machine
 from croc.eval.metrics import IGNORED
 from croc.eval.protocols import InContextConfig
 from croc.method.randomness import sample_key, uniform
+from croc.weights.backbones import DenseBackbone
 
 QUERIES_AT_ONCE = 128  # similarities of each with a million stored patches take 512 MiB
 
 
 def evaluate_incontext(
-    extractor: Extractor, train: SegmentationData, val: SegmentationData, config: InContextConfig
+    backbone: DenseBackbone,
+    machine: Machine,
+    train: SegmentationData,
+    val: SegmentationData,
+    config: InContextConfig,
 ) -> Report:
     """Store the patches of one split, look up those of the other and score their labels."""
     sizes = (config.image_px, config.label_px, config.blocks)
-    memory = fill_memory(PatchFeatures(extractor, train, *sizes, cache=False), config)
-    return score(PatchFeatures(extractor, val, *sizes, cache=False), [memory.predict])[0]
+    memory = fill_memory(PatchFeatures(backbone, machine, train, *sizes), config)
+    return score(PatchFeatures(backbone, machine, val, *sizes), [memory])[0]
 
 
-@dataclass(frozen=True)
-class Memory:
+class Memory(nn.Module):
     """Labeled patches, and how a new patch gets its label from them.
 
     for every new patch q, with n over the `neighbors` patches of the largest cosine to it:
         weight[n] = softmax over n of cosine(q, n) / temperature
         prediction[q] = Σ_n weight[n] · histogram[n]
 
-    Ties between equally near patches are broken arbitrarily.
+    Ties between equally near patches are broken arbitrarily. Features have unit length and are
+    float32, since products in bfloat16 would make many neighbors equally near; a histogram has the
+    share of each class among a patch's labeled pixels.
     """
 
-    features: Float[Tensor, "n C"]
-    """Of unit length; float32, since products in bfloat16 would make many neighbors equally
-    near."""
-    histograms: Float[Tensor, "n classes"]
-    """The share of each class among a patch's labeled pixels."""
-    neighbors: int
-    temperature: float
+    def __init__(
+        self,
+        features: Float[Tensor, "n C"],
+        histograms: Float[Tensor, "n classes"],
+        neighbors: int,
+        temperature: float,
+    ) -> None:
+        super().__init__()
+        self.features, self.histograms = nn.Buffer(features), nn.Buffer(histograms)
+        self.neighbors, self.temperature = neighbors, temperature
 
-    def predict(self, features: Float[Tensor, "B C h w"]) -> Float[Tensor, "B classes h w"]:
+    def forward(self, features: Float[Tensor, "B C h w"]) -> Float[Tensor, "B classes h w"]:
         """A distribution over the classes for each patch."""
         predicted = []
         patches = _unit(rearrange(features, "b c h w -> (b h w) c"))
@@ -72,7 +81,7 @@ def fill_memory(patches: PatchFeatures, config: InContextConfig) -> Memory:
     """Labeled patches of all images, in order; independent of the batch size."""
     images, classes, device = len(patches.data), len(patches.data.classes), patches.device
     features, histograms, start = [], [], 0
-    for maps, labels in patches.passes("memory"):
+    for maps, labels in patches.all_batches("memory"):
         counts = count_labels(labels, classes, maps.shape[2], maps.shape[3]).flatten(1, 2)
         numbers = range(start, start + len(maps))
         start = numbers.stop
@@ -129,5 +138,5 @@ def choose(
 
 
 def _unit(features: Float[Tensor, "n C"]) -> Float[Tensor, "n C"]:
-    """Of length 1, in float32 at least; a feature of zeros stays."""
+    """Scaled to length 1, in float32 or wider; a feature of zeros stays zero."""
     return F.normalize(features.to(torch.promote_types(features.dtype, torch.float32)), dim=1)

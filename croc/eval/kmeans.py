@@ -22,12 +22,12 @@ from croc.eval.features import (
     EXAMPLES,
     UNLABELED,
     Example,
-    Extractor,
     Moments,
     PatchFeatures,
     Report,
     progress,
 )
+from croc.eval.machine import Machine
 from croc.eval.metrics import (
     IGNORED,
     IouReport,
@@ -40,6 +40,7 @@ from croc.eval.metrics import (
 )
 from croc.eval.protocols import KmeansConfig, WithinConfig
 from croc.method.randomness import sample_key
+from croc.weights.backbones import DenseBackbone
 
 FEW_PRODUCTS = 20_000_000  # of all points with all centroids
 POINTS_PER_CENTROID = 256  # faiss' own default; the rest is only assigned
@@ -53,25 +54,29 @@ def summarize(by_seed: Sequence[float]) -> dict[str, Any]:
     return summary | {"by seed": [100 * score for score in by_seed]}
 
 
-def evaluate_kmeans(extractor: Extractor, data: SegmentationData, config: KmeansConfig) -> Report:
+def evaluate_kmeans(
+    backbone: DenseBackbone, machine: Machine, data: SegmentationData, config: KmeansConfig
+) -> Report:
     """Cluster the features of all images, once per seed, and score the matched clusters; the
     classes' scores and the examples are those of the first seed."""
     classes = len(data.classes)
     count = config.clusters or classes
     if count < classes:
         raise UserError(f"--kmeans.clusters {count} is fewer than the {classes} classes")
-    patches = PatchFeatures(extractor, data, config.image_px, config.label_px, config.blocks)
+    sizes = (config.image_px, config.label_px, config.blocks)
+    patches = PatchFeatures(backbone, machine, data, *sizes)
+    patches.keep()
     points, moments = draw_points(patches, count, config)
     reduce = Reduction(moments, config.pca) if moments else None
     centroids: list[Tensor] = []
     for seed, drawn in progress(enumerate(points), "K-means", config.seeds):
-        kept = (reduce(drawn) if reduce else drawn).float().cpu().numpy()
+        sample = (reduce(drawn) if reduce else drawn).float().cpu().numpy()
         iterations = ITERATIONS[config.on]
-        fitted = fit_kmeans(np.ascontiguousarray(kept), count, iterations, config.restarts, seed)
+        fitted = fit_kmeans(np.ascontiguousarray(sample), count, iterations, config.restarts, seed)
         centroids.append(torch.from_numpy(fitted).to(drawn.device))
     counts = [torch.zeros(count, classes, dtype=torch.long) for _ in centroids]
     maps: list[Tensor] = []  # of clusters, for the examples
-    for batch, labels in patches.passes("scores"):
+    for batch, labels in patches.all_batches("scores"):
         parts = zip(batch.split(IMAGES_AT_ONCE), labels.split(IMAGES_AT_ONCE))
         for features, truth in parts:
             features = _resized(features.float(), config)
@@ -86,13 +91,15 @@ def evaluate_kmeans(extractor: Extractor, data: SegmentationData, config: Kmeans
         raise UserError(UNLABELED)
     match = match_hungarian if count == classes else match_majority
     matchings = [match(total) for total in counts]
-    reports = [iou(apply_matching(*each, classes)) for each in zip(counts, matchings)]
+    reports = [iou(apply_matching(*pair, classes)) for pair in zip(counts, matchings)]
     examples = [patches.example(i, matchings[0][clusters]) for i, clusters in enumerate(maps)]
     by_class = scores_by_class(data.classes, reports[0].per_class)
     return Report(summarize([report.mean for report in reports]), by_class, tuple(examples))
 
 
-def evaluate_within(extractor: Extractor, data: SegmentationData, config: WithinConfig) -> Report:
+def evaluate_within(
+    backbone: DenseBackbone, machine: Machine, data: SegmentationData, config: WithinConfig
+) -> Report:
     """Score clusters that are computed and matched in each image alone, once per seed.
 
     for every image with at least two classes among its labeled pixels:
@@ -105,15 +112,17 @@ def evaluate_within(extractor: Extractor, data: SegmentationData, config: Within
     here only what varies within an image counts. The classes' scores are means over the images
     that have them.
     """
-    patches = PatchFeatures(extractor, data, config.image_px, config.label_px, config.blocks)
+    sizes = (config.image_px, config.label_px, config.blocks)
+    patches = PatchFeatures(backbone, machine, data, *sizes)
+    patches.keep()
     moments = Moments()
-    for features, _ in patches.passes("features"):
+    for features, _ in patches.all_batches("features"):
         moments.add(features)
     reduce = Reduction(moments, config.pca)
     by_seed: list[list[IouReport]] = [[] for _ in range(config.seeds)]
     examples: list[Example] = []
     number = -1
-    for features, labels in patches.passes("scores"):
+    for features, labels in patches.all_batches("scores"):
         for tokens, truth in zip(reduce(features.movedim(1, -1)).cpu(), labels.cpu()):
             number += 1
             present = truth[truth != IGNORED].unique()
@@ -128,8 +137,8 @@ def evaluate_within(extractor: Extractor, data: SegmentationData, config: Within
                     examples.append(patches.example(number, matching[clusters]))
     if not examples:
         raise UserError("no scored image has two labeled classes to tell apart")
-    scores = [float(np.mean([each.mean for each in reports])) for reports in by_seed]
-    per_class = torch.stack([each.per_class for each in by_seed[0]]).nanmean(dim=0)
+    scores = [float(np.mean([report.mean for report in reports])) for reports in by_seed]
+    per_class = torch.stack([report.per_class for report in by_seed[0]]).nanmean(dim=0)
     by_class = scores_by_class(data.classes, per_class)
     return Report(summarize(scores), by_class, tuple(examples))
 
@@ -161,7 +170,7 @@ def draw_points(
     chosen: list[Tensor] = []
     drawn: list[list[Tensor]] = [[] for _ in range(config.seeds)]
     start = 0
-    for features, _ in patches.passes("features"):
+    for features, _ in patches.all_batches("features"):
         if moments is not None:
             moments.add(features)
         for part in features.split(IMAGES_AT_ONCE):
@@ -173,11 +182,11 @@ def draw_points(
                     philox = np.random.Philox(sample_key(seed, 0, 0) % 2**63)
                     numbers = np.random.Generator(philox).choice(total, size, replace=False)
                     chosen.append(torch.from_numpy(np.sort(numbers)))
-            for kept, numbers in zip(drawn, chosen):
+            for points, numbers in zip(drawn, chosen):
                 inside = numbers[(numbers >= start) & (numbers < start + len(flat))] - start
-                kept.append(flat[inside.to(flat.device)])
+                points.append(flat[inside.to(flat.device)])
             start += len(flat)
-    return [torch.cat(kept) for kept in drawn], moments
+    return [torch.cat(points) for points in drawn], moments
 
 
 class Reduction:
@@ -231,7 +240,7 @@ def fit_kmeans(
 def nearest(
     features: Float[Tensor, "b C h w"], centroids: Float[Tensor, "K C"]
 ) -> Int64[Tensor, "b h w"]:
-    """The centroid at the least distance; |x|² is the same for all of them."""
+    """The index of the nearest centroid; |x|² is the same for all of them."""
     products = torch.einsum("bchw,kc->bkhw", features, centroids)
     return (centroids.square().sum(dim=1)[None, :, None, None] - 2 * products).argmin(dim=1)
 

@@ -13,19 +13,13 @@ from torch import Tensor, nn
 from croc.data.loader import batch_indices
 from croc.errors import UserError
 from croc.eval.datasets import SegmentationData
-from croc.eval.features import (
-    Crop,
-    Extractor,
-    Moments,
-    PatchFeatures,
-    Report,
-    score,
-    upsample,
-)
+from croc.eval.features import Crop, Moments, PatchFeatures, Report, score, upsample
+from croc.eval.machine import Machine
 from croc.eval.metrics import IGNORED
 from croc.eval.protocols import LinearConfig
 from croc.method.photometric import IMAGENET_MEAN
 from croc.method.randomness import sample_key
+from croc.weights.backbones import DenseBackbone
 
 LEAST_STEPS, STEPS_PER_IMAGE = 200, 50
 MEAN_COLOR = np.round(255 * np.array(IMAGENET_MEAN)).astype(np.uint8)
@@ -34,15 +28,17 @@ Labels = UInt8[np.ndarray, "h w"]
 
 
 def evaluate_linear(
-    extractor: Extractor, train: SegmentationData, val: SegmentationData, config: LinearConfig
+    backbone: DenseBackbone,
+    machine: Machine,
+    train: SegmentationData,
+    val: SegmentationData,
+    config: LinearConfig,
 ) -> Report:
     """Train one layer per learning rate on one split, score them on the other, report the best."""
     sizes = (config.image_px, config.train_px, config.blocks)
-    cache = training_crop(config) is None
-    layers = train_linear(PatchFeatures(extractor, train, *sizes, cache=cache), config)
-    sizes = (config.image_px, config.score_px, config.blocks)
-    keep = config.framing == "keep"
-    patches = PatchFeatures(extractor, val, *sizes, keep_ratio=keep, cache=False)
+    layers = train_linear(PatchFeatures(backbone, machine, train, *sizes), config)
+    sizes, keep_ratio = (config.image_px, config.score_px, config.blocks), config.framing == "keep"
+    patches = PatchFeatures(backbone, machine, val, *sizes, keep_ratio=keep_ratio)
     by_rate = dict(zip(config.rates, score(patches, layers)))
     best = max(by_rate, key=lambda rate: by_rate[rate].scores["mIoU"])
     if len(by_rate) == 1:
@@ -64,11 +60,12 @@ def train_linear(patches: PatchFeatures, config: LinearConfig) -> list[nn.Module
     whole images are computed once if they fit in memory, those of random crops in each step.
     """
     train, device, crop = patches.data, patches.device, training_crop(config)
+    if crop is None:
+        patches.keep()
     moments = Moments() if config.standardize else None
-    if moments or crop is None:
-        for features, _ in patches.passes("features"):
-            if moments:
-                moments.add(features)
+    if moments:
+        for features, _ in patches.all_batches("features"):
+            moments.add(features)
     # An epoch has whole batches only, as in pre-training.
     batch = min(config.batch, len(train))
     steps = config.steps or (config.epochs or 0) * (len(train) // batch)

@@ -154,12 +154,12 @@ def boundary_accuracy(predicted: Mask, truth: Mask, tolerance: float = 0.008) ->
     gives 0.
     """
     radius_px = math.ceil(tolerance * math.hypot(*truth.shape))
-    one, other = np.argwhere(boundary(predicted)), np.argwhere(boundary(truth))
-    if not len(one) or not len(other):
-        return float(len(one) == len(other))
+    pixels, true_pixels = np.argwhere(boundary(predicted)), np.argwhere(boundary(truth))
+    if not len(pixels) or not len(true_pixels):
+        return float(len(pixels) == len(true_pixels))
     precision, recall = (  # further than the bound is infinitely far
         (KDTree(b).query(a, distance_upper_bound=radius_px + 1)[0] <= radius_px).mean()
-        for a, b in ((one, other), (other, one))
+        for a, b in ((pixels, true_pixels), (true_pixels, pixels))
     )
     return float(2 * precision * recall / max(precision + recall, np.finfo(float).tiny))
 

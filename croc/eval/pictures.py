@@ -101,7 +101,7 @@ def line_figure(
         axes.set_title(verbatim(title), fontsize=9, loc="left")
         axes.tick_params(labelsize=8)
         axes.spines[["top", "right"]].set_visible(False)
-    for axes in figure.axes:  # at last: it fixes the limits of panels that share them
+    for axes in figure.axes:  # last, since it fixes the limits of panels that share them
         span_enough(axes)
     handles, labels = figure.axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower left", fontsize=8, frameon=False)
@@ -112,15 +112,16 @@ def few_label_figure(sets: dict[str, dict[str, dict[str, Any]]], path: Path) -> 
     """mIoU against labeled images: a row for each dataset, a column for each method, and a line
     for the scores of each label."""
     panels: dict[str, dict[str, list[Point]]] = {}
-    scored = {x.split()[0] for own in sets.values() for one in own.values() for x in one["by draw"]}
-    methods = sorted(scored, reverse=True)  # linear first
+    all_scores = [scores for lines in sets.values() for scores in lines.values()]
+    names = {name.split()[0] for scores in all_scores for name in scores["by draw"]}
+    methods = sorted(names, reverse=True)  # linear first
     for title, lines in sets.items():
         for method in methods:
-            own = panels[f"{title}, {method} (mIoU)"] = {}
+            panel = panels[f"{title}, {method} (mIoU)"] = {}
             for label, scores in lines.items():
                 counts = sorted((count, f"{method} {x}") for x, count in scores["images"].items())
                 spread = scores["deviation"]
-                own[label] = [(float(n), scores[name], spread.get(name)) for n, name in counts]
+                panel[label] = [(float(n), scores[name], spread.get(name)) for n, name in counts]
     figure = line_figure(panels, "labeled images", len(methods), log=True, rows_share_y=True)
     save_chart(figure, path)
 

@@ -5,7 +5,7 @@ Nothing here imports torch, so that `croc evaluate --help` is fast.
 
 import dataclasses
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Annotated, Any, Literal
@@ -21,8 +21,8 @@ IMAGES = (*PAPERS, "folder", "coco-things-mini", "idd-lite")
 VIDEOS = ("davis17", "davis16")
 Count = Annotated[int, at_least(1)]
 FEW = re.compile(r"all|[1-9]\d*|1/[1-9]\d*")
-ADDED: dict[str, Callable[[str, str], Any]] = {}
-"""Kinds of segmentation datasets added by `croc.add_data`, with their openers."""
+REGISTERED: dict[str, Callable[[str, str], Any]] = {}
+"""Kinds of segmentation datasets registered by `croc.add_data`, with their openers."""
 
 
 def protocols_of(data: str, hold_out: float = 0.0) -> tuple[str, ...]:
@@ -33,7 +33,7 @@ def protocols_of(data: str, hold_out: float = 0.0) -> tuple[str, ...]:
     kind = data.partition(":")[0]
     if hold_out and kind in VIDEOS:
         raise UserError(f"--hold-out: {data} has no training split, as videos have none")
-    if kind in (*IMAGES, *ADDED) or hold_out:
+    if kind in (*IMAGES, *REGISTERED) or hold_out:
         return SEGMENTATION
     return ("video",) if kind in VIDEOS else (*SEGMENTATION, "video")
 
@@ -233,15 +233,6 @@ def linear_protocol(kind: str) -> LinearConfig:
     )
 
 
-def by_epochs_or_steps(default: LinearConfig, flags: Iterable[str]) -> LinearConfig:
-    """Passing either --linear.epochs or --linear.steps replaces the default of the other."""
-    if "--linear.epochs" in flags and default.epochs is None:
-        return dataclasses.replace(default, epochs=1, steps=None)
-    if "--linear.steps" in flags and default.steps is None:
-        return dataclasses.replace(default, epochs=None, steps=1)
-    return default
-
-
 SCENES = {"image_px": 96, "label_px": 96}
 
 
@@ -261,6 +252,17 @@ DEFAULTS: dict[str, Callable[[str], Any]] = {
     "video": lambda kind: VideoConfig(short_px=192 if kind == "scenes" else 480),
 }
 """By protocol: from a kind of dataset to the default configuration."""
+
+
+def default_config(protocol: str, kind: str, flags: Iterable[str] = ()) -> Any:
+    """The default configuration for a kind of data. Passing either --linear.epochs or
+    --linear.steps replaces the default of the other."""
+    config = DEFAULTS[protocol](kind)
+    if protocol == "linear" and "--linear.epochs" in flags and config.epochs is None:
+        return dataclasses.replace(config, epochs=1, steps=None)
+    if protocol == "linear" and "--linear.steps" in flags and config.steps is None:
+        return dataclasses.replace(config, epochs=None, steps=1)
+    return config
 
 
 @dataclass(frozen=True)
@@ -346,9 +348,8 @@ def run_command(protocol: str, arguments: list[str]) -> bool:
         options, requests = read_options(arguments, EvaluateAll, program)
     else:
         base = EvaluateVideo if protocol == "video" else EvaluateOptions
-        kind = with_configs(base, [protocol], data_kind(arguments), arguments)
-        kind.__doc__ = DEFAULTS[protocol]("").__doc__
-        options = parse(kind, arguments, program)
+        config = default_config(protocol, data_kind(arguments), flag_names(arguments))
+        options = parse_options(base, {protocol: config}, arguments, program, config.__doc__)
         check_protocol(protocol, options.data, options.hold_out)
         config, masks = getattr(options, protocol), getattr(options, "masks", None)
         requests = [Request(protocol, options.data, config, masks, options.hold_out)]
@@ -366,16 +367,17 @@ def read_options(
     `defaults` are for options that the caller sets itself.
     """
 
-    def read(kind: str) -> Any:
-        options = with_configs(base, list(DEFAULTS), kind, arguments)
-        return parse(options, arguments, program, options(**defaults) if defaults else None)
+    def parse_for(kind: str) -> Any:
+        flags = flag_names(arguments)
+        configs = {protocol: default_config(protocol, kind, flags) for protocol in DEFAULTS}
+        return parse_options(base, configs, arguments, program, **defaults)
 
-    options = read(data_kind(arguments) or defaults.get("data", ("",))[0].partition(":")[0])
-    by_data = {data: read(data.partition(":")[0]) for data in options.data}
+    options = parse_for(data_kind(arguments) or defaults.get("data", ("",))[0].partition(":")[0])
+    by_data = {data: parse_for(data.partition(":")[0]) for data in options.data}
     requests = [
-        Request(protocol, data, getattr(own, protocol), hold_out=options.hold_out)
+        Request(protocol, data, getattr(data_options, protocol), hold_out=options.hold_out)
         for protocol in dict.fromkeys(options.protocols)
-        for data, own in by_data.items()
+        for data, data_options in by_data.items()
         if protocol in protocols_of(data, options.hold_out)
     ]
     for data in by_data.keys() - {request.data for request in requests}:
@@ -383,18 +385,22 @@ def read_options(
     return options, requests
 
 
-def with_configs(
-    base: type[EvaluateOptions], protocols: Sequence[str], kind: str, arguments: Iterable[str]
-) -> type[Any]:
-    """The options with the protocols' configurations, whose defaults are those of the dataset."""
-    configs = {protocol: DEFAULTS[protocol](kind) for protocol in protocols}
-    if "linear" in configs:
-        flags = {word.partition("=")[0].replace("_", "-") for word in arguments}
-        configs["linear"] = by_epochs_or_steps(configs["linear"], flags)
+def parse_options(
+    base: type[Section],
+    configs: dict[str, Any],
+    arguments: list[str],
+    program: str,
+    doc: str | None = None,
+    **defaults: Any,
+) -> Any:
+    """The options with a section for each protocol's configuration. Its defaults depend on the
+    dataset, so that the class is made when the command is run."""
     fields = [(name, type(config), config) for name, config in configs.items()]
-    options = dataclasses.make_dataclass(base.__name__, fields, bases=(base,), frozen=True)
-    options.__doc__ = base.__doc__
-    return options
+    options: Any = dataclasses.make_dataclass(
+        base.__name__, fields, bases=(base,), frozen=True, kw_only=True
+    )
+    options.__doc__ = doc or base.__doc__
+    return parse(options, arguments, program, options(**defaults) if defaults else None)
 
 
 def data_kind(arguments: list[str]) -> str:
@@ -405,4 +411,9 @@ def data_kind(arguments: list[str]) -> str:
 def flag_value(arguments: list[str], flag: str) -> str:
     """The value of a flag before parsing; empty if the flag was not passed."""
     words = [part for word in arguments for part in word.split("=", 1)]
-    return ([value for each, value in pairwise(words) if each == flag] or [""])[-1]
+    values = [value for word, value in pairwise(words) if word == flag]
+    return values[-1] if values else ""
+
+
+def flag_names(arguments: Iterable[str]) -> set[str]:
+    return {word.partition("=")[0].replace("_", "-") for word in arguments}

@@ -80,7 +80,7 @@ def read_results(folder: Path) -> list[dict[str, Any]]:
 
 
 def deviation_of(scores: dict[str, Any], name: str) -> float | None:
-    """Of a score, over seeds or draws, if there is any."""
+    """A score's deviation over seeds or draws, if it has one."""
     deviation = scores.get("deviation")
     return deviation.get(name) if isinstance(deviation, dict) else deviation
 

@@ -97,7 +97,7 @@ def make_table(options: TableOptions, weights: dict[str, str], columns: Sequence
     data = open_data(columns, folder)
     rows = [plan_row(label, spec, columns, data, options) for label, spec in weights.items()]
     try:
-        finished, failures = compute(rows, data, options, folder)
+        scores, failures = compute(rows, data, options, folder)
     except KeyboardInterrupt:
         log(STOPPED)
         raise
@@ -105,10 +105,10 @@ def make_table(options: TableOptions, weights: dict[str, str], columns: Sequence
     records, few = [], {}
     for row in rows:
         names = {"label": row.label, "weights": row.spec, "weights_hash": row.weights_hash}
-        records.append({**names, "cells": fill_cells(shown, scores_of(row, finished))})
-        for (protocol, place), scores in scores_of(row, finished).items():
+        records.append({**names, "cells": fill_cells(shown, scores[row.label])})
+        for (protocol, spec), cell_scores in scores[row.label].items():
             if protocol == "fewlabel":
-                few.setdefault(titles[place], {})[row.label] = scores
+                few.setdefault(titles[spec], {})[row.label] = cell_scores
     record = make_record(shown, records, columns, [], failures)
     written = write_record(record, folder)
     if few:
@@ -123,7 +123,7 @@ def print_table(record: dict[str, Any], folder: Path, written: Sequence[str]) ->
     print(f"written to {folder}: {', '.join(written)}")
     failures = record["failed"]
     if failures:
-        names = "; ".join(f"{failure_name(each)} ({each['reason']})" for each in failures)
+        names = "; ".join(f"{failure_name(cell)} ({cell['reason']})" for cell in failures)
         log(f"croc: {len(failures)} failed, the same command runs only these again: {names}")
     return not failures
 
@@ -132,14 +132,15 @@ def plan_row(
     label: str, spec: str, columns: Iterable[Request], data: "OpenData", options: Any
 ) -> Row:
     """Open the weights and check that they suit every column."""
-    from croc.eval.evaluate import find_machine, fit_request, open_weights
+    from croc.eval.evaluate import fit_image_size, open_weights
+    from croc.eval.machine import find_machine
 
     cells = []
     precision = find_machine(options).precision_name
     try:
         weights = open_weights(spec)
         for column in columns:
-            request = fit_request(column, weights.backbone)
+            request = replace(column, config=fit_image_size(column.config, weights.backbone))
             line = {
                 "protocol": request.protocol,
                 "config": asdict(request.config),
@@ -166,12 +167,13 @@ def cell_key(line: dict[str, Any]) -> str:
 
 def compute(
     rows: Sequence[Row], data: "OpenData", options: Any, folder: Path
-) -> tuple[dict[str, dict[str, Any]], list[dict[str, str]]]:
-    """Compute the cells that are missing in the folder; the scores of all finished cells by their
-    keys, and what failed."""
+) -> tuple[dict[str, dict[tuple[str, str], Any]], list[dict[str, str]]]:
+    """Compute the cells that are missing in the folder. Returns the scores of each row's finished
+    cells by protocol and data, and what failed."""
     import torch
 
     from croc.eval import evaluate
+    from croc.eval.machine import find_machine
     from croc.eval.results import read_results
 
     # Lines of `croc evaluate` count, too.
@@ -179,7 +181,7 @@ def compute(
     keys = {key for row in rows for _, key in row.cells}
     missing = len(keys - finished.keys())
     log(f"{len(keys)} cells, {len(keys) - missing} already finished")
-    machine, failures, number = evaluate.find_machine(options), {}, 0
+    machine, failures, number = find_machine(options), {}, 0
     for row in rows:
         weights = None
         for request, key in row.cells:
@@ -193,21 +195,17 @@ def compute(
                 finished[key] = result.scores
             except Exception as error:  # the other cells may still succeed
                 names = {"label": row.label, "protocol": request.name, "data": request.data}
-                failures[key] = {**names, "reason": describe(error)}
+                failures[key] = {**names, "reason": error_line(error)}
                 log(f"failed: {failure_name(failures[key])}: {failures[key]['reason']}")
             torch.cuda.empty_cache()
-    return finished, list(failures.values())
+    scores = {
+        row.label: {(x.name, x.data): finished[key] for x, key in row.cells if key in finished}
+        for row in rows
+    }
+    return scores, list(failures.values())
 
 
-def scores_of(
-    row: Row, finished: dict[str, dict[str, Any]]
-) -> dict[tuple[str, str], dict[str, Any]]:
-    """By protocol and data."""
-    return {(x.name, x.data): finished[key] for x, key in row.cells if key in finished}
-
-
-def describe(error: Exception) -> str:
-    """An error in one line of a table or a log."""
+def error_line(error: Exception) -> str:
     kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
     return one_line(kind + str(error))[:300]
 

@@ -54,7 +54,7 @@ def make_record(
     mark_best([row["cells"] for row in rows])
     shares = {column.hold_out for column in columns if column.hold_out}
     hold_outs = [f"Scored on {100 * share:g}% of the training parts, held out." for share in shares]
-    failed = [one_line(f"Could not be computed: {failure_name(each)}.") for each in failures]
+    failed = [one_line(f"Could not be computed: {failure_name(cell)}.") for cell in failures]
     settings = ("protocol", "data", "config", "hold_out")
     return {
         "columns": shown,
@@ -70,10 +70,12 @@ def layout(requests: "Sequence[Request]") -> list[dict[str, Any]]:
     titles = data_titles(request.data for request in requests)
     shown = []
     for protocol, group in GROUPS.items():
-        own = [request for request in requests if request.name == protocol]
-        columns: list[Any] = [(x.data, titles[x.data], metric) for x in own for metric in x.metrics]
-        if len(own) > 1 and protocol != "fewlabel":
-            columns.append((None, "Avg.", own[0].metrics[0]))
+        same = [request for request in requests if request.name == protocol]
+        columns: list[Any] = [
+            (x.data, titles[x.data], metric) for x in same for metric in x.metrics
+        ]
+        if len(same) > 1 and protocol != "fewlabel":
+            columns.append((None, "Avg.", same[0].metrics[0]))
         for data, title, metric in columns:
             names = {"protocol": protocol, "data": data, "metric": metric}
             title = f"{title} {metric}" if metric != "mIoU" else title
@@ -98,13 +100,16 @@ def fill_cells(
     cells: list[dict[str, Any]] = []
     for column in shown:
         protocol, data, metric = column["protocol"], column["data"], column["metric"]
-        own = scores.get((protocol, data), {})
-        value = own.get(metric)
-        if data is None:  # the mean comes after the columns it is of
-            same = [(x["protocol"], x["metric"]) == (protocol, metric) for x in shown]
-            values: Any = [cell["value"] for cell, is_same in zip(cells, same) if is_same]
+        by_metric = scores.get((protocol, data), {})
+        value = by_metric.get(metric)
+        if data is None:  # the mean comes after the columns that it is of
+            values: Any = [
+                cell["value"]
+                for cell, other in zip(cells, shown)
+                if (other["protocol"], other["metric"]) == (protocol, metric)
+            ]
             value = None if None in values else sum(values) / len(values)
-        cells.append({"value": value, "deviation": deviation_of(own, metric), "best": False})
+        cells.append({"value": value, "deviation": deviation_of(by_metric, metric), "best": False})
     return cells
 
 

@@ -15,7 +15,8 @@ from PIL import Image
 from torch import Tensor
 
 from croc.errors import UserError
-from croc.eval.features import EXAMPLES, Example, Extractor, Report, progress
+from croc.eval.features import EXAMPLES, Example, Report, progress
+from croc.eval.machine import Machine
 from croc.eval.metrics import video_means, video_scores
 from croc.eval.pictures import write_masks
 from croc.eval.protocols import VideoConfig
@@ -24,14 +25,18 @@ from croc.method.photometric import normalize
 from croc.weights.backbones import DenseBackbone
 
 Item = TypeVar("Item")
-Made = TypeVar("Made")
+Result = TypeVar("Result")
 
 FRAMES_AHEAD = 4
 LONGER_PX = 64
 
 
 def evaluate_video(
-    extractor: Extractor, videos: Sequence[Video], config: VideoConfig, masks: Path | None = None
+    backbone: DenseBackbone,
+    machine: Machine,
+    videos: Sequence[Video],
+    config: VideoConfig,
+    masks: Path | None = None,
 ) -> Report:
     """J and F, means over all objects of all videos; the first videos' last frames as examples.
 
@@ -43,46 +48,50 @@ def evaluate_video(
     scores: dict[str, np.ndarray] = {}  # J and F of each object
     examples: list[Example] = []
 
-    def finish(item: tuple[Video, UInt8[np.ndarray, "t h w"]]) -> None:
-        video, predicted = item
+    def score_and_write(segmented: tuple[Video, UInt8[np.ndarray, "t h w"]]) -> None:
+        video, predicted = segmented
         truth = np.stack([video.read_mask(t) for t in range(len(video))])
         scores[video.name] = video_scores(predicted, truth)
         if len(examples) < EXAMPLES:  # the last frame is the hardest
             image = torch.from_numpy(video.read_frame(len(video) - 1)).permute(2, 0, 1)
-            last = (torch.from_numpy(masks[-1]).long() for masks in (truth, predicted))
-            examples.append(Example(image, *last))
+            last_masks = (torch.from_numpy(frames[-1]).long() for frames in (truth, predicted))
+            examples.append(Example(image, *last_masks))
         if masks:
             write_masks(masks / video.name, predicted)
 
     segmented = (
-        (video, np.stack(list(follow(extractor, video, config))))
+        (video, np.stack(list(propagate_masks(backbone, machine.device, video, config))))
         for video in progress(videos, "videos", len(videos))
     )
-    for _ in ahead(finish, segmented, 1):  # while the next video is segmented
+    for _ in map_ahead(score_and_write, segmented, 1):  # while the next video is segmented
         pass
     means = video_means(np.hstack(list(scores.values())))
-    by_video: dict[str, float | None] = {x: video_means(each)["J&F"] for x, each in scores.items()}
+    by_video: dict[str, float | None] = {
+        name: video_means(video)["J&F"] for name, video in scores.items()
+    }
     return Report(means, by_video, tuple(examples))
 
 
-def ahead(make: Callable[[Item], Made], items: Iterable[Item], count: int) -> Iterator[Made]:
-    """`make(item)` of each item, in order, by a thread that is up to `count` items ahead."""
-    waiting: deque[Future[Made]] = deque()
+def map_ahead(
+    function: Callable[[Item], Result], items: Iterable[Item], count: int
+) -> Iterator[Result]:
+    """`map`, computed by a thread that is up to `count` items ahead."""
+    pending: deque[Future[Result]] = deque()
     with ThreadPoolExecutor(1) as pool:
         for item in items:
-            waiting.append(pool.submit(make, item))
-            if len(waiting) > count:
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
+            pending.append(pool.submit(function, item))
+            if len(pending) > count:
+                yield pending.popleft().result()
+        while pending:
+            yield pending.popleft().result()
 
 
 @torch.no_grad()
-def follow(
-    extractor: Extractor, video: Video, config: VideoConfig
+def propagate_masks(
+    backbone: DenseBackbone, device: torch.device, video: Video, config: VideoConfig
 ) -> Iterator[UInt8[np.ndarray, "h w"]]:
     """The mask of each frame in turn, from the first frame's alone."""
-    backbone, device, mask = extractor.backbone, extractor.device, video.read_mask(0)
+    mask = video.read_mask(0)
     height, width = mask.shape
     size = frame_size(height, width, config.short_px, backbone.stride_px)
 
@@ -96,7 +105,7 @@ def follow(
         resized = Image.fromarray(frame).resize((size[1], size[0]), Image.Resampling.BILINEAR)
         return np.array(resized)
 
-    frames = ahead(read, range(len(video)), FRAMES_AHEAD)
+    frames = map_ahead(read, range(len(video)), FRAMES_AHEAD)
     features = unit_features(backbone, next(frames), device)
     _, rows, columns = features.shape
     small = Image.fromarray(mask).resize((columns, rows), Image.Resampling.NEAREST)
@@ -107,9 +116,9 @@ def follow(
     yield mask
     for frame in frames:
         features = unit_features(backbone, frame, device)
-        soft = propagate(features, [first, *latest], near, config)
+        soft = propagate_labels(features, [first, *latest], near, config)
         latest.append((features, soft))
-        yield harden(soft, backbone.stride_px, mask.shape)
+        yield to_hard_mask(soft, backbone.stride_px, mask.shape)
 
 
 def frame_size(height: int, width: int, short_px: int, stride_px: int = 16) -> tuple[int, int]:
@@ -129,22 +138,22 @@ def unit_features(
 
 
 def neighborhood(rows: int, columns: int, radius: int, device: torch.device) -> Bool[Tensor, "N N"]:
-    """Which patches are within the radius of which, by rows and by columns."""
+    """Whether two patches are within the radius of each other, in rows and in columns."""
     y = torch.arange(rows, device=device).repeat_interleave(columns)
     x = torch.arange(columns, device=device).repeat(rows)
     return torch.maximum((y[:, None] - y).abs(), (x[:, None] - x).abs()) <= radius
 
 
-def propagate(
+def propagate_labels(
     features: Float[Tensor, "C h w"],
     sources: list[tuple[Float[Tensor, "C h w"], Float[Tensor, "O h w"]]],
     near: Bool[Tensor, "N N"],
     config: VideoConfig,
 ) -> Float[Tensor, "O h w"]:
-    """Each patch's soft label: the mean of its best votes' labels, weighted by their affinity.
+    """Each patch's soft label: the mean of its heaviest votes' labels, weighted.
 
     votes of patch n: all patches m of all sources with near[n, m], weight exp(cosine / τ); the
-    `best` heaviest count, or all if there are fewer.
+    `top_k` heaviest count, or all if there are fewer.
     """
     votes = torch.cat([source.flatten(1) for source, _ in sources], dim=1)
     labels = torch.cat([label.flatten(1) for _, label in sources], dim=1)
@@ -152,12 +161,12 @@ def propagate(
     by_source = cosines.view(len(near), len(sources), -1)  # one large tensor, changed in place
     by_source.masked_fill_(~near[:, None], -torch.inf)
     heaviest, chosen = cosines.topk(min(config.top_k, cosines.shape[1]), dim=1)
-    weights = (heaviest / config.temperature).softmax(dim=1)  # 0 where fewer than `best` are near
+    weights = (heaviest / config.temperature).softmax(dim=1)  # 0 where fewer than top_k are near
     soft = torch.einsum("nk,onk->on", weights, labels[:, chosen])
     return rearrange(soft, "o (h w) -> o h w", h=features.shape[1])
 
 
-def harden(
+def to_hard_mask(
     soft: Float[Tensor, "O h w"], stride_px: int, shape: tuple[int, ...]
 ) -> UInt8[np.ndarray, "H W"]:
     """Upsample by the stride, scale each object's map to 0 … 1, take the largest."""

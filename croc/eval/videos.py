@@ -41,10 +41,10 @@ def open_videos(spec: str) -> tuple[Video, ...]:
     files = Files(path, ("DAVIS",))
     names = files.children(_FRAMES)
     lists = {"davis17": ["2017"], "davis16": ["2016", "480p"]}[kind]
-    for listed in filter(files.has, (f"ImageSets/{each}/val.txt" for each in lists)):
+    for name in filter(files.has, (f"ImageSets/{year}/val.txt" for year in lists)):
         # 2016's own list has every frame: /JPEGImages/480p/SEQUENCE/00000.jpg
-        paths = [PurePosixPath(line.split()[0]) for line in files.read_lines(listed)]
-        names = list(dict.fromkeys(each.parent.name or str(each) for each in paths))
+        paths = [PurePosixPath(line.split()[0]) for line in files.read_lines(name)]
+        names = list(dict.fromkeys(path.parent.name or str(path) for path in paths))
         break
     return tuple(_davis_video(files, name, kind == "davis16") for name in names)
 
@@ -61,9 +61,9 @@ def _scene_video(index: int) -> Video:
 
 def _davis_video(files: Files, name: str, single: bool) -> Video:
     """A sequence of DAVIS; `single` merges all objects, as the 2016 task does."""
-    frames = [each for each in files.children(f"{_FRAMES}/{name}") if each.endswith(".jpg")]
+    frames = [file for file in files.children(f"{_FRAMES}/{name}") if file.endswith(".jpg")]
     stems = [frame.removesuffix(".jpg") for frame in frames]
-    masked = {each.removesuffix(".png") for each in files.children(f"{_MASKS}/{name}")}
+    masked = {file.removesuffix(".png") for file in files.children(f"{_MASKS}/{name}")}
     for stem in stems:
         if stem not in masked:
             raise files.missing(f"{_MASKS}/{name}/{stem}.png")

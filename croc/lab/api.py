@@ -30,8 +30,8 @@ from croc.eval.protocols import (
     DEFAULTS,
     PROTOCOLS,
     EvaluateOptions,
-    by_epochs_or_steps,
     check_protocol,
+    default_config,
     protocols_of,
 )
 from croc.eval.results import Result
@@ -531,10 +531,8 @@ def evaluate(
         names = [protocol]
     requests = []
     for name in names:
-        settings = DEFAULTS[name](data.partition(":")[0])
-        if name == "linear":
-            settings = by_epochs_or_steps(settings, {f"--linear.{option}" for option in options})
-        settings = _change(settings, options)
+        flags = {f"--linear.{option}" for option in options}
+        settings = _change(default_config(name, data.partition(":")[0], flags), options)
         requests.append(Request(name, data, settings, hold_out=hold_out))
     with TemporaryDirectory(prefix="croc-") as temporary:
         to = temporary if results is None else os.fspath(results)

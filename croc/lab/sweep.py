@@ -34,11 +34,10 @@ from croc.eval.table import (
     STOPPED,
     TableOptions,
     compute,
-    describe,
+    error_line,
     log,
     plan_row,
     print_table,
-    scores_of,
 )
 from croc.eval.table_formats import fill_cells, layout, make_record, write_record
 from croc.io import try_lock
@@ -236,14 +235,14 @@ def run_sweep(recipe: str, sweep: SweepConfig, runs: Sequence[Run], evaluation: 
             train(run, last_steps[run.setting])
             row = plan_row(run.name, str(run.folder), requests, data, options)
             scores, failed_cells = compute([row], data, options, evaluations)
-            cells[run.name] = fill_cells(columns, scores_of(row, scores))
+            cells[run.name] = fill_cells(columns, scores[run.name])
             failures += failed_cells
         except Interrupted:  # the run has saved a checkpoint
             raise
         except Exception as error:  # the other runs may still succeed
             if not isinstance(error, UserError):
                 traceback.print_exception(error)
-            reason = describe(error)
+            reason = error_line(error)
             failure = {"label": run.name, "protocol": "training", "data": run.recipe}
             failures.append({**failure, "reason": reason})
             log(f"failed: {run.name}: {reason}")

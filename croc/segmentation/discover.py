@@ -7,8 +7,9 @@ features, so the clusters are a head like any other.
 import copy
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +23,17 @@ from torch import Tensor, nn
 from croc.data.decode import WHOLE_PX, decode_image
 from croc.data.loader import iterate
 from croc.errors import UserError
-from croc.eval.evaluate import find_machine, fit_image_size
+from croc.eval.evaluate import fit_image_size
 from croc.eval.features import Moments, progress
 from croc.eval.kmeans import ITERATIONS, POINTS_PER_CENTROID, Reduction, fit_kmeans
+from croc.eval.machine import find_machine
 from croc.eval.protocols import WithinConfig
 from croc.io import versions
 from croc.method.randomness import sample_key
 from croc.segmentation.images import ImageFile, Loaded, Reader, list_images
 from croc.segmentation.options import DiscoverOptions, PredictOptions
 from croc.segmentation.predict import predict
-from croc.segmentation.scores import network_input
+from croc.segmentation.scores import in_batches, network_input
 from croc.segmentation.segmenter import (
     HEAD,
     Color,
@@ -52,7 +54,7 @@ EXAMPLES, COLUMNS, TILE_PX, BORDER_PX = 12, 4, 192, 6
 CROP = 0.45
 """Side of an example, as a fraction of the image's shorter side."""
 FADED = 0.6
-"""How far what is outside the cluster is brought to mid-gray."""
+"""How strongly pixels outside the cluster are blended with mid-gray."""
 Example = tuple[ImageFile, int, int, np.ndarray]
 """An image, the row and column of a patch, and the patches of the same cluster."""
 
@@ -130,30 +132,19 @@ def compute_features(
     precision."""
     device = next(backbone.parameters()).device
     sample: list[ImageFile] = []
-    kept: list[Tensor] = []
-    size = 0
-
-    def batches() -> Iterator[list[Loaded]]:
-        waiting: list[Loaded] = []
-        for each in iterate(reader, range(len(reader.files)), workers=workers, ahead=4):
-            waiting += [each] if isinstance(each, Loaded) else []
-            if len(waiting) == options.batch:
-                yield waiting
-                waiting = []
-        if waiting:
-            yield waiting
-
+    features: list[Tensor] = []
+    items = iterate(reader, range(len(reader.files)), workers=workers, ahead=4)
+    batches = in_batches((item for item in items if isinstance(item, Loaded)), options.batch)
     total = -(-len(reader.files) // options.batch)
-    for batch in progress(batches(), "features", total):
-        features = backbone.features(network_input(batch, device), options.blocks)
-        kept.append(features.half().cpu())
-        sample += [each.file for each in batch]
-        size += kept[-1].nbytes
-        if size >= SAMPLE_BYTES:
+    for batch in progress(batches, "features", total):
+        pixels = network_input(batch, device)
+        features.append(backbone.features(pixels, options.blocks).half().cpu())
+        sample += [image.file for image in batch]
+        if sum(part.nbytes for part in features) >= SAMPLE_BYTES:
             break
     if not sample:
         raise UserError("no image can be decoded")
-    return sample, torch.cat(kept)
+    return sample, torch.cat(features)
 
 
 def fit_clusters(
@@ -182,7 +173,7 @@ def fit_clusters(
     head = nn.Conv2d(features.shape[1], options.classes, kernel_size=1).requires_grad_(False)
     head.weight.copy_(kernel[..., None, None])
     head.bias.copy_(-centroids.square().sum(dim=1) - kernel @ reduce.mean)  # pyright: ignore
-    best: list[list[tuple[float, int, int, int, np.ndarray]]] = [[] for _ in centroids]
+    candidates: list[list[tuple[float, Example]]] = [[] for _ in centroids]
     sizes = torch.zeros(len(centroids), dtype=torch.long)
     for number, grid in enumerate(tokens):
         distances = (grid[..., None, :] - centroids).square().sum(dim=-1).permute(2, 0, 1)
@@ -192,17 +183,12 @@ def fit_clusters(
         for cluster in clusters.unique().tolist():
             inside = clusters == cluster
             index = int(around[cluster].where(inside, torch.inf).argmin())
-            candidate = (
-                float(around[cluster].flatten()[index]),
-                number,
-                *divmod(index, grid.shape[1]),
-            )
-            best[cluster].append((*candidate, inside.numpy()))
+            row, column = divmod(index, grid.shape[1])
+            distance = float(around[cluster, row, column])
+            candidates[cluster].append((distance, (sample[number], row, column, inside.numpy())))
     examples = [
-        [(sample[number], row, column, inside) for _, number, row, column, inside in chosen]
-        for chosen in (
-            sorted(candidates, key=lambda each: each[:4])[:EXAMPLES] for candidates in best
-        )
+        [example for _, example in sorted(of_cluster, key=itemgetter(0))[:EXAMPLES]]
+        for of_cluster in candidates
     ]
     return head.eval(), examples, (sizes / sizes.sum()).tolist()
 

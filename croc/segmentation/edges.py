@@ -60,9 +60,8 @@ def follow_edges(
             slope = torch.einsum("hwij,kjhw->kihw", inverse, joint)
             offset = base - (slope * center).sum(dim=1)
             slope = mean(slope.flatten(0, 1)).unflatten(0, (-1, 3))
-            slope, offset = (
-                upsample(each, (height, width)) for each in (slope, mean(offset)[:, None])
-            )
-            yield torch.einsum("kihw,ihw->khw", slope, colors) + offset[:, 0]
+            slope = upsample(slope, (height, width))
+            offset = upsample(mean(offset)[:, None], (height, width))[:, 0]
+            yield torch.einsum("kihw,ihw->khw", slope, colors) + offset
 
     return argmax_in_chunks(chunks())

@@ -35,8 +35,8 @@ class ImageToClasses(nn.Module):
         self.network: Any = plain_network(backbone.record, network.state_dict())
         self.blocks = segmenter.blocks
         self.head: Any = segmenter.head
-        statistics = [torch.tensor(each)[:, None, None] for each in (IMAGENET_MEAN, IMAGENET_STD)]
-        self.mean, self.deviation = map(nn.Buffer, statistics)
+        self.mean = nn.Buffer(torch.tensor(IMAGENET_MEAN)[:, None, None])
+        self.deviation = nn.Buffer(torch.tensor(IMAGENET_STD)[:, None, None])
 
     def forward(self, images: Float[Tensor, "B 3 H W"]) -> UInt8[Tensor, "B H W"]:
         pixels = (images - self.mean) / self.deviation

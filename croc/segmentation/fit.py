@@ -14,10 +14,11 @@ from torch import nn
 
 from croc.errors import UserError
 from croc.eval.datasets import SegmentationData, Subset, open_segmentation
-from croc.eval.evaluate import find_machine, fit_image_size, open_weights, split_training
-from croc.eval.features import Extractor, PatchFeatures, Report, score
-from croc.eval.incontext import Memory, fill_memory
+from croc.eval.evaluate import fit_image_size, split_training
+from croc.eval.features import PatchFeatures, Report, score
+from croc.eval.incontext import fill_memory
 from croc.eval.linear import few_label_steps, train_linear, training_crop
+from croc.eval.machine import find_machine
 from croc.eval.metrics import IGNORED, iou, scores_by_class
 from croc.eval.protocols import InContextConfig, LinearConfig
 from croc.io import versions
@@ -30,7 +31,7 @@ from croc.segmentation.segmenter import (
     save_segmenter,
 )
 from croc.tables import count_noun
-from croc.weights.open import check_storable
+from croc.weights.open import check_storable, open_backbone
 from croc.weights.record import without_folder
 
 MIN_IMAGES_TO_HOLD_OUT = 50
@@ -49,9 +50,9 @@ def fit_head(options: FitOptions, config: Config, is_length_chosen: bool = False
     names = tuple(data.classes)
     if names == tuple(map(str, range(len(names)))):
         print(f"no classes.txt: classes are named 0 … {len(names) - 1}", file=sys.stderr)
-    weights = open_weights(options.weights)
-    check_storable(weights.backbone)
-    config = fit_image_size(config, weights.backbone)
+    backbone = open_backbone(options.weights)
+    check_storable(backbone)
+    config = fit_image_size(config, backbone)
     pixels = count_pixels(data) if len(data) <= MAX_COUNTED_IMAGES else None
 
     def config_for(images: int) -> Any:
@@ -60,22 +61,26 @@ def fit_head(options: FitOptions, config: Config, is_length_chosen: bool = False
         return replace(config, steps=few_label_steps(images, config.steps))
 
     # The working copy may be rounded to bfloat16; the stored one is not.
-    backbone: Any = copy.deepcopy(weights.backbone).to(machine.device, machine.precision)
-    extractor = Extractor(backbone, machine.device, machine.workers)
-    patches = open_patches(extractor, data, config)
-    patches.keep()
+    working: Any = copy.deepcopy(backbone).to(machine.device, machine.precision)
+    linear = isinstance(config, LinearConfig)
+    sizes = (config.image_px, config.train_px if linear else config.label_px, config.blocks)
+    patches = PatchFeatures(working, machine, data, *sizes)
+    if not (linear and training_crop(config)):
+        patches.keep()
     scores, best = score_heads(patches, config_for, options.hold_out)
     config = config_for(len(data))
     if isinstance(config, LinearConfig):
         config = replace(config, rates=(config.rates[best],))
-    print(f"training on {count_noun(len(data), 'image')}", file=sys.stderr)
-    trained: Any = train_heads(patches, config)[0]
-    head = trained if isinstance(trained, Memory) else fold_standardization(trained)
+    images = count_noun(len(data), "image")
+    print(f"training on {images}", file=sys.stderr)
+    head: Any = train_heads(patches, config)[0]
+    if linear:
+        head = fold_standardization(head)
     segmenter = Segmenter(
-        weights.backbone,
+        backbone,
         head,
-        tuple(data.classes),
-        default_colors(len(data.classes)),
+        names,
+        default_colors(len(names)),
         config.image_px,
         config.blocks,
         getattr(config, "framing", "squash"),
@@ -96,11 +101,10 @@ def fit_head(options: FitOptions, config: Config, is_length_chosen: bool = False
     }
     save_segmenter(segmenter, options.to, metadata)
     measured = f"mIoU {scores['mIoU']:.1f} ({scores['how']})" if scores else "not scored"
-    lines = [f"{options.to}: {len(data.classes)} classes from {count_noun(len(data), 'image')}, "]
-    lines[0] += measured
+    lines = [f"{options.to}: {len(names)} classes from {images}, {measured}"]
     if scores:
-        each = scores["classes"].items()
-        lines.append(", ".join(f"{name} {x:.1f}" for name, x in each if x is not None))
+        by_class = scores["classes"].items()
+        lines.append(", ".join(f"{name} {x:.1f}" for name, x in by_class if x is not None))
     return "\n".join(lines)
 
 
@@ -122,20 +126,6 @@ def count_pixels(data: SegmentationData) -> dict[str, int]:
     return by_class
 
 
-def open_patches(
-    extractor: Extractor, data: SegmentationData, config: Config, to_score: bool = False
-) -> PatchFeatures:
-    """With labels of the size to train on, or to score at, as `croc evaluate` does."""
-    linear = isinstance(config, LinearConfig)
-    label_px = config.train_px if linear else config.label_px
-    if linear and to_score:
-        label_px = config.score_px
-    keep_ratio = to_score and getattr(config, "framing", "squash") == "keep"
-    cache = not (linear and training_crop(config))
-    sizes = (config.image_px, label_px, config.blocks)
-    return PatchFeatures(extractor, data, *sizes, keep_ratio=keep_ratio, cache=cache)
-
-
 def score_heads(
     patches: PatchFeatures, config_for: Callable[[int], Config], hold_out: float | None
 ) -> tuple[dict[str, Any] | None, int]:
@@ -145,14 +135,13 @@ def score_heads(
     if hold_out == 0 or count < 2:
         return None, 0
     if hold_out is None and count < MIN_IMAGES_TO_HOLD_OUT:
-        halves = list(split_training(data, 0.5).values())
-        folds = [(halves[0], halves[1]), (halves[1], halves[0])]
+        first, second = split_training(data, 0.5).values()
+        folds = [(first, second), (second, first)]
         how = "each half of the images scored by a head trained on the other"
     else:
-        parts = split_training(data, 0.2 if hold_out is None else hold_out)
-        folds = [(parts["train"], parts["val"])]
-        held_out = count_noun(len(parts["val"]), "held-out image")
-        how = f"on {held_out} by a head trained on {len(parts['train'])}"
+        train, val = split_training(data, 0.2 if hold_out is None else hold_out).values()
+        folds = [(train, val)]
+        how = f"on {count_noun(len(val), 'held-out image')} by a head trained on {len(train)}"
     reports = []
     for number, (train, val) in enumerate(folds, start=1):
         part = f"half {number} of 2" if len(folds) > 1 else "held-out images"
@@ -164,7 +153,7 @@ def score_heads(
                 raise
             return None, 0
     # One confusion matrix per learning rate, over all folds.
-    totals = [iou(sum((each.counts for each in same), torch.tensor(0))) for same in zip(*reports)]
+    totals = [iou(sum((fold.counts for fold in folds), torch.tensor(0))) for folds in zip(*reports)]
     best = max(range(len(totals)), key=lambda number: totals[number].mean)
     total = totals[best]
     scores: dict[str, Any] = {
@@ -182,12 +171,13 @@ def score_fold(
     heads = train_heads(patches.subset(train.numbers), config)
     scored = patches
     if isinstance(config, LinearConfig) and config.score_px != config.train_px:
-        scored = open_patches(patches.extractor, patches.data, config, to_score=True)
-    predict = [head.predict if isinstance(head, Memory) else head for head in heads]
-    return score(scored.subset(val.numbers), predict)
+        source = (patches.backbone, patches.machine, patches.data)
+        sizes = (config.image_px, config.score_px, config.blocks)
+        scored = PatchFeatures(*source, *sizes, keep_ratio=config.framing == "keep")
+    return score(scored.subset(val.numbers), heads)
 
 
-def train_heads(patches: PatchFeatures, config: Config) -> Sequence[nn.Module | Memory]:
+def train_heads(patches: PatchFeatures, config: Config) -> Sequence[nn.Module]:
     """As `croc evaluate` does: a layer for each learning rate, or one memory."""
     if isinstance(config, LinearConfig):
         return train_linear(patches, config)

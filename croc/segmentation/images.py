@@ -14,7 +14,7 @@ from torch.utils.data import Dataset
 from croc.data.decode import WHOLE_PX, UndecodableImage, decode_image
 from croc.data.sources import is_image, walk_images
 from croc.errors import UserError
-from croc.segmentation.segmenter import resize_as_evaluated
+from croc.eval.features import resize_image
 from croc.tables import one_line
 
 
@@ -38,7 +38,7 @@ def list_images(sources: Sequence[str], exclude: Path) -> tuple[list[ImageFile],
         path = Path(os.path.abspath(source))
         if path.is_dir():
             inside = (Path(os.fsdecode(name)) for name in sorted(walk_images(os.fsencode(path))))
-            paths |= dict.fromkeys(each for each in inside if not each.is_relative_to(exclude))
+            paths |= dict.fromkeys(file for file in inside if not file.is_relative_to(exclude))
             tops.append(path)
         elif path.is_file() and is_image(os.fsencode(path.name)):
             paths[path] = None
@@ -87,6 +87,6 @@ class Reader(Dataset[Loaded | ImageFile]):
                 image = decode_image(stream, WHOLE_PX)
         except (UndecodableImage, OSError) as error:
             return replace(file, problem=one_line(str(error)))
-        pixels = None if self.tiled else resize_as_evaluated(image, self.image_px, self.unit_px)
+        pixels = None if self.tiled else resize_image(image, self.image_px, self.unit_px)
         keep_image = self.keep_image or self.tiled
         return Loaded(file, image.shape[:2], pixels, image if keep_image else None)

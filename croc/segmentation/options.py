@@ -2,19 +2,20 @@
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import tyro
 
-from croc.config import SHARE_BELOW_ONE, Section, at_least, parse
+from croc.config import SHARE_BELOW_ONE, Section, at_least
 from croc.eval.protocols import (
-    DEFAULTS,
     FewLabelConfig,
     InContextConfig,
     LinearConfig,
-    by_epochs_or_steps,
     data_kind,
+    default_config,
+    flag_names,
     flag_value,
+    parse_options,
 )
 
 Count = Annotated[int, at_least(1)]
@@ -139,19 +140,10 @@ def parse_fit(arguments: list[str]) -> tuple[FitOptions, LinearConfig | InContex
     """The options, the configuration of the head, and whether the user set the training length."""
     kind = flag_value(arguments, "--kind")
     kind = kind if kind == "incontext" else "linear"
-    config = DEFAULTS[kind](data_kind(arguments))
-    flags = {word.partition("=")[0] for word in arguments}
+    flags = flag_names(arguments)
+    config = default_config(kind, data_kind(arguments), flags)
     if kind == "linear":
-        decay = FewLabelConfig.weight_decay
-        config = dataclasses.replace(by_epochs_or_steps(config, flags), weight_decay=decay)
-    fields: Any = [(kind, type(config), dataclasses.field(default=config))]
-    options = dataclasses.make_dataclass(
-        "Fit", fields, bases=(FitOptions,), frozen=True, kw_only=True
-    )
-    options.__doc__ = FitOptions.__doc__
-    parsed = parse(options, arguments, "croc segment fit")
-    return (
-        parsed,
-        getattr(parsed, kind),
-        not flags.isdisjoint(("--linear.steps", "--linear.epochs")),
-    )
+        config = dataclasses.replace(config, weight_decay=FewLabelConfig.weight_decay)
+    options = parse_options(FitOptions, {kind: config}, arguments, "croc segment fit")
+    is_length_chosen = not flags.isdisjoint(("--linear.steps", "--linear.epochs"))
+    return options, getattr(options, kind), is_length_chosen

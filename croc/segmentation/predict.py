@@ -21,8 +21,8 @@ from torch import Tensor
 from croc import __version__
 from croc.data.loader import iterate
 from croc.errors import UserError
-from croc.eval.evaluate import find_machine
 from croc.eval.features import progress
+from croc.eval.machine import find_machine
 from croc.io import replacing
 from croc.segmentation.edges import follow_edges
 from croc.segmentation.images import ImageFile, Loaded, Reader, list_images
@@ -50,10 +50,7 @@ class Output:
     head: str
     """Its hash."""
     segmenter: Segmenter
-    tile_px: int | None = None
-    edges: str = "plain"
-    overlays: bool = False
-    probabilities: bool = False
+    options: PredictOptions
 
     @cached_property
     def settings(self) -> dict[str, Any]:
@@ -63,7 +60,7 @@ class Output:
             "format": FORMAT,
             "head": self.head,
             **{name: getattr(self.segmenter, name) for name in sizes},
-            **{name: getattr(self, name) for name in ("tile_px", "edges")},
+            **{name: getattr(self.options, name) for name in ("tile_px", "edges")},
         }
 
     @cached_property
@@ -74,10 +71,10 @@ class Output:
         return self.folder / f"{file.name}.png"
 
     def extra_files(self, file: ImageFile) -> dict[Path, bool]:
-        """The overlay and the probabilities that go with a mask, and whether they are wanted."""
+        """The overlay and the probabilities that go with a mask, and whether to write them."""
         return {
-            self.folder / "overlays" / f"{file.name}.jpg": self.overlays,
-            self.folder / "probabilities" / f"{file.name}.npz": self.probabilities,
+            self.folder / "overlays" / f"{file.name}.jpg": self.options.overlays,
+            self.folder / "probabilities" / f"{file.name}.npz": self.options.probabilities,
         }
 
     def has(self, file: ImageFile) -> bool:
@@ -88,7 +85,7 @@ class Output:
         except OSError:
             return False
         return is_current and all(
-            path.exists() for path, wanted in self.extra_files(file).items() if wanted
+            path.exists() for path, is_on in self.extra_files(file).items() if is_on
         )
 
     def open(self, root: str) -> None:
@@ -116,14 +113,14 @@ class Output:
 
     def write(self, loaded: Loaded, classes: UInt8[np.ndarray, "H W"], scores: Tensor) -> None:
         extra_files = self.extra_files(loaded.file)
-        for path, wanted in extra_files.items():
-            if not wanted:
-                path.unlink(missing_ok=True)  # it was of the mask that is replaced
+        for path, is_on in extra_files.items():
+            if not is_on:
+                path.unlink(missing_ok=True)  # it belongs to the mask that is replaced
         overlay, probabilities = extra_files
-        if self.overlays and loaded.image is not None:
+        if self.options.overlays and loaded.image is not None:
             painted = paint(loaded.image, classes, self.segmenter.colors)
             _write(overlay, partial(painted.save, format="JPEG", quality=90))
-        if self.probabilities:
+        if self.options.probabilities:
             shares = scores if self.segmenter.kind == "incontext" else scores.softmax(dim=0)
             _write(probabilities, partial(_save_npz, shares.half().cpu().numpy()))
         mask = Image.fromarray(classes)
@@ -179,15 +176,15 @@ def predict(options: PredictOptions) -> list[str]:
         check_fit(segmenter.backbone, options.tile_px, segmenter.blocks, "--tile-px: tiles")
     folder = Path(options.to).expanduser()
     files, root = list_images(options.images, folder.absolute())
-    how = (options.tile_px, options.edges, options.overlays, options.probabilities)
-    output = Output(folder, head_hash(segmenter), segmenter, *how)
-    output.open(root)
+    head = head_hash(segmenter)  # before it may be rounded to bfloat16
     segmenter = segmenter.to(machine.device, machine.precision)
+    output = Output(folder, head, segmenter, options)
+    output.open(root)
     missing = [file for file in files if not output.has(file)]
     path = folder / "masks.json"
     if missing:
-        path.unlink(missing_ok=True)  # it was of the masks that are replaced
-    failed = write_masks(missing, segmenter, output, options.batch, machine.workers)
+        path.unlink(missing_ok=True)  # it belongs to the masks that are replaced
+    failed = write_masks(missing, output, machine.workers)
     if len(failed) == len(files):
         (folder / SETTINGS).unlink()
         with suppress(OSError):  # it contains other files
@@ -209,22 +206,20 @@ def predict(options: PredictOptions) -> list[str]:
     return lines + [f"and {unlisted} more"] * (unlisted > 0)
 
 
-def write_masks(
-    files: Sequence[ImageFile], segmenter: Segmenter, output: Output, batch: int, workers: int
-) -> list[ImageFile]:
+def write_masks(files: Sequence[ImageFile], output: Output, workers: int) -> list[ImageFile]:
     """Write the masks of these images; return those that cannot be decoded."""
+    segmenter, options = output.segmenter, output.options
     failed: list[ImageFile] = []
-    keep_image = output.overlays or output.edges == "guided"
-    tiled = output.tile_px is not None
+    keep_image, tiled = options.overlays or options.edges == "guided", options.tile_px is not None
     reader = Reader(files, segmenter.image_px, segmenter.unit_px, tiled, keep_image)
     items = iterate(reader, range(len(files)), workers=workers, ahead=4)
 
     def readable() -> Iterator[Loaded]:
-        for each in progress(items, "masks", len(files)):
-            if isinstance(each, ImageFile):
-                failed.append(each)
+        for item in progress(items, "masks", len(files)):
+            if isinstance(item, ImageFile):
+                failed.append(item)
             else:
-                yield each
+                yield item
 
     pending: deque[Future[None]] = deque()
     with (
@@ -233,8 +228,9 @@ def write_masks(
         ThreadPoolExecutor(WRITERS) as pool,  # files are compressed while the network runs
         torch.inference_mode(),
     ):
-        for loaded, scores in score_images(readable(), segmenter, batch, output.tile_px):
-            if output.edges == "guided" and loaded.image is not None:
+        images = score_images(readable(), segmenter, options.batch, options.tile_px)
+        for loaded, scores in images:
+            if options.edges == "guided" and loaded.image is not None:
                 classes = follow_edges(scores, loaded.image)
             else:
                 classes = argmax_upsampled(scores, loaded.size)

@@ -65,10 +65,10 @@ def write_coco(path: Path, names: Sequence[tuple[str, Path]], classes: Sequence[
                 array = np.array(mask)
             size = {"height": array.shape[0], "width": array.shape[1]}
             images.append({"id": image, "file_name": name, **size})
-            for each in annotations(array, image):
+            for annotation in annotations(array, image):
                 file.write(",\n" if number else "\n")
                 number += 1
-                file.write(json.dumps({"id": number, **each}))
+                file.write(json.dumps({"id": number, **annotation}))
         categories = [{"id": index, "name": name} for index, name in enumerate(classes)]
         file.write(
             f'],\n"images": {json.dumps(images)},\n"categories": {json.dumps(categories)}}}\n'

@@ -1,6 +1,7 @@
 """Class scores of many images, whole ones in batches or large ones in tiles."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby, islice
 
 import numpy as np
 import torch
@@ -20,31 +21,25 @@ def score_images(
     loaded: Iterable[Loaded], segmenter: Segmenter, batch: int, tile_px: int | None
 ) -> Iterator[tuple[Loaded, Float[Tensor, "classes rows columns"]]]:
     """Each image with its patches' scores, in order."""
-    waiting: list[Loaded] = []
-    for each in loaded:
-        if each.pixels is None:
-            assert each.image is not None
-            assert tile_px is not None
-            yield each, score_tiles(each.image, segmenter, tile_px, batch)
-            continue
-        if waiting and waiting[0].pixels.shape != each.pixels.shape:  # pyright: ignore
-            yield from _score_alike(waiting, segmenter)
-            waiting = []
-        waiting.append(each)
-        if len(waiting) == batch:
-            yield from _score_alike(waiting, segmenter)
-            waiting = []
-    if waiting:
-        yield from _score_alike(waiting, segmenter)
+    if tile_px is not None:
+        for image in loaded:
+            assert image.image is not None
+            yield image, score_tiles(image.image, segmenter, tile_px, batch)
+        return
+    for images in in_batches(loaded, batch):
+        yield from zip(images, segmenter.scores(network_input(images, segmenter.device)))
 
 
-def _score_alike(batch: Sequence[Loaded], segmenter: Segmenter) -> Iterator[tuple[Loaded, Tensor]]:
-    yield from zip(batch, segmenter.scores(network_input(batch, segmenter.device)))
+def in_batches(loaded: Iterable[Loaded], size: int) -> Iterator[list[Loaded]]:
+    """At most `size` consecutive images whose inputs have the same shape."""
+    for _, images in groupby(loaded, key=lambda image: image.pixels.shape):  # pyright: ignore
+        while batch := list(islice(images, size)):
+            yield batch
 
 
 def network_input(batch: Sequence[Loaded], device: torch.device) -> Float[Tensor, "B 3 h w"]:
     # Stacked on the device: on the CPU, torch's threads would compete with the readers for cores.
-    pixels = [each.pixels.to(device) for each in batch if each.pixels is not None]
+    pixels = [image.pixels.to(device) for image in batch if image.pixels is not None]
     return normalize(torch.stack(pixels) / 255)
 
 
@@ -76,14 +71,14 @@ def score_tiles(
         scores = segmenter.scores(normalize(torch.stack(tiles) / 255))
         if not total.ndim:
             total = scores.new_zeros(scores.shape[1], *grid)
-        for (y, x), each in zip(tile_batch, scores):
-            total[:, y, x] += weight * each
+        for (y, x), tile_scores in zip(tile_batch, scores):
+            total[:, y, x] += weight * tile_scores
             weights[y, x] += weight
     return total / weights
 
 
 def _starts(count: int, side: int) -> list[int]:
-    """Of tiles of this side that cover `count` patches, evenly spaced."""
+    """The first patch of each of the evenly spaced tiles that cover `count` patches."""
     step = max(1, side - -(-side // OVERLAP))
     tiles = 1 + -(-(count - side) // step)
     return [round(k * (count - side) / max(1, tiles - 1)) for k in range(tiles)]

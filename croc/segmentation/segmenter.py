@@ -21,12 +21,11 @@ import numpy as np
 import torch
 import typeguard
 from jaxtyping import Float, UInt8
-from PIL import Image
 from torch import Tensor, nn
 
 from croc import __version__
 from croc.errors import UserError
-from croc.eval.features import kept_ratio, upsample
+from croc.eval.features import resize_image, upsample
 from croc.eval.incontext import Memory
 from croc.eval.linear import Layer
 from croc.eval.metrics import IGNORED
@@ -42,7 +41,6 @@ HEAD, TENSORS, BACKBONE = "head.json", "head.safetensors", "backbone.safetensors
 MAX_LOGITS = 2**24
 """Upsampled logits (classes × pixels) kept in memory at once; more are computed in chunks."""
 Color = tuple[int, int, int]
-MEMORY = ("features", "histograms")
 HEAD_SCHEMA: dict[str, Any] = {
     "kind": Literal["linear", "incontext"],
     "classes": list[str],
@@ -59,7 +57,7 @@ class Segmenter:
     """Maps images to class scores and class maps; a class map has indices into `classes`."""
 
     backbone: FrozenBackbone
-    head: nn.Module | Memory
+    head: nn.Module
     """Features "B C h w" to scores: a 1×1 convolution, or a memory of labeled patches."""
     classes: tuple[str, ...]
     colors: tuple[Color, ...]
@@ -78,39 +76,24 @@ class Segmenter:
         return next(self.backbone.parameters()).device
 
     def to(self, device: torch.device | str, precision: torch.dtype | None = None) -> "Segmenter":
-        """A copy on the device, with the backbone in that precision; the head stays in float32."""
-        if isinstance(self.head, Memory):
-            parts = {name: getattr(self.head, name).to(device) for name in MEMORY}
-            head: Any = replace(self.head, **parts)
-        else:
-            head = self.head.to(device)
-        return replace(self, backbone=self.backbone.to(device, precision), head=head)
+        """On the device, with the backbone in that precision; the head stays in float32."""
+        backbone, head = self.backbone.to(device, precision), self.head.to(device)
+        return replace(self, backbone=backbone, head=head)
 
     @torch.no_grad()
     def scores(self, images: Float[Tensor, "B 3 h w"]) -> Float[Tensor, "B classes rows columns"]:
         """Class scores per patch of normalized images: logits, or probabilities (in-context)."""
-        features = self.backbone.features(images.to(self.device), self.blocks).float()
-        return self.head.predict(features) if isinstance(self.head, Memory) else self.head(features)
+        return self.head(self.backbone.features(images.to(self.device), self.blocks).float())
 
     @property
     def unit_px(self) -> int | None:
-        """The patch size if the aspect ratio is kept, else None, for `resize_as_evaluated`."""
+        """The patch size if the aspect ratio is kept, else None, for `resize_image`."""
         return self.backbone.stride_px if self.framing == "keep" else None
 
     def class_map(self, image: UInt8[np.ndarray, "H W 3"]) -> UInt8[np.ndarray, "H W"]:
         """The class of each pixel of an RGB image, at the image's own size."""
-        pixels = resize_as_evaluated(image, self.image_px, self.unit_px)
+        pixels = resize_image(image, self.image_px, self.unit_px)
         return argmax_upsampled(self.scores(normalize(pixels[None] / 255))[0], image.shape[:2])
-
-
-def resize_as_evaluated(
-    image: UInt8[np.ndarray, "H W 3"], image_px: int, unit_px: int | None = None
-) -> UInt8[Tensor, "3 h w"]:
-    """To a square of image_px; with `unit_px` to a shorter side of image_px, the longer one a
-    multiple of it."""
-    size = kept_ratio(image.shape[:2], image_px, unit_px) if unit_px else (image_px, image_px)
-    small = Image.fromarray(image).resize((size[1], size[0]), Image.Resampling.BICUBIC)
-    return torch.from_numpy(np.array(small)).permute(2, 0, 1)
 
 
 def argmax_upsampled(
@@ -157,7 +140,7 @@ def check_new(output: str | Path) -> Path:
     is_empty = path.is_dir() and not any(path.iterdir())
     if os.path.lexists(path) and not is_empty:
         raise UserError(f"{output} already exists and will not be overwritten: choose another --to")
-    parent = next(each for each in path.parents if os.path.lexists(each))
+    parent = next(folder for folder in path.parents if os.path.lexists(folder))
     if not parent.is_dir() or not os.access(parent, os.W_OK):
         raise UserError(f"{parent} is not a folder that can be written to: choose another --to")
     return path
@@ -165,13 +148,11 @@ def check_new(output: str | Path) -> Path:
 
 def head_hash(segmenter: Segmenter) -> str:
     """Hash of the weights of backbone and head, and of the in-context settings."""
-    head: Any = segmenter.head
+    head = segmenter.head
+    text = f"{fingerprint(segmenter.backbone)} {fingerprint(head)}"
     if isinstance(head, Memory):
-        parts = nn.ParameterDict({name: getattr(head, name) for name in MEMORY})
-        text = f"{fingerprint(parts)} {head.neighbors} {head.temperature}"
-    else:
-        text = fingerprint(head)
-    return hashlib.sha256(f"{fingerprint(segmenter.backbone)} {text}".encode()).hexdigest()[:16]
+        text += f" {head.neighbors} {head.temperature}"
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def save_segmenter(
@@ -199,10 +180,8 @@ def save_segmenter(
         },
     }
     if isinstance(head, Memory):
-        tensors = {name: getattr(head, name).cpu().contiguous() for name in MEMORY}
         content |= {"neighbors": head.neighbors, "temperature": head.temperature}
-    else:
-        tensors = {name: x.cpu().contiguous() for name, x in head.state_dict().items()}
+    tensors = {name: x.cpu().contiguous() for name, x in head.state_dict().items()}
     partial = target.with_name(f".{target.name}-{os.getpid()}.partial")
     try:
         partial.mkdir(parents=True)
@@ -234,10 +213,9 @@ def load_segmenter(folder: str | Path) -> Segmenter:
     tensors = read_named_tensors(path)
     with opening(path):
         if content["kind"] == "incontext":
-            parts = {name: tensors[name].float() for name in MEMORY}
-            how = {name: content[name] for name in ("neighbors", "temperature")}
-            head: Any = Memory(**parts, **how)
-            count = parts["histograms"].shape[1]
+            features, histograms = tensors["features"].float(), tensors["histograms"].float()
+            head = Memory(features, histograms, content["neighbors"], content["temperature"])
+            count = histograms.shape[1]
         else:
             count, width = tensors["weight"].shape[:2]
             head = nn.Conv2d(width, count, kernel_size=1)

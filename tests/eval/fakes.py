@@ -63,6 +63,16 @@ class MeanColor:
         return torch.cat([colors, noise], dim=1)
 
 
+class Counting(MeanColor):
+    """Counts the images."""
+
+    images = 0
+
+    def features(self, images: Tensor, blocks: int = 1) -> Tensor:
+        self.images += len(images)
+        return super().features(images)
+
+
 class TwoColors(MeanColor):
     """Only the colors: two well-separated clusters."""
 

@@ -18,9 +18,9 @@ def test_a_result_is_printed_written_and_drawn(protocol, run, tmp_path, capsys):
     data = "scenes:2" if protocol == "video" else "scenes:8"
     assert call(protocol, run, data, tmp_path) == 0
     (line,) = read_results(tmp_path)
-    said = capsys.readouterr()
-    assert f"{next(iter(line['scores'].values())):.1f}" in said.out
-    assert f"{protocol} on {data}" in said.err
+    printed = capsys.readouterr()
+    assert f"{next(iter(line['scores'].values())):.1f}" in printed.out
+    assert f"{protocol} on {data}" in printed.err
     assert line["protocol"] == protocol
     assert line["backbone"] == "tiny@3"
     assert line["data"] == data
@@ -57,9 +57,11 @@ def test_names_in_any_script_and_with_signs(run, tmp_path, capsys):
     (line,) = read_results(tmp_path / "out")
     assert list(line["classes"]) == names.splitlines()
     assert line["picture"]
-    said = capsys.readouterr()
-    assert all(name in said.out.replace("\n", " ") for name in ("[/b] a$_$b", "[red] :ok:", "道路"))
-    assert "Warning" not in said.err
+    printed = capsys.readouterr()
+    assert all(
+        name in printed.out.replace("\n", " ") for name in ("[/b] a$_$b", "[red] :ok:", "道路")
+    )
+    assert "Warning" not in printed.err
 
 
 def test_all_takes_the_nearest_size_that_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -82,6 +84,6 @@ def test_a_figure_shows_image_truth_and_prediction(tmp_path: Path):
     segmentation_figure([Example(image, truth, predicted)] * 2, ("a <b>", "c"), path, "title")
     with Image.open(path) as picture:
         pixels = np.asarray(picture.convert("RGB")).reshape(-1, 3)
-    wanted = [(255, 0, 0), *(np.round(255 * class_colors(2)).astype(int))]
-    shares = [(np.abs(pixels - color).max(axis=1) <= 1).mean() for color in wanted]
+    colors = [(255, 0, 0), *(np.round(255 * class_colors(2)).astype(int))]
+    shares = [(np.abs(pixels - color).max(axis=1) <= 1).mean() for color in colors]
     assert min(shares) > 0.1

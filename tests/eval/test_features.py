@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from croc.eval.datasets import Labeled
-from croc.eval.features import Extractor, Moments, PatchFeatures, in_order, kept_ratio
-from tests.eval.fakes import MeanColor, Patches
+from croc.eval.features import Moments, PatchFeatures, in_order, kept_ratio
+from croc.eval.machine import Machine
+from tests.eval.fakes import Counting, MeanColor, Patches
 
-EXTRACTOR = Extractor(MeanColor())
 SMALL: dict[str, Any] = {"image_px": 32, "label_px": 8, "blocks": 1, "batch": 2}
 
 
@@ -24,9 +24,8 @@ class Identity:
 @pytest.mark.parametrize("workers", [0, 1])
 def test_images_are_squashed_and_normalized(workers: int):
     data = Patches(5, 0)
-    patches = PatchFeatures(
-        Extractor(Identity(), workers=workers), data, **{**SMALL, "image_px": 16}
-    )
+    options = {**SMALL, "image_px": 16}
+    patches = PatchFeatures(Identity(), Machine(workers=workers), data, **options)
     batches = list(patches.batches(in_order(5, 2)))
     assert [tuple(images.shape) for images, _ in batches] == [(n, 3, 16, 16) for n in (2, 2, 1)]
     images, labels = batches[2]
@@ -46,28 +45,35 @@ class Tall(Patches):
 
 def test_the_ratio_and_the_labels_size_may_be_kept():
     options = {**SMALL, "image_px": 48, "label_px": None}
-    patches = PatchFeatures(EXTRACTOR, Tall(3, 0), **options, keep_ratio=True)
-    made = list(patches.passes("features"))
-    assert [tuple(features.shape[2:]) for features, _ in made] == [(6, 8), (6, 7), (6, 6)]
-    assert [tuple(labels.shape) for _, labels in made] == [(1, 24, 32), (1, 28, 32), (1, 32, 32)]
+    patches = PatchFeatures(MeanColor(), Machine(), Tall(3, 0), **options, keep_ratio=True)
+    batches = list(patches.all_batches("features"))
+    assert [tuple(features.shape[2:]) for features, _ in batches] == [(6, 8), (6, 7), (6, 6)]
+    assert [tuple(labels.shape) for _, labels in batches] == [(1, 24, 32), (1, 28, 32), (1, 32, 32)]
+    patches.keep()
+    assert patches.cached is None
     assert kept_ratio((100, 50), 512, 16) == (1024, 512)
     assert kept_ratio((50, 5000), 512, 16) == (512, 2048)
 
 
 def test_features_are_kept_if_they_fit(monkeypatch: pytest.MonkeyPatch):
-    roomy = PatchFeatures(EXTRACTOR, Patches(5, 0), **SMALL)
+    backbone = Counting()
+    roomy = PatchFeatures(backbone, Machine(), Patches(5, 0), **SMALL)
     monkeypatch.setattr("croc.eval.features.free_memory", lambda: 4000)
-    tight = PatchFeatures(EXTRACTOR, Patches(5, 0), **SMALL)
-    next(roomy.passes("features"))  # a pass that is not finished keeps nothing
-    assert roomy.cached is None
-    for _ in range(2):
-        for one, other in zip(roomy.passes("features"), tight.passes("features"), strict=True):
-            assert torch.equal(one[0], other[0])
-            assert torch.equal(one[1], other[1])
+    tight = PatchFeatures(MeanColor(), Machine(), Patches(5, 0), **SMALL)
+    for patches in (roomy, tight):
+        patches.keep()
+        patches.keep()
     assert roomy.cached is not None
     assert roomy.cached[0].shape == (5, 6, 4, 4)
     assert tight.cached is None
-    assert torch.equal(next(roomy.batches([[3, 1]]))[0], next(tight.batches([[3, 1]]))[0])
+    for kept, computed in (
+        (roomy.all_batches("features"), tight.all_batches("features")),
+        (roomy.batches([[3, 1]]), tight.batches([[3, 1]])),
+        (roomy.subset([4, 1, 3]).batches([[2, 0]]), tight.subset([4, 1, 3]).batches([[2, 0]])),
+    ):
+        for tensors, expected in zip(kept, computed, strict=True):
+            assert all(map(torch.equal, tensors, expected))
+    assert backbone.images == 5
 
 
 def test_moments_equal_torchs():

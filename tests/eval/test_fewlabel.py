@@ -9,21 +9,21 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch import Tensor
 
 from croc.cli import main
 from croc.eval import fewlabel
 from croc.eval.datasets import Labeled, Subset
-from croc.eval.features import Extractor, PatchFeatures
+from croc.eval.features import PatchFeatures
 from croc.eval.fewlabel import evaluate_few_labels, labeled_images, linear_config
 from croc.eval.incontext import evaluate_incontext
 from croc.eval.linear import evaluate_linear
+from croc.eval.machine import Machine
 from croc.eval.protocols import FewLabelConfig
 from croc.eval.results import read_results
 from croc.method.photometric import normalize
 from croc.weights.open import open_backbone
 from tests.eval.commands import call
-from tests.eval.fakes import MeanColor, Patches
+from tests.eval.fakes import Counting, MeanColor, Patches
 
 CONFIG = FewLabelConfig(
     images=("1", "1/3", "all"), draws=2, image_px=32, label_px=32, steps=12, lr=3e-2, batch=4
@@ -40,15 +40,6 @@ class PartlyLabeled(Patches):
         return replace(read, labels=np.full_like(read.labels, 255)) if index % 3 == 0 else read
 
 
-class Counting(MeanColor):
-    def __init__(self) -> None:
-        self.images = 0
-
-    def features(self, images: Tensor, blocks: int = 1) -> Tensor:
-        self.images += len(images)
-        return super().features(images)
-
-
 def subsets_of(monkeypatch: pytest.MonkeyPatch, backbone: MeanColor) -> dict[str, list[set[int]]]:
     """The images that each linear layer was trained on, by number of images."""
     used: dict[str, list[set[int]]] = {}
@@ -61,7 +52,7 @@ def subsets_of(monkeypatch: pytest.MonkeyPatch, backbone: MeanColor) -> dict[str
 
     with monkeypatch.context() as patched:
         patched.setattr(fewlabel, "train_linear", record)
-        evaluate_few_labels(Extractor(backbone), PartlyLabeled(18, 0), Patches(3, 1), CONFIG)
+        evaluate_few_labels(backbone, Machine(), PartlyLabeled(18, 0), Patches(3, 1), CONFIG)
     return used
 
 
@@ -80,7 +71,7 @@ def test_subsets_contain_smaller_ones_and_are_the_same_for_all_weights(monkeypat
 def test_scores_equal_those_of_the_protocols_on_each_subset(monkeypatch, free):
     monkeypatch.setattr("croc.eval.features.free_memory", lambda: free)
     backbone, train, val = Counting(), Patches(6, 0), Patches(5, 1)
-    report = evaluate_few_labels(Extractor(backbone), train, val, CONFIG)
+    report = evaluate_few_labels(backbone, Machine(), train, val, CONFIG)
     if free:
         assert backbone.images == len(train) + len(val)
     assert report.scores["images"] == {"1": 1, "1/3": 2, "all": 6}
@@ -91,9 +82,9 @@ def test_scores_equal_those_of_the_protocols_on_each_subset(monkeypatch, free):
             part = Subset(train, tuple(sorted(order[:count].tolist())))
             linear = linear_config(CONFIG, draw, count)
             incontext = replace(CONFIG, seed=CONFIG.seed + draw)
-            alone = evaluate_linear(Extractor(MeanColor()), part, val, linear)
+            alone = evaluate_linear(MeanColor(), Machine(), part, val, linear)
             scores["linear"].append(alone.scores["mIoU"])
-            alone = evaluate_incontext(Extractor(MeanColor()), part, val, incontext)
+            alone = evaluate_incontext(MeanColor(), Machine(), part, val, incontext)
             scores["in-context"].append(alone.scores["mIoU"])
         for method, own in scores.items():
             name = f"{method} {text}"

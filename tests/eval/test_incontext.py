@@ -13,9 +13,11 @@ from sklearn.neighbors import KNeighborsRegressor
 from torch import Tensor
 
 from croc.eval.datasets import Labeled
-from croc.eval.features import Extractor, PatchFeatures
+from croc.eval.features import PatchFeatures
 from croc.eval.incontext import Memory, choose, count_labels, evaluate_incontext, fill_memory
+from croc.eval.machine import Machine
 from croc.eval.protocols import InContextConfig
+from croc.weights.open import DenseBackbone
 from tests.eval.fakes import CPU, Patches, SecondToLast, TwoColors
 from tests.oracles import incontext as oracle
 
@@ -41,11 +43,15 @@ class Halved(TwoColors):
 
 
 def remember(
-    config: InContextConfig, data: Patches, extractor: Extractor | None = None, **options: Any
+    config: InContextConfig,
+    data: Patches,
+    backbone: DenseBackbone | None = None,
+    machine: Machine | None = None,
+    **options: Any,
 ) -> Memory:
     sizes = (config.image_px, config.label_px, config.blocks)
-    extractor = extractor or Extractor(TwoColors())
-    return fill_memory(PatchFeatures(extractor, data, *sizes, **options), config)
+    network, machine = backbone or TwoColors(), machine or Machine()
+    return fill_memory(PatchFeatures(network, machine, data, *sizes, **options), config)
 
 
 def random_memory(entries: int, width: int, classes: int, seed: int, neighbors: int) -> Memory:
@@ -73,13 +79,13 @@ def test_a_prediction_is_what_the_loops_say(sizes, neighbors, grid, seed):
     images, rows, columns = grid
     memory = random_memory(entries, width, classes, seed, neighbors)
     features = random_features(seed + 1, images, width, rows, columns)
-    got = memory.predict(features)
-    assert got.shape == (images, classes, rows, columns)
+    result = memory(features)
+    assert result.shape == (images, classes, rows, columns)
     bank, histograms = memory.features.tolist(), memory.histograms.tolist()
     for image, y, x in np.ndindex(images, rows, columns):
         query = features[image, :, y, x].tolist()
         expected = oracle.predict(query, bank, histograms, neighbors, 0.05)
-        assert got[image, :, y, x].tolist() == pytest.approx(expected, abs=1e-9)
+        assert result[image, :, y, x].tolist() == pytest.approx(expected, abs=1e-9)
 
 
 @pytest.mark.parametrize("neighbors", [1, 5, 30])
@@ -93,18 +99,18 @@ def test_a_prediction_is_scikit_learns(neighbors: int):
     model = KNeighborsRegressor(neighbors, weights=weigh, metric="cosine", algorithm="brute")  # pyright: ignore[reportArgumentType]
     model.fit(memory.features.numpy(), memory.histograms.numpy())
     expected = model.predict(features.permute(0, 2, 3, 1).reshape(-1, 8).numpy())
-    result = memory.predict(features).permute(0, 2, 3, 1).reshape(-1, 5)
+    result = memory(features).permute(0, 2, 3, 1).reshape(-1, 5)
     np.testing.assert_allclose(result.numpy(), expected, atol=1e-9)
 
 
 def test_narrow_features_are_looked_up_in_float32(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("croc.eval.incontext.QUERIES_AT_ONCE", 7)
-    memory = remember(CONFIG, Shaded(11, 0), Extractor(Halved()))
+    memory = remember(CONFIG, Shaded(11, 0), Halved())
     assert memory.features.dtype == torch.float32
     features = random_features(3, 1, 3, 5, 5).bfloat16()
-    wide = replace(memory, features=memory.features.double(), histograms=memory.histograms.double())
-    got = memory.predict(features)
-    torch.testing.assert_close(got.double(), wide.predict(features.double()), atol=1e-4, rtol=0)
+    result = memory(features)
+    expected = memory.double()(features.double())
+    torch.testing.assert_close(result.double(), expected, atol=1e-4, rtol=0)
 
 
 @settings(max_examples=30, deadline=None)
@@ -118,10 +124,10 @@ def test_labels_of_a_patch_are_counted_as_by_loops(size, grid, classes, seed):
     generator = np.random.default_rng(seed)
     labels = generator.integers(0, classes, (3, *size))
     labels[generator.random(labels.shape) < 0.3] = 255
-    got = count_labels(torch.from_numpy(labels), classes, *grid)
+    result = count_labels(torch.from_numpy(labels), classes, *grid)
     for image in range(3):
         expected = oracle.count_labels(labels[image], classes, *grid)
-        assert np.array_equal(got[image].numpy(), expected)
+        assert np.array_equal(result[image].numpy(), expected)
 
 
 @settings(max_examples=40, deadline=None)
@@ -132,10 +138,10 @@ def test_the_choice_is_what_the_loops_say(patches: int, classes: int, seed: int)
     counts[generator.random(counts.shape) < 0.6] = 0
     shares = generator.integers(0, patches + 2, 3)
     draws = generator.uniform(0, 1, (3, patches))
-    got = choose(*map(torch.from_numpy, (counts, shares, draws)))
+    result = choose(*map(torch.from_numpy, (counts, shares, draws)))
     for image in range(3):
         expected = oracle.choose(counts[image], shares[image], draws[image].tolist())
-        assert set(got[image].nonzero()[:, 0].tolist()) == expected
+        assert set(result[image].nonzero()[:, 0].tolist()) == expected
 
 
 def test_every_image_has_its_share():
@@ -151,7 +157,7 @@ def test_every_image_has_its_share():
             return angles[:, :, None, None].expand(-1, -1, 4, 4)
 
     config = replace(CONFIG, memory=50)
-    features = remember(config, Patches(6, 0), Extractor(Numbered()), batch=4).features
+    features = remember(config, Patches(6, 0), Numbered(), batch=4).features
     expected = torch.tensor([8, 8, 9, 8, 8, 9])  # 50 / 6 = 8⅓
     numbers = torch.arange(6).repeat_interleave(expected).float()
     torch.testing.assert_close(features, torch.stack([numbers.cos(), numbers.sin()], dim=1))
@@ -162,19 +168,19 @@ def test_the_seed_decides_and_the_batch_does_not():
 
     def fill(seed: int, batch: int, workers: int = 0) -> Memory:
         chosen = replace(config, seed=seed)
-        extractor = Extractor(TwoColors(), workers=workers)
-        return remember(chosen, Shaded(11, 0), extractor, batch=batch)
+        machine = Machine(workers=workers)
+        return remember(chosen, Shaded(11, 0), machine=machine, batch=batch)
 
-    one = fill(0, 32)
+    first = fill(0, 32)
     for same in (fill(0, 32), fill(0, 3), fill(0, 4, workers=1)):
-        assert torch.equal(one.features, same.features)
-        assert torch.equal(one.histograms, same.histograms)
-    assert not torch.equal(one.features, fill(1, 32).features)
+        assert torch.equal(first.features, same.features)
+        assert torch.equal(first.histograms, same.histograms)
+    assert not torch.equal(first.features, fill(1, 32).features)
 
 
 def score_of(backbone: TwoColors, config: InContextConfig) -> float:
     parts = (Shaded(12, 0), Shaded(6, 1))
-    return evaluate_incontext(Extractor(backbone), *parts, config).scores["mIoU"]
+    return evaluate_incontext(backbone, Machine(), *parts, config).scores["mIoU"]
 
 
 def test_an_easy_answer_is_right():
@@ -189,7 +195,7 @@ def test_an_easy_answer_is_right():
 def test_the_memory_and_the_scores_are_of_the_same_blocks():
     backbone, parts = SecondToLast(), (Patches(12, 0), Patches(6, 1))
     config = replace(CONFIG, blocks=2, label_px=4)
-    assert evaluate_incontext(Extractor(backbone), *parts, config).scores["mIoU"] > 90
+    assert evaluate_incontext(backbone, Machine(), *parts, config).scores["mIoU"] > 90
     assert backbone.requested == [2, 2]
 
 
@@ -197,13 +203,11 @@ def test_the_memory_and_the_scores_are_of_the_same_blocks():
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_gpu_and_cpu_agree():
     config, device = replace(CONFIG, memory=90), torch.device("cuda")
-    here, there = (
-        remember(config, Shaded(11, 0), Extractor(TwoColors(), x)) for x in (CPU, device)
-    )
+    here, there = (remember(config, Shaded(11, 0), machine=Machine(x)) for x in (CPU, device))
     torch.testing.assert_close(there.features.cpu(), here.features)
     assert torch.equal(there.histograms.cpu(), here.histograms)
     memory = random_memory(3000, 16, 5, 0, neighbors=30)
-    moved = replace(memory, features=memory.features.cuda(), histograms=memory.histograms.cuda())
     features = random_features(1, 2, 16, 9, 9)
-    predicted = moved.predict(features.cuda())
-    torch.testing.assert_close(predicted.cpu(), memory.predict(features), atol=1e-9, rtol=0)
+    expected = memory(features)
+    predicted = memory.cuda()(features.cuda())
+    torch.testing.assert_close(predicted.cpu(), expected, atol=1e-9, rtol=0)

@@ -10,8 +10,9 @@ from sklearn.decomposition import PCA
 from sklearn.preprocessing import StandardScaler
 
 from croc.eval.datasets import Labeled
-from croc.eval.features import Extractor, Moments
+from croc.eval.features import Moments
 from croc.eval.kmeans import Reduction, evaluate_kmeans, fit_kmeans
+from croc.eval.machine import Machine
 from croc.eval.protocols import KmeansConfig
 from tests.eval.fakes import MeanColor, Patches, SecondToLast, TwoColors
 
@@ -35,8 +36,8 @@ def test_inertia_is_scikit_learns_from_the_same_start(seed: int):
     points = blobs(seed)
     start = points[:5].copy()
     ours = fit_kmeans(points, 5, iterations=100, restarts=1, seed=seed, start=start)
-    theirs = KMeans(5, init=start, n_init=1, max_iter=100, algorithm="lloyd").fit(points)
-    assert inertia(points, ours) == pytest.approx(theirs.inertia_, rel=0.02)
+    reference = KMeans(5, init=start, n_init=1, max_iter=100, algorithm="lloyd").fit(points)
+    assert inertia(points, ours) == pytest.approx(reference.inertia_, rel=0.02)
 
 
 def test_pca_is_scikit_learns():
@@ -47,25 +48,25 @@ def test_pca_is_scikit_learns():
     for part in tokens.split(4):
         moments.add(part)
     reduce = Reduction(moments, pca=3)
-    got = reduce(tokens.permute(0, 2, 3, 1)).reshape(-1, 3).numpy()[:, ::-1]
-    signs = np.sign((got * expected).sum(0))
-    np.testing.assert_allclose(got * signs, expected, rtol=2e-3, atol=2e-3)
+    reduced = reduce(tokens.permute(0, 2, 3, 1)).reshape(-1, 3).numpy()[:, ::-1]
+    signs = np.sign((reduced * expected).sum(0))
+    np.testing.assert_allclose(reduced * signs, expected, rtol=2e-3, atol=2e-3)
 
 
 @pytest.mark.parametrize("on", ["pixels", "tokens"])
 def test_separate_classes_are_recovered(on: str):
     config = replace(CONFIG, on=on)  # pyright: ignore[reportArgumentType]
-    report = evaluate_kmeans(Extractor(TwoColors()), Patches(20, 0), config)
+    report = evaluate_kmeans(TwoColors(), Machine(), Patches(20, 0), config)
     least = 75 if on == "pixels" else 100  # bilinear features blur the borders
     assert min(report.scores["by seed"]) >= least
     assert report.scores["mIoU"] == pytest.approx(np.mean(report.scores["by seed"]))
-    again = evaluate_kmeans(Extractor(TwoColors()), Patches(20, 0), config)
+    again = evaluate_kmeans(TwoColors(), Machine(), Patches(20, 0), config)
     assert again.scores == report.scores
 
 
 def test_more_clusters_than_classes_are_matched_many_to_one():
     config = replace(CONFIG, on="tokens", clusters=6)
-    noisy = evaluate_kmeans(Extractor(MeanColor()), Patches(20, 0), config)
+    noisy = evaluate_kmeans(MeanColor(), Machine(), Patches(20, 0), config)
     assert noisy.scores["mIoU"] == 100
 
 
@@ -81,7 +82,7 @@ class ThreeShades(Patches):
 def test_as_many_clusters_as_classes_are_matched_one_to_one():
     """Most of both clusters, black and the rest, is dark: one has to be bright all the same."""
     config = replace(CONFIG, on="tokens")
-    report = evaluate_kmeans(Extractor(TwoColors()), ThreeShades(4, 0), config)
+    report = evaluate_kmeans(TwoColors(), Machine(), ThreeShades(4, 0), config)
     assert list(report.classes.values()) == pytest.approx([800 / 13, 300 / 8])
     expected = 100 * (8 / 13 + 3 / 8) / 2  # else 13 / 16 / 2
     assert report.scores["by seed"] == pytest.approx([expected] * 2)
@@ -91,5 +92,5 @@ def test_as_many_clusters_as_classes_are_matched_one_to_one():
 def test_the_requested_blocks_are_clustered(on: str):
     backbone = SecondToLast()
     config = replace(CONFIG, on=on, blocks=2)  # pyright: ignore[reportArgumentType]
-    assert evaluate_kmeans(Extractor(backbone), Patches(20, 0), config).scores["mIoU"] > 70
+    assert evaluate_kmeans(backbone, Machine(), Patches(20, 0), config).scores["mIoU"] > 70
     assert set(backbone.requested) == {2}

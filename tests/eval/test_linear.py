@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from croc.eval.datasets import Labeled
-from croc.eval.features import Extractor
 from croc.eval.linear import (
     MEAN_COLOR,
     crop_box,
@@ -16,6 +15,7 @@ from croc.eval.linear import (
     segmentation_loss,
     training_crop,
 )
+from croc.eval.machine import Machine
 from croc.eval.protocols import LinearConfig
 from tests.eval.fakes import MeanColor, Patches, SecondToLast
 
@@ -35,7 +35,7 @@ CONFIG = LinearConfig(
 
 def score_of(config: LinearConfig, backbone: MeanColor | None = None) -> float:
     parts = (Patches(12, 0), Patches(6, 1))
-    return evaluate_linear(Extractor(backbone or MeanColor()), *parts, config).scores["mIoU"] / 100
+    return evaluate_linear(backbone or MeanColor(), Machine(), *parts, config).scores["mIoU"] / 100
 
 
 def test_a_linear_answer_is_learned():
@@ -58,7 +58,7 @@ def test_training_and_scoring_use_the_same_blocks(crop: float | None):
 def test_the_best_of_several_rates_is_reported():
     rates = (1e-9, 3e-2, 1e-10)
     report = evaluate_linear(
-        Extractor(MeanColor()), Patches(12, 0), Patches(6, 1), replace(CONFIG, rates=rates)
+        MeanColor(), Machine(), Patches(12, 0), Patches(6, 1), replace(CONFIG, rates=rates)
     )
     by_rate = report.scores["by rate"]
     assert report.scores["best rate"] == "0.03"

@@ -45,8 +45,8 @@ def test_confusion_is_scikit_learns_transposed(clusters):
     predicted, truth = random_labels(0, clusters)
     scored = truth != 255
     expected = confusion_matrix(truth[scored], predicted[scored], labels=range(clusters))
-    got = confusion(predicted, truth, CLASSES, clusters=clusters)
-    assert got.tolist() == expected.T[:, :CLASSES].tolist()
+    counts = confusion(predicted, truth, CLASSES, clusters=clusters)
+    assert counts.tolist() == expected.T[:, :CLASSES].tolist()
 
 
 def test_iou_and_accuracy_are_torchmetrics_over_added_batches():

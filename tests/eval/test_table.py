@@ -106,7 +106,7 @@ def test_three_weights_by_one_command(run, tmp_path, computed, capsys):
 def test_precision_and_hold_out_are_part_of_the_key():
     line = {"protocol": "linear", "config": {"a": 1}, "data_hash": "d", "weights_hash": "w"}
     line |= {"network_hash": "n", "machine": {"precision": "float32"}}
-    keys = {table.cell_key(each) for each in (line, {**line, "hold_out": 0.0})}
+    keys = {table.cell_key(cell) for cell in (line, {**line, "hold_out": 0.0})}
     assert len(keys) == 1  # lines from before there was a hold-out still count
     keys.add(table.cell_key({**line, "hold_out": 0.25}))
     keys.add(table.cell_key({**line, "machine": {"precision": "bfloat16"}}))
@@ -157,7 +157,7 @@ def test_a_failing_cell_costs_no_other(tmp_path, computed, monkeypatch, capsys):
     assert "A, linear on scenes:4 (OutOfMemoryError: CUDA out of memory. Tried" in last
     assert re.search(r"^\| A +\| +– \|", (tmp_path / "table.md").read_text(), re.MULTILINE)
     record = json.loads((tmp_path / "table.json").read_text())
-    assert [(each["label"], each["protocol"]) for each in record["failed"]] == [("A", "linear")]
+    assert [(cell["label"], cell["protocol"]) for cell in record["failed"]] == [("A", "linear")]
     assert len(computed) == 3
     assert make_one(tmp_path, weights) == 0
     assert computed[3:] == [(TINY, "linear")]
@@ -169,7 +169,7 @@ def test_each_data_set_has_its_own_defaults():
     arguments = ["--weights", "a", *data, *more]
     _, columns = read_options(arguments, table.TableOptions, "croc evaluate table")
     assert len(columns) == 4 + 5 + 1
-    by_place = {(each.protocol, each.data): each for each in columns}
+    by_place = {(column.protocol, column.data): column for column in columns}
     voc, scenes = (by_place["linear", spec].config for spec in ("voc12:x", "scenes"))
     assert (voc.steps, voc.epochs, voc.image_px, voc.blocks) == (7, None, 448, 4)
     assert (scenes.steps, scenes.image_px, scenes.rates) == (7, 96, linear_protocol("scenes").rates)
@@ -262,7 +262,7 @@ def test_kmeans_has_columns_with_one_and_with_four_blocks(run, tmp_path, monkeyp
         small = ("--kmeans.pca", "2", *more)
         assert make_one(tmp_path / "out", [TINY], *kmeans, *small, data=data) == 0
         record = json.loads((tmp_path / "out/table.json").read_text())
-        assert [(each["group"], each["title"]) for each in record["columns"]] == expected
+        assert [(column["group"], column["title"]) for column in record["columns"]] == expected
     capsys.readouterr()
     assert make_one(tmp_path / "out", [str(run)], *kmeans, data=data) == 2
     assert "has 2 blocks, not 4" in capsys.readouterr().err
@@ -313,4 +313,4 @@ def test_keys_identify_evaluations():
     others = {"protocol": "kmeans", "data": "voc12:/other", "weights_hash": "f", "hold_out": 0.25}
     changed = [replace(RESULT, **{name: value}) for name, value in others.items()]  # pyright: ignore
     changed.append(replace(RESULT, config={"rates": (1e-3,), "seed": 1}))
-    assert elsewhere.key == RESULT.key not in {each.key for each in changed}
+    assert elsewhere.key == RESULT.key not in {result.key for result in changed}

@@ -13,10 +13,17 @@ from PIL import Image
 from torch import Tensor
 
 from croc.errors import UserError
-from croc.eval.features import Extractor
+from croc.eval.machine import Machine
 from croc.eval.metrics import video_means, video_scores
 from croc.eval.protocols import VideoConfig
-from croc.eval.video import evaluate_video, follow, frame_size, harden, neighborhood, propagate
+from croc.eval.video import (
+    evaluate_video,
+    frame_size,
+    neighborhood,
+    propagate_labels,
+    propagate_masks,
+    to_hard_mask,
+)
 from croc.eval.videos import Video, open_videos
 from tests.eval import trees
 from tests.eval.fakes import CPU
@@ -53,9 +60,9 @@ def test_propagation_equals_the_loops(radius: int, best: int):
 
     sources = [(unit(), torch.rand(3, 4, 5, generator=generator)) for _ in range(3)]
     features = unit()
-    got = propagate(features, sources, neighborhood(4, 5, radius, CPU), config)
+    soft = propagate_labels(features, sources, neighborhood(4, 5, radius, CPU), config)
     expected = naive_propagate(features, sources, radius, best, 0.1)
-    torch.testing.assert_close(got, expected)
+    torch.testing.assert_close(soft, expected)
 
 
 @pytest.mark.cuda
@@ -66,7 +73,7 @@ def test_gpu_and_cpu_agree():
     labels = torch.rand(8, 3, 30, 52, generator=generator)
     near = neighborhood(30, 52, 12, CPU)
     softs = [
-        propagate(
+        propagate_labels(
             frames[-1].to(device),
             [(frame.to(device), label.to(device)) for frame, label in zip(frames, labels)],
             near.to(device),
@@ -114,14 +121,14 @@ CONFIG = VideoConfig(short_px=64)
 
 
 def segment_video(backbone, video: Video, config: VideoConfig) -> np.ndarray:
-    return np.stack(list(follow(Extractor(backbone), video, config)))
+    return np.stack(list(propagate_masks(backbone, CPU, video, config)))
 
 
 def test_a_sliding_square_is_followed():
     predicted = segment_video(Brightness(), SLIDING, CONFIG)
     assert predicted.shape == (5, 64, 128)
     assert np.array_equal(predicted[0], sliding_mask(0))
-    means = evaluate_video(Extractor(Brightness()), (SLIDING,), CONFIG).scores
+    means = evaluate_video(Brightness(), Machine(), (SLIDING,), CONFIG).scores
     assert means["J"] > 75
     assert means["J&F"] == pytest.approx((means["J"] + means["F"]) / 2)
 
@@ -131,35 +138,35 @@ def test_the_first_frame_and_the_last_ones_vote_softly(last_frames, votes, monke
     calls = []
 
     def watched(features, sources, near, config):
-        soft = propagate(features, sources, near, config)
+        soft = propagate_labels(features, sources, near, config)
         calls.append((sources, (features, soft)))
         return soft
 
-    monkeypatch.setattr("croc.eval.video.propagate", watched)
+    monkeypatch.setattr("croc.eval.video.propagate_labels", watched)
     mixing = replace(CONFIG, last_frames=last_frames, top_k=30, temperature=1.0)
     segment_video(Brightness(), SLIDING, mixing)
     assert [len(sources) for sources, _ in calls] == votes
     (first,) = calls[0][0]
     assert np.array_equal(first[1][1].numpy(), sliding_mask(0)[4::8, 4::8])
-    made = [own for _, own in calls]
+    outputs = [output for _, output in calls]
     for t, (sources, _) in enumerate(calls):
-        expected = [first, *made[max(0, t - last_frames) : t]]
+        expected = [first, *outputs[max(0, t - last_frames) : t]]
         for source, other in zip(sources, expected, strict=True):
             assert torch.equal(source[0], other[0])
             assert torch.equal(source[1], other[1])
-    assert all(((soft > 0.01) & (soft < 0.99)).any() for _, soft in made)
+    assert all(((soft > 0.01) & (soft < 0.99)).any() for _, soft in outputs)
 
 
 def test_hardening_scales_each_object_by_itself():
     soft = torch.tensor([[[0.9, 0.6]], [[0.1, 0.4]]])
-    assert harden(soft, 4, (4, 8))[:, [0, 7]].tolist() == [[0, 1]] * 4
+    assert to_hard_mask(soft, 4, (4, 8))[:, [0, 7]].tolist() == [[0, 1]] * 4
     flat = torch.tensor([[[0.0, 1.0]], [[0.0, 0.0]]])  # an object that is nowhere stays nowhere
-    assert harden(flat, 4, (4, 8)).max() == 0
+    assert to_hard_mask(flat, 4, (4, 8)).max() == 0
 
 
 def test_scenes_are_scored_and_masks_are_written_as_davis_does(tmp_path):
     videos, config = open_videos("scenes:2"), VideoConfig(short_px=96)
-    report = evaluate_video(Extractor(Brightness()), videos, config, tmp_path / "masks")
+    report = evaluate_video(Brightness(), Machine(), videos, config, tmp_path / "masks")
     by_video = []
     for video in videos:
         truth = np.stack([video.read_mask(t) for t in range(len(video))])

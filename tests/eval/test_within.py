@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from croc.eval import kmeans
-from croc.eval.features import Extractor, Report
+from croc.eval.features import Report
+from croc.eval.machine import Machine
 from croc.eval.protocols import WithinConfig
 from tests.eval.fakes import Listed
 
@@ -30,7 +31,7 @@ class Planted:
 
 
 def scores(tokens: Tensor, maps: np.ndarray, config: WithinConfig = CONFIG) -> Report:
-    return kmeans.evaluate_within(Extractor(Planted(tokens)), Listed(maps), config)
+    return kmeans.evaluate_within(Planted(tokens), Machine(), Listed(maps), config)
 
 
 def enlarged(maps: np.ndarray) -> np.ndarray:

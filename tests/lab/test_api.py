@@ -288,7 +288,7 @@ class Scenes:
 
 
 def test_added_data_are_evaluated(run: croc.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setitem(protocols.ADDED, "mine", None)  # removed again after the test
+    monkeypatch.setitem(protocols.REGISTERED, "mine", None)  # removed again after the test
     opened = []
     croc.add_data("mine", lambda path, split: opened.append((path, split)) or Scenes())
     small: dict[str, Any] = {"image_px": 32, "label_px": 32, "workers": 1}

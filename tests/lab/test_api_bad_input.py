@@ -98,7 +98,7 @@ class Wrong(Scenes):
 
 @pytest.mark.parametrize(("count", "fragment"), [(4, "a label is 200"), (0, "has no images")])
 def test_added_data(count: int, fragment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setitem(protocols.ADDED, "mine", None)  # removed again after the test
+    monkeypatch.setitem(protocols.REGISTERED, "mine", None)  # removed again after the test
     croc.add_data("mine", lambda path, split: Wrong(count=count))
     with pytest.raises(croc.UserError, match=fragment):
         open_segmentation(f"mine:{tmp_path}", "val").read(0)

@@ -13,9 +13,10 @@ from PIL import Image
 from croc.cli import main
 from croc.eval.datasets import open_segmentation
 from croc.eval.evaluate import split_training
-from croc.eval.features import Extractor, PatchFeatures, score
+from croc.eval.features import PatchFeatures, score
 from croc.eval.incontext import fill_memory
 from croc.eval.linear import evaluate_linear, few_label_steps, train_linear
+from croc.eval.machine import Machine
 from croc.eval.protocols import InContextConfig, linear_protocol
 from croc.segmentation.segmenter import load_segmenter
 from croc.weights.open import open_backbone
@@ -64,13 +65,13 @@ def test_linear_head_equals_that_of_the_evaluation(tmp_path: Path):
     segmenter, config = load_segmenter(tmp_path / "head"), config_of(tmp_path / "head")
     train, val = (open_segmentation(data, split) for split in ("train", "val"))
     backbone = open_backbone(WEIGHTS).float()
-    layer = train_linear(PatchFeatures(Extractor(backbone), train, 64, 16, 1), config)[0]
+    layer = train_linear(PatchFeatures(backbone, Machine(), train, 64, 16, 1), config)[0]
     images = torch.randn(2, 3, 64, 64)
     expected = layer(backbone.features(images))
     torch.testing.assert_close(segmenter.scores(images), expected, atol=1e-3, rtol=1e-4)
-    patches = PatchFeatures(Extractor(segmenter.backbone), val, 64, 16, 1)
+    patches = PatchFeatures(segmenter.backbone, Machine(), val, 64, 16, 1)
     head: Any = segmenter.head
-    expected = evaluate_linear(Extractor(backbone), train, val, config).scores
+    expected = evaluate_linear(backbone, Machine(), train, val, config).scores
     assert score(patches, [head])[0].scores == pytest.approx(expected, abs=0.05)
     assert segmenter.classes == ("dark", "bright")
     how = "each half of the images scored by a head trained on the other"
@@ -84,9 +85,9 @@ def test_incontext_head_equals_that_of_the_evaluation(tmp_path: Path):
     segmenter = load_segmenter(tmp_path / "head")
     train = open_segmentation(data, "train")
     backbone, config = open_backbone(WEIGHTS).float(), InContextConfig(image_px=64)
-    memory = fill_memory(PatchFeatures(Extractor(backbone), train, 64, 448, 1, cache=False), config)
+    memory = fill_memory(PatchFeatures(backbone, Machine(), train, 64, 448, 1), config)
     features = backbone.features(torch.randn(2, 3, 64, 64))
-    torch.testing.assert_close(segmenter.head.predict(features), memory.predict(features))  # pyright: ignore
+    torch.testing.assert_close(segmenter.head(features), memory(features))  # pyright: ignore
     assert 0 <= facts(tmp_path / "head")["score"]["mIoU"] <= 100
 
 
@@ -97,7 +98,7 @@ def test_held_out_images_are_scored_by_a_head_trained_without_them(tmp_path: Pat
     assert score["how"] == "on 3 held-out images by a head trained on 7"
     parts = split_training(open_segmentation(data, "train", alone=True), 0.3)
     backbone, config = open_backbone(WEIGHTS).float(), config_of(tmp_path / "head")
-    expected = evaluate_linear(Extractor(backbone), parts["train"], parts["val"], config).scores
+    expected = evaluate_linear(backbone, Machine(), parts["train"], parts["val"], config).scores
     assert score["mIoU"] == pytest.approx(expected["mIoU"])
     assert facts(tmp_path / "head")["images"] == 10
 

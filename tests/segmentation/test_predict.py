@@ -86,8 +86,8 @@ def test_masks_mirror_the_folder(head: Path, photos: Photos, tmp_path: Path):
     assert (shares.shape, shares.dtype) == ((3, 4, 4), np.float16)
     np.testing.assert_allclose(shares.astype(float).sum(axis=0), 1, atol=2e-3)
     coco = json.loads((masks / "masks.json").read_text())
-    assert {each["file_name"] for each in coco["images"]} == set(photos)
-    assert sum(each["area"] for each in coco["annotations"]) == len(photos) * 40 * 30
+    assert {entry["file_name"] for entry in coco["images"]} == set(photos)
+    assert sum(entry["area"] for entry in coco["annotations"]) == len(photos) * 40 * 30
 
 
 def test_masks_are_kept_until_settings_change(head: Path, photos: Photos, tmp_path: Path):
@@ -174,10 +174,10 @@ def test_killed_command_resumes(head: Path, tmp_path: Path):
     while is_running(process.pid):
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    before = {name: each for name, each in files(masks).items() if name.endswith(".png")}
+    before = {name: file for name, file in files(masks).items() if name.endswith(".png")}
     assert 10 <= len(before) < count
     assert main([*words, "--workers", "0"]) == 0
-    after = {name: each for name, each in files(masks).items() if name.endswith(".png")}
+    after = {name: file for name, file in files(masks).items() if name.endswith(".png")}
     assert len(after) == count
     assert {name: after[name] for name in before} == before
     assert predict(head, source, "--to", tmp_path / "whole") == 0

@@ -56,14 +56,14 @@ def test_coco_file_has_every_mask(tmp_path: Path):
     write_coco(tmp_path / "x.json", [(f"{n}.jpg", tmp_path / f"{n}.png") for n in maps], "pqr")
     coco = json.loads((tmp_path / "x.json").read_text())
     assert coco["categories"] == [{"id": k, "name": n} for k, n in enumerate("pqr")]
-    images = [(each["file_name"], each["height"], each["width"]) for each in coco["images"]]
+    images = [(entry["file_name"], entry["height"], entry["width"]) for entry in coco["images"]]
     assert images == [("a.jpg", 9, 14), ("b.jpg", 9, 14)]
-    pairs = [(each["image_id"], each["category_id"]) for each in coco["annotations"]]
+    pairs = [(entry["image_id"], entry["category_id"]) for entry in coco["annotations"]]
     assert pairs == [(1, 0), (1, 1), (1, 2), (2, 0), (2, 2)]
-    for each in coco["annotations"]:
-        mask = list(maps.values())[each["image_id"] - 1] == each["category_id"]
-        segmentation = each["segmentation"]
+    for entry in coco["annotations"]:
+        mask = list(maps.values())[entry["image_id"] - 1] == entry["category_id"]
+        segmentation = entry["segmentation"]
         assert np.array_equal(decode_mask(segmentation["counts"], segmentation["size"]), mask)
-        assert each["area"] == mask.sum()
+        assert entry["area"] == mask.sum()
         y, x = mask.nonzero()
-        assert each["bbox"] == [x.min(), y.min(), np.ptp(x) + 1, np.ptp(y) + 1]
+        assert entry["bbox"] == [x.min(), y.min(), np.ptp(x) + 1, np.ptp(y) + 1]

@@ -91,8 +91,8 @@ def saved(tmp_path: Path) -> Path:
 def test_segment_gives_maps_of_the_photographs_sizes(saved: Path):
     tensor = torch.from_numpy(IMAGE).permute(2, 0, 1)
     maps = croc.segment([tensor, tensor[:, :20] / 255], saved, device="cpu")
-    assert [each.shape for each in maps] == [(41, 57), (20, 57)]
-    assert all(each.dtype == np.uint8 for each in maps)
+    assert [class_map.shape for class_map in maps] == [(41, 57), (20, 57)]
+    assert all(class_map.dtype == np.uint8 for class_map in maps)
     segmenter = croc.load_segmenter(saved)
     assert np.array_equal(maps[0], segmenter.class_map(IMAGE))
     assert np.array_equal(maps[0], croc.segment(tensor, segmenter)[0])
