@@ -17,7 +17,7 @@ from croc.eval.features import PatchFeatures
 from croc.eval.incontext import Memory, choose, count_labels, evaluate_incontext, fill_memory
 from croc.eval.machine import Machine
 from croc.eval.protocols import InContextConfig
-from croc.weights.open import DenseBackbone
+from croc.weights.backbones import DenseBackbone
 from tests.eval.fakes import CPU, Patches, SecondToLast, TwoColors
 from tests.oracles import incontext as oracle
 
