@@ -256,7 +256,8 @@ def _tokens(
     backbone: FrozenBackbone, pixels: Float[Tensor, "B 3 h w"]
 ) -> list[tuple[Float[Tensor, "rows columns D"], Float[Tensor, "D"] | None]]:
     """Patch tokens and CLS token of each image; copies, so that none keeps the batch in memory."""
-    images = normalize(pixels.to(next(backbone.parameters()).device))
+    parameter = next(backbone.parameters(), None)  # `colors` has none
+    images = normalize(pixels if parameter is None else pixels.to(parameter.device))
     if not isinstance(backbone, VitBackbone):
         maps = backbone.features(images).permute(0, 2, 3, 1).float().cpu()
         return [(patches.clone(), None) for patches in maps]
