@@ -61,8 +61,7 @@ def settings(config: ClusterConfig) -> tuple[list[float], list[int]]:
     weight = config.position_weight
     factors, range_ = ([-1.0, weight], weight + 2) if math.isfinite(weight) else ([0.0, 1.0], 1.0)
     middle = weight / 2 if math.isfinite(weight) else 0.5
-    largest = config.k_max or config.k_start
-    smallest = largest if config.k_select == "fixed" else 2
+    smallest, largest = config.k_range
     return (
         [*factors, middle, config.sharpness],
         [config.sinkhorn_iterations, largest, smallest, int(config.sharpness * range_ > NARROW)],

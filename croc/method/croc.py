@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from croc.config import ClusterConfig, CrocConfig, DinoConfig, DistillationConfig, require
 from croc.method.backbone import Backbone
-from croc.method.clustering.join_split import check_k_start, cluster_views, pool, softness
+from croc.method.clustering.join_split import check_k_start, cluster, pool, softness
 from croc.method.distributed import (
     local_shards,
     process_count,
@@ -45,7 +45,7 @@ def cluster_tokens(
 ) -> Clusters:
     """Join the teacher's tokens of both views, locate the clusters in them, split them again."""
     weights = saliency(tokens, config)
-    return cluster_views(tokens.heads, views.positions, weights, config, keys=sample_keys)
+    return cluster(tokens.heads, views.positions, weights, config, keys=sample_keys)
 
 
 def saliency(tokens: Tokens, config: ClusterConfig) -> Float[Tensor, "M B H N"]:
