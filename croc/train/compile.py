@@ -28,7 +28,7 @@ COMPILED: dict[type, tuple[str, ...]] = {
     ImageHead: ("images",),
     ProjectionHead: ("images", "clusters"),
     Mae: ("make_views",),
-    MaeNetwork: ("compare",),
+    MaeNetwork: ("reconstruction_error",),
 }
 """Functions that are compiled, besides the blocks; they can be timed separately."""
 MAX_VERSIONS = 64
