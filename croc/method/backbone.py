@@ -24,7 +24,7 @@ from torch.utils.checkpoint import checkpoint
 
 from croc.config import ModelConfig
 from croc.errors import UserError
-from croc.kernels.layers import convert_layer, replace_layers
+from croc.kernels.layers import convert, replace_layers
 from croc.method.position_windows import (
     draw_rotary_windows,
     draw_windows,
@@ -263,7 +263,7 @@ def _record_projections(attention: Any) -> list[RecordingLinear]:
     names = ("q_proj", "k_proj", "v_proj") if attention.qkv is None else ("qkv",)
     layers = [getattr(attention, name) for name in names]
     for layer in layers:
-        convert_layer(layer, RecordingLinear)
+        convert(layer, RecordingLinear)
     return layers
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from croc import kernels
 from croc.kernels import layers
-from croc.kernels.layers import LinearGelu, convert_layer
+from croc.kernels.layers import LinearGelu, convert
 from tests.kernels.interpreter import bfloat16_in_interpreter, check_operator, interpreted
 
 gelu = pytest.importorskip("croc.kernels.gelu", reason="needs Triton")
@@ -96,7 +96,7 @@ def make_pair(
     torch.manual_seed(0)
     linear, fused = (nn.Linear(*sizes, bias=bias).to(device) for _ in range(2))
     fused.load_state_dict(linear.state_dict())
-    convert_layer(fused, LinearGelu)
+    convert(fused, LinearGelu)
     return nn.Sequential(linear, nn.GELU()), fused
 
 
