@@ -52,7 +52,7 @@ class KeyedDropPath(nn.Module):
 
 
 class RecordingLinear(nn.Linear):
-    """A linear layer that appends its outputs to a list while it is given one."""
+    """A linear layer that appends its outputs to a list while it has one."""
 
     outputs: list[Tensor] | None = None
 
@@ -119,12 +119,12 @@ class Backbone(nn.Module):
         """CLS and patch tokens of the visible patches only; `sample_keys` as in `forward`."""
         self._set_drop_paths(1, sample_keys)
         (tokens, rope), prefix = self._embed(pixels), self.vit.num_prefix_tokens
-        places = visible[..., None].expand(-1, -1, tokens.shape[-1])
-        seen = torch.cat([tokens[:, :prefix], tokens[:, prefix:].gather(1, places)], dim=1)
+        index = visible[..., None].expand(-1, -1, tokens.shape[-1])
+        tokens = torch.cat([tokens[:, :prefix], tokens[:, prefix:].gather(1, index)], dim=1)
         if rope is not None:
             chosen = rope[..., visible, :]
             rope = chosen.transpose(1, 2) if self._mixed else chosen[:, None]
-        cls, patches = self._finish(self._run_blocks(seen, rope), views=1)
+        cls, patches = self._finish(self._run_blocks(tokens, rope), views=1)
         return cls[0], patches[0]
 
     def forward_tokens(
@@ -217,8 +217,9 @@ class Backbone(nn.Module):
         vit = self.vit
         patches = vit.patch_embed(pixels)
         if hidden is not None:
-            places = hidden[0].reshape(*patches.shape[:3], 1)
-            patches = torch.where(places, hidden[1].to(patches.dtype), patches)
+            mask, mask_token = hidden
+            mask = mask.reshape(*patches.shape[:3], 1)
+            patches = torch.where(mask, mask_token.to(patches.dtype), patches)
         x, rope = self._add_positions(patches)
         if windows is not None and vit.pos_embed is not None:
             prefix, (g, h) = vit.num_prefix_tokens, vit.patch_embed.grid_size

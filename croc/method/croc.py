@@ -135,9 +135,7 @@ class Croc:
     def __init__(self, config: DinoConfig, device: torch.device) -> None:
         self.config, self.views_config = config, config.views
         self.cluster_config = config.cluster if isinstance(config, CrocConfig) else None
-        self.is_released = self.cluster_config is not None and (
-            self.cluster_config.variant == "released"
-        )
+        self.is_released = getattr(self.cluster_config, "variant", None) == "released"
         self.alpha = config.loss.alpha if isinstance(config, CrocConfig) else 0.0
         self.student = Network(config, config.model.drop_path)
         self.teacher = Network(config, drop_path=0.0)
@@ -311,10 +309,8 @@ class Croc:
 
     def total_loss(self, means: dict[str, Tensor]) -> Float[Tensor, ""]:
         """The paper's total loss, and the terms of our additions."""
-        loss = loss_glob = means["loss_image"]
-        if "loss_cluster" in means:
-            loss_dense = means["loss_cluster"]
-            loss = self.alpha * loss_dense + loss_glob
+        loss_glob, loss_dense = means["loss_image"], means.get("loss_cluster")
+        loss = loss_glob if loss_dense is None else self.alpha * loss_dense + loss_glob
         if "loss_patch" in means:
             loss = loss + means["loss_patch"]
         if "loss_anchor" in means:

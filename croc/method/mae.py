@@ -57,10 +57,10 @@ class Decoder(nn.Module):
         patches: Float[Tensor, "B V D"],
         visible: Int64[Tensor, "B V"],
     ) -> Float[Tensor, "B N pixels"]:
-        first, seen = self.embed(cls)[:, None], self.embed(patches)
-        everywhere = self.mask_token.to(seen.dtype).expand(len(seen), len(self.positions), -1)
-        x = everywhere.scatter(1, visible[..., None].expand_as(seen), seen) + self.positions
-        x = torch.cat([first, x.to(first.dtype)], dim=1)
+        cls, patches = self.embed(cls)[:, None], self.embed(patches)
+        x = self.mask_token.to(patches.dtype).expand(len(patches), len(self.positions), -1)
+        x = x.scatter(1, visible[..., None].expand_as(patches), patches) + self.positions
+        x = torch.cat([cls, x.to(cls.dtype)], dim=1)
         return self.paint(self.norm(self.blocks(x)))[:, 1:]
 
 

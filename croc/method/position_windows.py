@@ -87,14 +87,15 @@ def rotary_positions(
         first = rope.grid_indexing == "xy"  # timm's first axis is then that of the columns
         indices = [y * rows - 0.5, x * columns - 0.5]
         if isinstance(rope, RotaryEmbeddingMixed):
-            a, b = (each[:, None, :, None] for each in (reversed(indices) if first else indices))
+            axes = reversed(indices) if first else indices
+            a, b = (index[:, None, :, None] for index in axes)
             by_a, by_b = rope.freqs.float()[:, :, None, :, None]
             angles = a * by_a + b * by_b
         else:
-            indices = [each + rope.grid_offset for each in indices]
+            indices = [index + rope.grid_offset for index in indices]
             if rope.ref_feat_shape is not None:
                 shapes = zip(indices, (rows, columns), rope.ref_feat_shape)
-                indices = [each / now * reference for each, now, reference in shapes]
+                indices = [index / size * reference for index, size, reference in shapes]
             places = torch.stack(indices[::-1] if first else indices, dim=-1)
             angles = (places[..., None] * rope.bands).flatten(-2)
     half = getattr(rope, "rotate_half", False)

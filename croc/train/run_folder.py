@@ -36,7 +36,7 @@ CHANGEABLE = {
     ("data", "root"),  # the data may move; a checkpoint has the number of images
     ("data", "workers"),
     ("data", "max_failed_share"),
-    *(("run", each.name) for each in dataclasses.fields(RunConfig) if each.name != "seed"),
+    *(("run", option.name) for option in dataclasses.fields(RunConfig) if option.name != "seed"),
 }
 """Options that may change when a run is resumed: how it is executed, and where the data is."""
 KEPT = 2
@@ -115,13 +115,13 @@ class FailedFiles:
         self.names = list(names)
 
     def add(self, names: Iterable[str]) -> list[str]:
-        """Adds failures and returns the new ones, for the log."""
+        """Add failures and return the new ones, for the log."""
         new = [name for name in dict.fromkeys(names) if name not in self.names]
         self.names += new
         return new
 
     def check(self, seen: int, count: int, max_share: float) -> None:
-        """Stops the run when too many fail, once enough images were seen to tell."""
+        """End the run if too many fail, once enough images have been read to tell."""
         seen, names = min(seen, count), self.names
         if seen < min(100, count) or len(names) <= max_share * seen:
             return
@@ -166,10 +166,10 @@ class TrainState:
                 f"{self.images:,}: bring back the same data, or choose another --run.folder"
             )
         for name, module in self.modules.items():
-            own = module.state_dict()
+            current = module.state_dict()
             saved = state["modules"][name].items()
             module.load_state_dict(
-                {key: shard_like(x, own[key]) if key in own else x for key, x in saved}
+                {key: shard_like(x, current[key]) if key in current else x for key, x in saved}
             )
         self._load_optimizer(state["optimizer"])
         self.step, self.failed = state["step"], FailedFiles(state["failed"])
@@ -180,13 +180,13 @@ class TrainState:
         groups = self.optimizer.param_groups
         if len(groups) == len(saved["param_groups"]):  # else load_state_dict raises
             names = ("fused", "foreach", "capturable")
-            own = [{name: group[name] for name in names if name in group} for group in groups]
+            current = [{name: group[name] for name in names if name in group} for group in groups]
             parameters = [p for group in groups for p in group["params"]]
             saved = saved | {
-                "param_groups": [a | b for a, b in zip(saved["param_groups"], own)],
+                "param_groups": [a | b for a, b in zip(saved["param_groups"], current)],
                 "state": {
-                    number: {name: shard_like(x, parameters[number]) for name, x in each.items()}
-                    for number, each in saved["state"].items()
+                    number: {name: shard_like(x, parameters[number]) for name, x in values.items()}
+                    for number, values in saved["state"].items()
                 },
             }
         self.optimizer.load_state_dict(saved)

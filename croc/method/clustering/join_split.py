@@ -144,11 +144,11 @@ def split(
         assignments = assignments * hard
     else:
         hard = F.one_hot(assignments.argmax(dim=-1), assignments.shape[-1]).bool()
-    seen = rearrange(hard, "b h (m n) k -> m b h n k", m=views).any(dim=-2)
-    real = torch.arange(assignments.shape[-1], device=count.device) < count[..., None]
+    present = rearrange(hard, "b h (m n) k -> m b h n k", m=views).any(dim=-2)
+    not_padding = torch.arange(assignments.shape[-1], device=count.device) < count[..., None]
     return Clusters(
         assignments=rearrange(assignments, "b h (m n) k -> m b h n k", m=views),
-        valid=seen.all(dim=0) & real,
+        valid=present.all(dim=0) & not_padding,
         cost=cost,
         count=count,
     )
