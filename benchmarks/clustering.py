@@ -18,9 +18,8 @@ from triton.testing import do_bench
 from benchmarks.common import run
 from croc.config import ClusterConfig
 from croc.io import hardware
-from croc.method.clustering import draw_seeds
-from croc.method.clustering.join_split import choose, pool, split
-from croc.method.clustering.paper import paper_steps
+from croc.method.clustering.join_split import pool, select_k, split
+from croc.method.clustering.paper import draw_seeds, paper_steps
 from croc.method.croc import cluster_tokens
 from croc.method.types import Clusters, Tokens, Views
 
@@ -93,7 +92,7 @@ def define(tokens: Tensor, positions: Tensor, saliency: Tensor, seeds: Tensor, c
     """`cluster` without the kernel."""
     tokens = tokens if tokens.dtype == torch.float64 else tokens.float()
     steps = paper_steps(F.normalize(tokens, dim=-1), positions, saliency, seeds, config)
-    return split(*choose(steps, config), config, 2)
+    return split(*select_k(steps, config), config, 2)
 
 
 def steps(

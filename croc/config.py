@@ -284,6 +284,12 @@ class ClusterConfig(Section):
             "code's exp() overflows float32 above 80",
         )
 
+    @property
+    def k_range(self) -> tuple[int, int]:
+        """The smallest and the largest K that may be chosen."""
+        largest = self.k_max or self.k_start
+        return (largest if self.k_select == "fixed" else 2), largest
+
 
 @dataclass(frozen=True)
 class DistillationConfig(Section):

@@ -35,7 +35,6 @@ from croc.signals import SIGNALS
 
 Item = TypeVar("Item")
 _MAX_TRIES = 100
-_NAMES_SHOWN = 20
 # How many parts of batches each worker may be ahead. With two, loading was up to 15% slower where
 # decoding is about as fast as training; more cost memory of the ring.
 _PARTS_AHEAD = 4
@@ -345,27 +344,3 @@ def _stop_all_workers() -> None:
     would send the workers the SIGTERM that they ignore and wait for them forever."""
     for iterator in list(_live):
         _stop_workers(iterator)
-
-
-class FailedFiles:
-    """The distinct files that could not be decoded so far."""
-
-    def __init__(self, names: Iterable[str] = ()) -> None:
-        self.names = list(names)
-
-    def add(self, names: Iterable[str]) -> list[str]:
-        """Add failures; returns the new ones, for the log."""
-        new = [name for name in dict.fromkeys(names) if name not in self.names]
-        self.names += new
-        return new
-
-    def check(self, seen: int, count: int, max_share: float) -> None:
-        """Stop the run if too many fail, once enough images have been seen to tell."""
-        seen, names = min(seen, count), self.names
-        if seen < min(100, count) or len(names) <= max_share * seen:
-            return
-        more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
-        raise UserError(
-            f"{len(names)} of {seen} images cannot be decoded, more than "
-            f"--data.max-failed-share {max_share:g} allows: {', '.join(names[:_NAMES_SHOWN])}{more}"
-        )

@@ -20,14 +20,14 @@ def use_kernels(enabled: bool) -> None:
     _enabled = enabled
 
 
-def serve(tensor: Tensor) -> bool:
+def can_run(tensor: Tensor) -> bool:
     """Whether kernels can run on this tensor's device."""
     return _AVAILABLE and _enabled and tensor.is_cuda and _has_bfloat16(tensor.device)
 
 
 def find(name: str, tensor: Tensor) -> Any:
     """The module croc.kernels.NAME if its kernels can run on this tensor's device, else None."""
-    if not serve(tensor):
+    if not can_run(tensor):
         return None
     from croc.kernels import attention, clustering, distill, gelu, views
 

@@ -1,10 +1,10 @@
-"""Attention over few tokens, from the packed output of the qkv layer and back into its gradient.
+"""Attention over few tokens, computed from the packed output of the qkv layer; so is its gradient.
 
-One Triton program does a whole image and head. The tokens are few enough that the scores of a row
-fit on the chip: no running maximum, no sums over programs, and the gradients of queries,
-keys and values go where the layer expects them. The backward goes over the scores twice, once by
-rows for the queries and once by columns for keys and values: faster than both in one, for which
-there are too few registers.
+One Triton program computes a whole image and head. There are so few tokens that the scores of a row
+fit on the chip. This needs no running maximum and no sums over programs, and the gradients of
+queries, keys and values are stored as the layer expects them. The backward pass computes the scores
+twice, by rows for the queries and by columns for keys and values. A single pass would be slower,
+because it needs more registers than there are.
 """
 
 import math
@@ -17,8 +17,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 MOST_TOKENS = 272
-LEAST_TILE = 16  # of rows that a tensor core takes
-# The tokens are in the chip's memory in tiles of a power of two, none above these.
+LEAST_TILE = 16  # rows: the minimum of a tensor core
+# The tokens are kept on the chip in tiles whose sizes are powers of two, at most these.
 FORWARD_TILE, BACKWARD_TILE = 128, 64
 FORWARD = {"ROWS": 64, "num_warps": 4, "num_stages": 1}
 BACKWARD = {"ROWS": 64, "num_warps": 4, "ROW_STAGES": 2, "COLUMN_STAGES": 2}
@@ -42,7 +42,7 @@ def packed_attention(qkv: Float[Tensor, "B N W"], heads: int) -> Float[Tensor, "
 
 
 def launch(qkv, heads, **options: Any) -> tuple[Tensor, Tensor]:
-    """The output, and log2 of each row's sum of powers; with FORWARD, or the options given."""
+    """The output, and log2 of each row's sum of powers; with FORWARD, updated by `options`."""
     qkv = qkv.contiguous()
     out, log_sums = _empty(qkv, heads)
     with torch.cuda.device_of(qkv):
@@ -53,7 +53,7 @@ def launch(qkv, heads, **options: Any) -> tuple[Tensor, Tensor]:
 
 
 def launch_backward(qkv, out, log_sums, grad, heads, **options: Any) -> Tensor:
-    """The gradient of qkv; with BACKWARD, or the options given."""
+    """The gradient of qkv; launched with BACKWARD, updated by `options`."""
     qkv, grad = qkv.contiguous(), grad.contiguous()
     inner, packed = torch.empty_like(log_sums), torch.empty_like(qkv)
     with torch.cuda.device_of(qkv):
@@ -64,7 +64,7 @@ def launch_backward(qkv, out, log_sums, grad, heads, **options: Any) -> Tensor:
 
 
 def _sizes(qkv, heads, most):
-    """Scale, heads, tokens, d, and the tiles: whole ones, then what is left in powers of two."""
+    """Scale, heads, tokens, d, and the tiles: the largest ones, then smaller powers of two."""
     tokens, d = qkv.shape[1], qkv.shape[2] // (3 * heads)
     tiles, left = [], triton.cdiv(tokens, LEAST_TILE) * LEAST_TILE
     while left:
@@ -152,7 +152,7 @@ def _backward(
     scale, H: tl.constexpr, N: tl.constexpr, D: tl.constexpr, TILES: tl.constexpr,
     ROWS: tl.constexpr, ROW_STAGES: tl.constexpr, COLUMN_STAGES: tl.constexpr,
 ):  # fmt: skip
-    """`inner`, each row's out · grad, goes by way of memory from the first pass to the second."""
+    """`inner`, each row's out · grad, is passed from the first loop to the second in memory."""
     b, h = (tl.program_id(0) // H).to(tl.int64), tl.program_id(0) % H
     WIDE: tl.constexpr = 3 * H * D
     qkv_at += b * N * WIDE + h * D
@@ -185,7 +185,7 @@ def _backward(
             first += TILES[i]
         _store(packed_at, d_query * scale, start, WIDE, N, D, ROWS)
 
-    tl.debug_barrier()  # what one thread has written another may read
+    tl.debug_barrier()  # threads read what others have written
     queries = _load_tiles(qkv_at, WIDE, N, D, TILES)
     grads = _load_tiles(grad_at, H * D, N, D, TILES)
     for start in tl.range(0, N, ROWS, num_stages=COLUMN_STAGES):
@@ -195,7 +195,7 @@ def _backward(
         d_value = tl.zeros((ROWS, D), tl.float32)
         begin: tl.constexpr = 0
         for i in tl.static_range(len(TILES)):
-            # A row that is not there weighs nothing, its logarithm being infinite.
+            # Rows beyond the last have weight 0, because their log sum is infinite.
             m = begin + tl.arange(0, TILES[i])
             log_sums = tl.load(log_sums_at + m, mask=m < N, other=float("inf"))
             inners = tl.load(inner_at + m, mask=m < N, other=0.0)
@@ -224,7 +224,7 @@ def _load_tiles(at, STRIDE: tl.constexpr, N: tl.constexpr, D: tl.constexpr, TILE
 def _load(
     at, start, STRIDE: tl.constexpr, N: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr
 ):  # fmt: skip
-    """Rows of one head from `start` on; 0 where there are none."""
+    """Rows of one head from `start` on; 0 beyond the last."""
     n = start + tl.arange(0, ROWS)
     return tl.load(at + n[:, None] * STRIDE + tl.arange(0, D), mask=n[:, None] < N, other=0.0)
 

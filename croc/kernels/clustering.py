@@ -15,7 +15,7 @@ MOST_TOKENS = 512
 MOST_CENTROIDS = 32
 # Two programs share a multiprocessor. `arch` keeps Triton from Hopper's wgmma: with operands as
 # narrow as these it reads beyond the end of shared memory (compute-sanitizer, Triton 3.6), and
-# where it does not it is slower. The machine code is the chip's own all the same.
+# where it does not, it is slower. The machine code is still compiled for the actual GPU.
 OPTIONS = {"num_warps": 4, "maxnreg": 255, "arch": "sm80"}
 # λ times the range of the cost up to which the plan's factors stay within float32: from the middle
 # of the range, exp() reaches 2^±88, and u and v have room for the rest. λ_pos 4 at λ 20 needs 120.
@@ -61,8 +61,7 @@ def settings(config: ClusterConfig) -> tuple[list[float], list[int]]:
     weight = config.position_weight
     factors, range_ = ([-1.0, weight], weight + 2) if math.isfinite(weight) else ([0.0, 1.0], 1.0)
     middle = weight / 2 if math.isfinite(weight) else 0.5
-    largest = config.k_max or config.k_start
-    smallest = largest if config.k_select == "fixed" else 2
+    smallest, largest = config.k_range
     return (
         [*factors, middle, config.sharpness],
         [config.sinkhorn_iterations, largest, smallest, int(config.sharpness * range_ > NARROW)],
@@ -72,7 +71,7 @@ def settings(config: ClusterConfig) -> tuple[list[float], list[int]]:
 def launch(
     tokens, positions, saliency, seeds, factors, choice, **options: Any
 ) -> tuple[Tensor, ...]:
-    """With OPTIONS, or those that are given."""
+    """Launch the program with OPTIONS, updated by `options`."""
     M, B, H, N, d = tokens.shape
     T, K = _padded(M * N, 64), seeds.shape[-1]
     inputs = tokens, positions, saliency, seeds

@@ -1,9 +1,9 @@
 """The whole `paper` clustering of one image and head, as one Triton program.
 
 The same computation as clustering/paper.py, on the chip: the tokens are read once, and only the
-chosen assignments are written. A centroid keeps its slot while others
-merge, and `alive` has a bit for every slot that still counts; that the slots close up only now
-and then changes nothing, since merging never reorders the clusters that are left.
+chosen assignments are written. A centroid keeps its slot while others merge, and `alive` has a bit
+for every slot in use. Slots are compacted only from time to time, which does not change the result,
+because merging never reorders the remaining clusters.
 """
 
 import math
@@ -18,10 +18,10 @@ from croc.method.clustering.paper import LEAST_SALIENCY
 LEAST = tl.constexpr(LEAST_SALIENCY)
 TINY = tl.constexpr(torch.finfo(torch.float32).tiny)
 LOG2_E = tl.constexpr(math.log2(math.e))
-# Where v starts. u and v may pass any factor to each other; with this one neither leaves float32,
-# so that even the first pass needs no logarithms unless the costs are WIDE apart.
+# The initial value of v. Only the product of u and v matters; with this value, neither leaves the
+# range of float32, so that no pass needs logarithms unless the range of the cost is WIDE.
 GAUGE = tl.constexpr(2.0**-32)
-NOTHING = tl.constexpr(-1e30)  # a logarithm of 0 with which one can calculate
+NOTHING = tl.constexpr(-1e30)  # stands for log(0), but is finite
 
 
 @triton.jit
@@ -57,7 +57,7 @@ def program(
     left, top = tl.min(x, axis=0), tl.min(y, axis=0)
     x, y = tl.where(real, x - left, 0.0), tl.where(real, y - top, 0.0)
     right, bottom = tl.max(x, axis=0), tl.max(y, axis=0)
-    # In these units a distance is what it adds to the cost.
+    # Positions are scaled so that a distance is its contribution to the cost.
     unit = positional / tl.maximum(tl.sqrt(right * right + bottom * bottom), 1e-12)
     out = assignments_at + (((m * B + b) * H + h) * N + n) * K
     high, low = _parts(tokens)
@@ -85,7 +85,7 @@ def program(
         state, best, count = _steps(inputs, state, best, count, 16, K, SMALLEST, WIDE, EXACT)
     state, best, count = _steps(inputs, state, best, count, 8, K, SMALLEST, WIDE, EXACT)
 
-    tl.debug_barrier()  # what one thread has written another may read
+    tl.debug_barrier()  # threads read what others have written
     centroids, cx, cy, g = _recall(best_at, slot, slot < count, K, D_PAD)
     logits = _logits(_cost(points, centroids, cx, cy, factors, EXACT), factors) + g
     share = tl.exp2(logits - tl.max(logits, axis=1)[:, None])
@@ -109,7 +109,7 @@ def _steps(
     WIDTH: tl.constexpr, K: tl.constexpr, SMALLEST: tl.constexpr,
     WIDE: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
-    """Down to half as many centroids as there are slots; what is best so far is remembered."""
+    """Merge down to half as many centroids as there are slots; store the best step so far."""
     points, factors, best_at, largest = inputs
     centroids, cx, cy, importance = state
     FIRST: tl.constexpr = min(K, WIDTH)
@@ -153,8 +153,8 @@ def _transport(cost, rows, columns, factors, WIDE: tl.constexpr):
     """Sinkhorn's kernel, u and v: the plan is u · kernel · v; and g, the kernel's own column
     factors as logarithms.
 
-    The kernel is exp(−λ cost) times a constant. Where that would leave float32 (WIDE), it is the
-    plan after a first pass on logarithms: then no row and no column is empty, nor becomes so.
+    The kernel is exp(−λ cost) times a constant. If that would leave the range of float32 (WIDE), it
+    is the plan after a first pass on logarithms, in which no row and no column underflows.
     """
     kernel = _logits(cost, factors)
     g = tl.zeros_like(columns)
@@ -188,7 +188,7 @@ def _cost(points, centroids, cx, cy, factors, EXACT: tl.constexpr):
 @triton.jit
 @no_type_check
 def _logits(cost, factors):
-    """−λ cost, from the middle of the cost's range, to base 2."""
+    """−λ cost to base 2, relative to the middle of the cost's range."""
     return (factors[1] - cost) * factors[2]
 
 
@@ -208,7 +208,7 @@ def _log_sum(logits, AXIS: tl.constexpr):
 @triton.jit
 @no_type_check
 def _remember(best_at, centroids, cx, cy, g, living, K: tl.constexpr):
-    """What a step's assignments follow from: far less than they are, and closed up."""
+    """Store what the assignments can be recomputed from, compacted: it is much smaller."""
     D: tl.constexpr = centroids.shape[0]
     place = _places(living)
     at = best_at + (tl.arange(0, D) * K)[:, None] + place
@@ -230,9 +230,9 @@ def _recall(best_at, slot, there, K: tl.constexpr, D: tl.constexpr):
 @triton.jit
 @no_type_check
 def _update(points, kernel, u, v, EXACT: tl.constexpr):
-    """Means of tokens and positions by the columns of the plan; v brings these to sum 1."""
+    """Means of tokens and positions, weighted by the columns of the plan, which v normalizes."""
     high, low, inverse_length, x, y, _rows = points
-    kernel *= u[:, None]  # first of all: alone, u may be as large as float32 allows
+    kernel *= u[:, None]  # first, because u alone may be close to float32's maximum
     centroids = _dot(high.T, low.T, kernel * inverse_length[:, None], EXACT) * v
     cx = tl.sum(kernel * x[:, None], axis=0) * v
     cy = tl.sum(kernel * y[:, None], axis=0) * v

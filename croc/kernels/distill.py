@@ -1,8 +1,8 @@
 """Self-distillation on a GPU: from the outputs of teacher and student to the losses in one pass.
 
-What losses.py defines, for two views. A program takes one image or cluster, both views of both
-networks, with a running maximum; no probability is ever written down. The gradient is one more
-pass. What does not count (a slot without a cluster) is not even read.
+Equivalent to losses.py, for two views. A program computes one image or cluster, in both views and
+both networks, with a running maximum; probabilities are never stored. The gradient takes one more
+pass. Items that are not valid (padding and pruned clusters) are not read.
 """
 
 import math
@@ -16,7 +16,7 @@ from torch import Tensor
 VIEWS = 2
 LOG2_E = tl.constexpr(math.log2(math.e))
 LN_2 = tl.constexpr(math.log(2))
-# Below all outputs, yet 0 times it is 0.
+# Less than all outputs, but finite, so that 0 times it is 0.
 LOWEST = tl.constexpr(-1e30)
 FORWARD = {"BLOCK": 4096, "num_warps": 8}
 BACKWARD = {"BLOCK": 4096, "num_warps": 8}
@@ -68,7 +68,7 @@ def launch_total(outputs, weights, **changes: Any) -> Tensor:
 
 
 def _empty(teacher, center, temperature, student, student_temp, valid):
-    """Losses, entropies, and the logarithms of what normalizes teacher and student."""
+    """Losses, entropies, and the log normalizers of teacher and student, uninitialized."""
     rows = valid.numel()
     losses, entropies = (valid.new_empty(valid.shape, dtype=torch.float32) for _ in range(2))
     return losses, entropies, valid.new_empty(2 * VIEWS, rows, dtype=torch.float32)
@@ -133,7 +133,7 @@ def _forward(
         for first in range(0, width, BLOCK):
             places = row, rows, width, first + tl.arange(0, BLOCK)
             a, b, c, d = _outputs(teacher_at, center_at, student_at, scales, places)
-            # a and b are the teacher's views, c and d the student's; a teaches d, and b teaches c.
+            # a and b are the teacher's views, c and d the student's; a is the target of d, b of c.
             most_a, sum_a, own_a, kept, power = _grow(most_a, sum_a, own_a, a)
             cross_a = cross_a * kept + tl.sum(power * d, axis=0)
             most_b, sum_b, own_b, kept, power = _grow(most_b, sum_b, own_b, b)
@@ -181,7 +181,7 @@ def _backward(
 @triton.jit
 @no_type_check
 def _outputs(teacher_at, center_at, student_at, scales, places):
-    """Of both views, in logarithms to base 2; the teacher's centered."""
+    """The outputs for both views, as base-2 logits; the teacher's are centered."""
     row, rows, width, place = places
     real = place < width
     here, there = row * width + place, (rows + row) * width + place
@@ -197,8 +197,8 @@ def _outputs(teacher_at, center_at, student_at, scales, places):
 @triton.jit
 @no_type_check
 def _grow(most, total, own, values):
-    """With more values: their maximum, the sum of their powers relative to it, that of the powers
-    times the logarithms, what is kept of other sums, and the new powers."""
+    """Add values to running sums: returns the maximum, the sum of powers relative to it, the sum of
+    powers times logarithms, the factor for other sums, and the powers of the values."""
     larger = tl.maximum(most, tl.max(values, axis=0))
     kept, power = tl.exp2(most - larger), tl.exp2(values - larger)
     own = kept * (own + total * (most - larger)) + tl.sum(power * (values - larger), axis=0)

@@ -1,9 +1,8 @@
 """The exact GELU behind a linear layer: one pass over the hidden units each way.
 
-PyTorch's erf keeps the arithmetic units busier than the memory, and the bias's gradient takes a
-pass of its own. Here Φ is cheap, and the pass that turns the gradient of the activations into that
-of the hidden units also sums it. The matrix products stay with PyTorch, and in torch.compile's
-sight.
+With PyTorch's erf, the arithmetic takes longer than the memory accesses, and the gradient of the
+bias needs another pass. Here Φ is cheap, and the pass that computes the gradient of the hidden
+units also sums it. PyTorch computes the matrix products, visible to torch.compile.
 """
 
 import math
@@ -14,10 +13,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-# A program takes BLOCK values forward. Backward, it takes ROWS rows of COLUMNS, STEP at a time, of
-# which STAGES - 1 are on their way while one is worked on: left alone, the compiler loads values
-# only as they are needed. Both begin with what the product before has written last, which is
-# still in the cache.
+# Forward, a program processes BLOCK values; backward, ROWS rows of COLUMNS values, STEP rows at a
+# time, while the next STAGES - 1 steps are being loaded (without this, the compiler loads values
+# only when they are needed). Both start with the values that the preceding matrix product wrote
+# last, since these are still in the cache.
 FORWARD = {"BLOCK": 4096, "num_warps": 4}
 BACKWARD = {
     "ROWS": 64, "STEP": 8, "COLUMNS": 256, "STAGES": 3, "num_warps": 4
@@ -29,7 +28,7 @@ DENSITY = tl.constexpr(1 / math.sqrt(2 * math.pi))
 
 
 def launch_forward(hidden: Tensor, bias: Tensor | None = None, **changes: Any) -> Tensor:
-    """GELU(hidden), where the bias is already in; with FORWARD, or what is given."""
+    """GELU(hidden), which includes the bias; launched with FORWARD, updated by `changes`."""
     options = FORWARD | changes
     hidden = hidden.contiguous()
     activations = torch.empty_like(hidden)
@@ -40,7 +39,7 @@ def launch_forward(hidden: Tensor, bias: Tensor | None = None, **changes: Any) -
 
 
 def launch_backward(hidden: Tensor, grad: Tensor, **changes: Any) -> tuple[Tensor, Tensor]:
-    """The gradient of `hidden`, and its sums over blocks of rows; with BACKWARD, or the given."""
+    """The gradient of `hidden`, and its sums over blocks of rows; with BACKWARD and `changes`."""
     options = BACKWARD | changes
     hidden, grad = hidden.contiguous(), grad.contiguous()
     gradient, sums = _empty(hidden, grad, options["ROWS"])
@@ -135,11 +134,11 @@ def _turn():
 @triton.jit
 @no_type_check
 def _tail(x):
-    """e^{-x²/2} and Φ(-|x|) / e^{-x²/2}, whose product is below float32 long before |x| is 30.
+    """e^{-x²/2} and Φ(-|x|) / e^{-x²/2}, whose product underflows float32 long before |x| is 30.
 
-    The second is a polynomial in 1 / (|x| + 2.46), fitted over |x| < 14: Φ is then right to 4e-8
-    but for float32's rounding, and its tail to 2.4e-4, a sixteenth of what bfloat16 rounds by. The
-    reciprocal is a square since Triton's division takes three instructions more.
+    The second is a polynomial in 1 / (|x| + 2.46), fitted over |x| < 14. Besides rounding errors,
+    the error of Φ is 4e-8, and that of its tail 2.4e-4, a sixteenth of bfloat16's rounding. The
+    reciprocal is computed as a square, because Triton's division takes three instructions more.
     """
     root = tl.rsqrt(tl.abs(x) + 2.46)
     t = root * root

@@ -60,11 +60,11 @@ def replace_layers(network: nn.Module) -> None:
     """Replace attention, MLPs and the patch embedding, where they have no extra parts."""
     for module in network.modules():
         if type(module) is Attention and _is_plain(module):
-            take_over(module, PackedAttention)
-        if type(module) is Mlp and _is_exact_gelu(module.act) and take_over(module.fc1, LinearGelu):
+            convert(module, PackedAttention)
+        if type(module) is Mlp and _is_exact_gelu(module.act) and convert(module.fc1, LinearGelu):
             module.act = nn.Identity()
         if isinstance(module, PatchEmbed):
-            take_over(module.proj, PatchConv2d)
+            convert(module.proj, PatchConv2d)
 
 
 def _is_plain(attention: Attention) -> bool:
@@ -79,7 +79,7 @@ def _is_exact_gelu(layer: nn.Module) -> bool:
     return isinstance(layer, nn.GELU) and layer.approximate == "none"
 
 
-def take_over(layer: nn.Module, kind: type[nn.Module]) -> bool:
+def convert(layer: nn.Module, kind: type[nn.Module]) -> bool:
     """Change the class of a layer, and with it `forward`; its parameters stay.
 
     A layer that is not exactly of the base class is left alone.

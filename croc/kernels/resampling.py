@@ -1,7 +1,7 @@
 """Resampling and blur on a GPU, as `_resampling` and `_blur_matrix` define them.
 
-Weights · source · weights, of which only the blocks around the diagonal are computed. The weights
-never leave the chip. They are rounded to float16, for tensor cores, and brought to sum 1 after it.
+Computes weights · source · weights, but only in the blocks around the diagonal. The weights are not
+stored in global memory. They are rounded to float16, for tensor cores, then normalized to sum 1.
 """
 
 from typing import no_type_check
@@ -17,9 +17,9 @@ def resample(
     ROWS: tl.constexpr, COLUMNS: tl.constexpr,
     DEEP_ROWS: tl.constexpr, DEEP_COLUMNS: tl.constexpr, BLUR: tl.constexpr,
 ):  # fmt: skip
-    """A tile of each channel, from the source and what lies along its rows and its columns:
-    start, length and whether reversed for a crop; σ, radius and nothing for a blur."""
-    # Beyond the view its last pixel is made again, so that no weights sum to 0.
+    """A tile of each channel. `rows` and `columns` describe the weights along each axis: start,
+    length and whether reversed for a crop; σ, radius and an unused value for a blur."""
+    # Beyond the view, its last pixel is computed again, so that no weights sum to 0.
     row = tl.minimum(top + tl.arange(0, ROWS), size - 1)
     column = tl.minimum(left + tl.arange(0, COLUMNS), size - 1)
     first_row, end_row = _reach(rows, top, tl.minimum(top + ROWS, size) - 1, size, BLUR)
@@ -60,7 +60,7 @@ def _load(at, real):
 @triton.jit
 @no_type_check
 def _reach(line, first, last, size, BLUR: tl.constexpr):
-    """The stretch of the source that the pixels from first to last have weights for."""
+    """The range of the source in which the pixels from first to last have weights."""
     if BLUR:
         _sigma, radius, _reverse = line
         return tl.maximum(first - radius, 0), tl.minimum(last + radius + 1, size)
@@ -75,7 +75,7 @@ def _reach(line, first, last, size, BLUR: tl.constexpr):
 @triton.jit
 @no_type_check
 def _center(line, pixel, size):
-    """Of a view's pixel, on the canvas."""
+    """The position of a view's pixel on the canvas."""
     start, length, reverse = line
     view = pixel + 0.5
     return start + length / size * tl.where(reverse, size - view, view)

@@ -18,9 +18,9 @@ from croc.kernels.photometric import clamp, finish, gray, jitter
 from croc.kernels.resampling import resample
 from croc.method.photometric import PARAMETERS, Photometric
 
-# A program makes ROWS × COLUMNS pixels, from DEEP_ROWS × DEEP_COLUMNS of the source at a time; with
-# these registers three share a multiprocessor. `arch` keeps Triton from Hopper's wgmma, which is
-# not for products this small.
+# A program computes ROWS × COLUMNS pixels, from DEEP_ROWS × DEEP_COLUMNS of the source at a time.
+# With this number of registers, three programs share a multiprocessor. `arch` keeps Triton from
+# using Hopper's wgmma, which does not suit products this small.
 CROPPING = {"ROWS": 32, "COLUMNS": 64, "DEEP_ROWS": 16, "DEEP_COLUMNS": 64, "num_warps": 4}
 BLURRING = {"ROWS": 32, "COLUMNS": 32, "DEEP_ROWS": 16, "DEEP_COLUMNS": 64, "num_warps": 4}
 CROPPING, BLURRING = (sizes | {"maxnreg": 168, "arch": "sm80"} for sizes in (CROPPING, BLURRING))
@@ -45,7 +45,7 @@ def launch(
     canvases, boxes, flips, colors, view_px, radius_px, dtype,
     cropping=CROPPING, coloring=COLORING, blurring=BLURRING,
 ) -> Tensor:  # fmt: skip
-    """With the sizes and options above, or with others."""
+    """Launch the three kernels, with the sizes and options above by default."""
     canvases, boxes, flips = canvases.contiguous(), boxes.contiguous(), flips.contiguous()
     *jitters, grayed, blurred, sigma, solarized = (x.contiguous() for x in colors)
     views, batch = flips.shape

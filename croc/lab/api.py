@@ -18,6 +18,7 @@ from typing import Any, Literal, TypeVar, overload
 import numpy as np
 import torch
 import typeguard
+from einops import rearrange
 from jaxtyping import Float, Int, Int64, jaxtyped
 from PIL import Image, ImageOps
 from torch import Tensor
@@ -37,7 +38,7 @@ from croc.eval.protocols import (
 from croc.eval.results import Result
 from croc.io import read_metrics
 from croc.lab.show.look import patch_at, read_photograph, resize, whole_patches
-from croc.method.clustering import cluster as cluster_joined
+from croc.method.clustering.join_split import cluster as cluster_views
 from croc.method.photometric import normalize
 from croc.method.types import Clusters
 from croc.recipes import RECIPES
@@ -337,7 +338,14 @@ def cluster(
     if seeds is None and keys is None:
         keys = torch.arange(len(tokens), device=tokens.device)
     keys = None if keys is None else keys.long()
-    return cluster_joined(tokens, positions, saliency, config, views=views, seeds=seeds, keys=keys)
+    return cluster_views(
+        rearrange(tokens, "b h (m n) d -> m b h n d", m=views),
+        rearrange(positions, "b (m n) c -> m b n c", m=views),
+        rearrange(saliency, "b h (m n) -> m b h n", m=views),
+        config,
+        seeds=seeds,
+        keys=keys,
+    )
 
 
 @dataclass(frozen=True, init=False)

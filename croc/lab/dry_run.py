@@ -23,7 +23,7 @@ from croc.io import read_metrics
 from croc.lab.report.hook import ReportHook
 from croc.signals import is_first_process
 from croc.train.loop import pretrain
-from croc.train.run_folder import KEPT, open_run_folder
+from croc.train.run_folder import KEPT, check_run_folder
 from croc.weights.checkpoint import checkpoints, step_of
 
 CHECKED_IMAGES = 100
@@ -38,7 +38,7 @@ def dry_run(config: PretrainConfig, recipe: str) -> None:
     """Print what was found, measured and expected; nothing is written to the run's folder."""
     run, batch = config.run, config.optim.batch
     folder = Path(run.folder or f"runs/{recipe}").absolute()
-    open_run_folder(folder, config)
+    check_run_folder(folder, config)
     existing = next(path for path in (folder, *folder.parents) if path.exists())
     if not os.access(existing, os.W_OK | os.X_OK):
         raise UserError(f"{existing} is not writable: choose another --run.folder")

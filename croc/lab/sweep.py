@@ -46,7 +46,7 @@ from croc.plotting import COLORS, save_chart, span_enough, verbatim
 from croc.recipes import open_recipe
 from croc.tables import one_line
 from croc.train.loop import make_method, pretrain
-from croc.train.run_folder import open_run_folder
+from croc.train.run_folder import check_run_folder
 from croc.weights.checkpoint import checkpoints, step_of
 from croc.weights.init import follow_init
 
@@ -261,7 +261,7 @@ def check_runs(runs: Sequence[Run]) -> dict[str, int]:
     """Open each setting's images and build its networks once; the last step of its runs."""
     last_steps: dict[str, int] = {}
     for run in runs:
-        open_run_folder(run.folder, run.config)
+        check_run_folder(run.folder, run.config)
         if run.setting in last_steps:
             continue
         config = run.config

@@ -7,6 +7,7 @@ that of the network, with rotated keys.
 """
 
 import difflib
+from collections.abc import Iterable
 from typing import Any, cast
 
 import timm
@@ -23,7 +24,7 @@ from torch.utils.checkpoint import checkpoint
 
 from croc.config import ModelConfig
 from croc.errors import UserError
-from croc.kernels.layers import replace_layers, take_over
+from croc.kernels.layers import convert, replace_layers
 from croc.method.position_windows import (
     draw_rotary_windows,
     draw_windows,
@@ -51,7 +52,7 @@ class KeyedDropPath(nn.Module):
 
 
 class RecordingLinear(nn.Linear):
-    """A linear layer that appends its outputs to a list while it is given one."""
+    """A linear layer that appends its outputs to a list while it has one."""
 
     outputs: list[Tensor] | None = None
 
@@ -105,7 +106,8 @@ class Backbone(nn.Module):
         training: position windows, and the student's stochastic depth. `hidden` contains the
         patches to replace, and their replacement."""
         self._set_drop_paths(len(pixels), sample_keys)
-        x, rope = self._embed_views(pixels, sample_keys, hidden)
+        windows = self._draw_windows(len(pixels), sample_keys)
+        x, rope = self._embed(pixels.flatten(0, 1), windows, hidden)
         return self._finish(self._run_blocks(x, rope), len(pixels))
 
     def encode(
@@ -117,12 +119,12 @@ class Backbone(nn.Module):
         """CLS and patch tokens of the visible patches only; `sample_keys` as in `forward`."""
         self._set_drop_paths(1, sample_keys)
         (tokens, rope), prefix = self._embed(pixels), self.vit.num_prefix_tokens
-        places = visible[..., None].expand(-1, -1, tokens.shape[-1])
-        seen = torch.cat([tokens[:, :prefix], tokens[:, prefix:].gather(1, places)], dim=1)
+        index = visible[..., None].expand(-1, -1, tokens.shape[-1])
+        tokens = torch.cat([tokens[:, :prefix], tokens[:, prefix:].gather(1, index)], dim=1)
         if rope is not None:
             chosen = rope[..., visible, :]
             rope = chosen.transpose(1, 2) if self._mixed else chosen[:, None]
-        cls, patches = self._finish(self._run_blocks(seen, rope), views=1)
+        cls, patches = self._finish(self._run_blocks(tokens, rope), views=1)
         return cls[0], patches[0]
 
     def forward_tokens(
@@ -134,75 +136,80 @@ class Backbone(nn.Module):
         """The tokens, with the keys, queries or values of the last block, or its output (last);
         `sample_keys` draw position windows, as in `forward`."""
         self._set_drop_paths(len(pixels), None)
-        x, rope = self._embed_views(pixels, sample_keys)
+        windows = self._draw_windows(len(pixels), sample_keys)
+        x, rope = self._embed(pixels.flatten(0, 1), windows)
         return self._forward_last(self._run_blocks(x, rope, stop=-1), rope, len(pixels), kind)
 
     def _run_blocks(
         self, x: Float[Tensor, "b n D"], rope: Tensor | None, stop: int | None = None
     ) -> Float[Tensor, "b n D"]:
         for number, block in enumerate(self.vit.blocks[:stop]):
-            own: dict[str, Any] = {} if rope is None else {"rope": self._rope_of(rope, number)}
+            options = self._block_options(rope, number)
             if self._recomputes and self.training and torch.is_grad_enabled():
-                x = checkpoint(block, x, use_reentrant=False, **own)
+                x = checkpoint(block, x, use_reentrant=False, **options)
             else:
-                x = block(x, **own)
+                x = block(x, **options)
         return x
 
-    def _rope_of(self, rope: Tensor, block: int) -> Tensor:
-        return rope[block] if self._mixed else rope
+    def _block_options(self, rope: Tensor | None, block: int) -> dict[str, Any]:
+        """The rotations, which in mixed networks are different for each block."""
+        if rope is None:
+            return {}
+        return {"rope": rope[block] if self._mixed else rope}
 
     def _forward_last(
         self, before: Float[Tensor, "b n D"], rope: Tensor | None, views: int, kind: str
     ) -> Tokens:
         last: Any = self.vit.blocks[-1]
-        own = {} if rope is None else {"rope": self._rope_of(rope, -1)}
+        options = self._block_options(rope, -1)
         outputs: list[Tensor] = []
         for layer in self._recording:
             layer.outputs = outputs
-        cls, patches = self._finish(last(before, **own), views)
+        cls, patches = self._finish(last(before, **options), views)
         for layer in self._recording:
             layer.outputs = None
         parts = outputs if len(outputs) == 3 else outputs[0].chunk(3, dim=-1)
         width = last.attn.head_dim
         queries, keys, values = (rearrange(x, "b n (h d) -> b h n d", d=width) for x in parts)
         queries, keys = last.attn.q_norm(queries), last.attn.k_norm(keys)
-        if (
-            group := queries.shape[1] // keys.shape[1]
-        ) > 1:  # several queries share keys and values
-            keys, values = (each.repeat_interleave(group, dim=1) for each in (keys, values))
-        seen = keys[:, :, self.vit.num_prefix_tokens :]
-        if own:
-            seen = apply_rot_embed_cat(seen.float(), own["rope"], half=last.attn.rotate_half)
-        attention = self._attention(queries[:, :, 0], seen, last.attn.scale, views)
+        group = queries.shape[1] // keys.shape[1]
+        if group > 1:  # several queries share keys and values
+            keys, values = (x.repeat_interleave(group, dim=1) for x in (keys, values))
+        # The CLS query attends to the patches, without registers and CLS itself.
+        prefix = self.vit.num_prefix_tokens
+        cls_queries, patch_keys = queries[:, :, 0], keys[:, :, prefix:]
+        if options:
+            rotate_half = last.attn.rotate_half
+            patch_keys = apply_rot_embed_cat(patch_keys.float(), options["rope"], half=rotate_half)
+        scaled = cls_queries.float() * last.attn.scale
+        attention = torch.einsum("bhd,bhnd->bhn", scaled, patch_keys.float()).softmax(dim=-1)
+        attention = rearrange(attention, "(m b) h n -> m b h n", m=views)
         if kind == "last":
             attention = attention.mean(dim=2, keepdim=True)
             return Tokens(cls, patches, patches[:, :, None], cls[:, :, None], attention)
         chosen = {"queries": queries, "keys": keys, "values": values}[kind]
         chosen = rearrange(chosen, "(m b) h n d -> m b h n d", m=views)
-        prefix = self.vit.num_prefix_tokens
         return Tokens(cls, patches, chosen[..., prefix:, :], chosen[..., 0, :], attention)
 
-    def _embed_views(
-        self,
-        pixels: Float[Tensor, "M B 3 h w"],
-        sample_keys: Int64[Tensor, "B"] | None,
-        hidden: tuple[Bool[Tensor, "M B N"], Float[Tensor, "D"]] | None = None,
-    ) -> tuple[Float[Tensor, "b n D"], Tensor | None]:
-        views, windows, rotary = len(pixels), None, None
-        if sample_keys is not None and self._sides != WHOLE_GRID:
+    def _draw_windows(
+        self, views: int, sample_keys: Int64[Tensor, "B"] | None
+    ) -> Float[Tensor, "b 2 2"] | None:
+        """Windows for learned and rotary positions, or DINOv3's augmentation of rotary ones, whose
+        networks have no learned positions. None for the whole grid."""
+        if sample_keys is None:
+            return None
+        if self._sides != WHOLE_GRID:
             # Teacher and student have different windows, so that they share no positions.
             purpose = f"position window of the {'student' if self.training else 'teacher'}"
-            windows = rotary = draw_windows(sample_keys, purpose, views, self._sides)
-        elif self._rope is not None and sample_keys is not None and self.training:
-            # Only in the student, as in DINOv3.
-            rotary = draw_rotary_windows(self._rope, sample_keys, views)
-        return self._embed(pixels.flatten(0, 1), windows, rotary, hidden)
+            return draw_windows(sample_keys, purpose, views, self._sides)
+        if self._rope is not None and self.training:  # only in the student, as in DINOv3
+            return draw_rotary_windows(self._rope, sample_keys, views)
+        return None
 
     def _embed(
         self,
         pixels: Float[Tensor, "b 3 h w"],
         windows: Float[Tensor, "b 2 2"] | None = None,
-        rotary: Float[Tensor, "b 2 2"] | None = None,
         hidden: tuple[Bool[Tensor, "M B N"], Float[Tensor, "D"]] | None = None,
     ) -> tuple[Float[Tensor, "b n D"], Tensor | None]:
         """Tokens before the blocks, and rotations. Position windows replace the grid's learned and
@@ -210,8 +217,9 @@ class Backbone(nn.Module):
         vit = self.vit
         patches = vit.patch_embed(pixels)
         if hidden is not None:
-            places = hidden[0].reshape(*patches.shape[:3], 1)
-            patches = torch.where(places, hidden[1].to(patches.dtype), patches)
+            mask, mask_token = hidden
+            mask = mask.reshape(*patches.shape[:3], 1)
+            patches = torch.where(mask, mask_token.to(patches.dtype), patches)
         x, rope = self._add_positions(patches)
         if windows is not None and vit.pos_embed is not None:
             prefix, (g, h) = vit.num_prefix_tokens, vit.patch_embed.grid_size
@@ -219,8 +227,8 @@ class Backbone(nn.Module):
             usual = self._add_positions(torch.zeros_like(patches[:1]))[0][:, prefix:]
             moved = learned_positions(windows, grid, *patches.shape[1:3]) - usual
             x = torch.cat([x[:, :prefix], x[:, prefix:] + moved], dim=1)
-        if rotary is not None and rope is not None:
-            rope = rotary_positions(self._rope, rotary, *patches.shape[1:3]).to(rope.dtype)
+        if windows is not None and rope is not None:
+            rope = rotary_positions(self._rope, windows, *patches.shape[1:3]).to(rope.dtype)
         x = vit.norm_pre(x)
         # All blocks add to this; in the dtype of autocast, it takes half the memory and bandwidth.
         return x.to(autocast_dtype(x.device, x.dtype)), rope
@@ -234,25 +242,11 @@ class Backbone(nn.Module):
         x = rearrange(self.vit.norm(x), "(m b) n d -> m b n d", m=views)
         return x[:, :, 0], x[:, :, self.vit.num_prefix_tokens :]
 
-    def _attention(
-        self,
-        cls: Float[Tensor, "b H d"],
-        keys: Float[Tensor, "b H N d"],
-        scale: float,
-        views: int,
-    ) -> Float[Tensor, "M B H N"]:
-        """Softmax of the CLS query over the patches, without registers and CLS itself."""
-        logits = torch.einsum("bhd,bhnd->bhn", cls.float() * scale, keys.float())
-        return rearrange(logits.softmax(dim=-1), "(m b) h n -> m b h n", m=views)
-
     def _set_drop_paths(self, views: int, sample_keys: Int64[Tensor, "B"] | None) -> None:
-        if sample_keys is None or not self.training or not self._drop_paths:
-            for drop_path in self._drop_paths:
-                drop_path.scale = None
-            return
-        for drop_path, scale in zip(
-            self._drop_paths, self._draw_drop_paths(views, sample_keys).unbind()
-        ):
+        scales: Iterable[Tensor | None] = [None] * len(self._drop_paths)
+        if sample_keys is not None and self.training and self._drop_paths:
+            scales = self._draw_drop_paths(views, sample_keys).unbind()
+        for drop_path, scale in zip(self._drop_paths, scales):
             drop_path.scale = scale
 
     def _draw_drop_paths(self, views: int, sample_keys: Int64[Tensor, "B"]) -> Float[Tensor, "L b"]:
@@ -270,7 +264,7 @@ def _record_projections(attention: Any) -> list[RecordingLinear]:
     names = ("q_proj", "k_proj", "v_proj") if attention.qkv is None else ("qkv",)
     layers = [getattr(attention, name) for name in names]
     for layer in layers:
-        take_over(layer, RecordingLinear)
+        convert(layer, RecordingLinear)
     return layers
 
 
@@ -318,10 +312,10 @@ def _create_vit(config: ModelConfig, view_px: int, drop_path: float) -> Vit:
     return vit
 
 
-def start_as_mae(backbone: Backbone) -> None:
+def initialize_as_mae(backbone: Backbone) -> None:
     """MAE's initial weights: Xavier initialization, and fixed position embeddings."""
     vit = backbone.vit
-    start_linear_layers(vit)
+    initialize_linear_layers(vit)
     projection = vit.patch_embed.proj.weight
     nn.init.xavier_uniform_(projection.view(len(projection), -1))
     if vit.cls_token is not None:
@@ -329,11 +323,11 @@ def start_as_mae(backbone: Backbone) -> None:
     if vit.pos_embed is not None:
         grid = vit.patch_embed.grid_size[0]
         vit.pos_embed.data.zero_()
-        vit.pos_embed.data[0, -(grid**2) :] = sines_and_cosines(grid, backbone.width)
+        vit.pos_embed.data[0, -(grid**2) :] = sincos_positions(grid, backbone.width)
         vit.pos_embed.requires_grad_(False)
 
 
-def start_linear_layers(network: nn.Module) -> None:
+def initialize_linear_layers(network: nn.Module) -> None:
     for module in network.modules():
         if isinstance(module, nn.Linear):
             nn.init.xavier_uniform_(module.weight)
@@ -341,7 +335,7 @@ def start_linear_layers(network: nn.Module) -> None:
                 nn.init.zeros_(module.bias)
 
 
-def sines_and_cosines(grid: int, width: int) -> Float[Tensor, "N {width}"]:
+def sincos_positions(grid: int, width: int) -> Float[Tensor, "N {width}"]:
     """Fixed position embeddings, row by row: sines and cosines of x, then of y, a quarter each."""
     rates = 1 / 10_000 ** (torch.arange(width // 4).double() / (width // 4))
     y, x = torch.meshgrid(torch.arange(grid), torch.arange(grid), indexing="ij")

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from croc.config import ClusterConfig, CrocConfig, DinoConfig, DistillationConfig, require
 from croc.method.backbone import Backbone
-from croc.method.clustering.join_split import check_k_start, cluster_views, pool, softness
+from croc.method.clustering.join_split import check_k_start, cluster, pool, softness
 from croc.method.distributed import (
     local_shards,
     process_count,
@@ -45,7 +45,7 @@ def cluster_tokens(
 ) -> Clusters:
     """Join the teacher's tokens of both views, locate the clusters in them, split them again."""
     weights = saliency(tokens, config)
-    return cluster_views(tokens.heads, views.positions, weights, config, keys=sample_keys)
+    return cluster(tokens.heads, views.positions, weights, config, keys=sample_keys)
 
 
 def saliency(tokens: Tokens, config: ClusterConfig) -> Float[Tensor, "M B H N"]:
@@ -65,7 +65,7 @@ class Targets:
     --loss.mask; their views are swapped, because `distill_loss` pairs each view with the other one,
     while masked patches are predicted within the same view."""
     valid: dict[str, Bool[Tensor, "B *items"]]
-    """Of each kind of logits, which count."""
+    """Which of them count: all images, the clusters that are in both views, the masked patches."""
     clusters: Clusters | None = None
     mask: Mask | None = None
     anchor: Float[Tensor, "M B N D"] | None = None
@@ -94,10 +94,10 @@ class Network(nn.Module):
         targets: Targets,
         centers: dict[str, Float[Tensor, "P"]],
         teacher_temp: Float[Tensor, ""],
-    ) -> dict[str, tuple[Tensor, ...]]:
-        """For each image: the student's cross-entropy and the teacher's entropy, its lower bound.
-        CrOC adds the same for each cluster, --loss.mask for each masked patch, and --anchor.weight
-        the distance from the anchor's similarities."""
+    ) -> dict[str, Tensor]:
+        """For each image: the student's cross-entropy (loss_image) and the teacher's entropy, its
+        lower bound (entropy_image). CrOC adds the same for each cluster, --loss.mask for each
+        masked patch, and --anchor.weight the distance from the anchor's similarities."""
         student_temp = self.config.loss.student_temp
         hidden = None if targets.mask is None else (targets.mask.hidden, self.mask_token)
         with profile_range("student"):
@@ -111,8 +111,9 @@ class Network(nn.Module):
             if targets.mask is not None:
                 logits["patch"] = self.head.patches(at_hidden(patches, targets.mask, cls))
         with profile_range("loss"):
-            losses: dict[str, tuple[Tensor, ...]] = {
-                name: self.distill_loss(
+            losses: dict[str, Tensor] = {}
+            for name in logits:
+                losses[f"loss_{name}"], losses[f"entropy_{name}"] = self.distill_loss(
                     targets.logits[name],
                     centers[name],
                     teacher_temp,
@@ -120,10 +121,8 @@ class Network(nn.Module):
                     student_temp,
                     targets.valid[name],
                 )
-                for name in logits
-            }
             if targets.anchor is not None:
-                losses["anchor"] = (self.gram_distance(patches, targets.anchor),)
+                losses["loss_anchor"] = self.gram_distance(patches, targets.anchor)
         return losses
 
 
@@ -136,6 +135,7 @@ class Croc:
     def __init__(self, config: DinoConfig, device: torch.device) -> None:
         self.config, self.views_config = config, config.views
         self.cluster_config = config.cluster if isinstance(config, CrocConfig) else None
+        self.is_released = getattr(self.cluster_config, "variant", None) == "released"
         self.alpha = config.loss.alpha if isinstance(config, CrocConfig) else 0.0
         self.student = Network(config, config.model.drop_path)
         self.teacher = Network(config, drop_path=0.0)
@@ -156,8 +156,7 @@ class Croc:
             self.anchor.eval().requires_grad_(False)
         self.micro_batch_size = config.run.micro_batch
         # On the CPU, micro-batches by default, if the images of a batch are independent.
-        independent = self.cluster_config is None or self.cluster_config.variant == "paper"
-        if device.type == "cpu" and independent and config.loss.centering == "mean":
+        if device.type == "cpu" and not self.is_released and config.loss.centering == "mean":
             self.micro_batch_size = config.run.micro_batch or 16
         # Attributes, so that they can be replaced by compiled versions (train/compile.py).
         self.make_views, self.cluster_tokens = make_views, cluster_tokens
@@ -220,36 +219,35 @@ class Croc:
             all_targets = [targets for _, _, targets in micro_batches]
             with profile_range("loss"):
                 centers = {name: self._center(name, all_targets) for name in self.centers}
-            weights = self._item_weights(all_targets)
+            totals = self.count_items(all_targets)
         metrics: dict[str, Tensor] = {}
         for index, (pixels, sample_keys, targets) in enumerate(micro_batches):
             with skip_gradient_sync(fabric, student, is_last=index + 1 == len(micro_batches)):
                 losses = student(pixels, sample_keys, targets, centers, self.temp)
-                shares = self.loss_and_metrics(targets, losses, weights[index])
+                means = self.mean_losses(losses, targets, totals)
+                loss = self.total_loss(means)
                 with profile_range("backward"):
-                    # DDP takes the mean over processes, but the shares must be summed.
-                    fabric.backward(shares["loss"] * process_count())
-            for name, value in shares.items():
+                    # DDP takes the mean over processes, but the contributions must be summed.
+                    fabric.backward(loss * process_count())
+            for name, value in {"loss": loss, **means}.items():
                 metrics[name] = metrics.get(name, 0) + value.detach()
-        return metrics
+        return metrics | self.other_metrics(metrics, all_targets, totals)
 
     @torch.no_grad()
     def compute_targets(self, views: Views, sample_keys: Int64[Tensor, "B"]) -> Targets:
         """The clusters, and the teacher's outputs for images, clusters and masked patches."""
-        teacher, clusters, mask, anchor = self.teacher, None, None, None
-        tokens: Any = None
-        centroids: Any = None
-        with profile_range("teacher"):
-            if self.cluster_config is None:
+        teacher, config = self.teacher, self.cluster_config
+        clusters = centroids = mask = anchor = None
+        if config is None:
+            with profile_range("teacher"):
                 cls, patches = teacher.backbone(views.pixels, sample_keys)
-            else:
-                kind = self.cluster_config.tokens
-                tokens = teacher.backbone.forward_tokens(views.pixels, kind, sample_keys)
+        else:
+            with profile_range("teacher"):
+                tokens = teacher.backbone.forward_tokens(views.pixels, config.tokens, sample_keys)
                 cls, patches = tokens.cls, tokens.patches
-        if self.cluster_config is not None:
             with profile_range("clustering"):
-                clusters = self.cluster_tokens(tokens, views, sample_keys, self.cluster_config)
-                centroids = teacher.pool(patches, clusters.assignments, cls, self.cluster_config)
+                clusters = self.cluster_tokens(tokens, views, sample_keys, config)
+                centroids = teacher.pool(patches, clusters.assignments, cls, config)
         with profile_range("heads"):
             logits = {"image": teacher.head.images(cls)}
             valid = {"image": torch.ones_like(sample_keys, dtype=torch.bool)}
@@ -263,6 +261,7 @@ class Croc:
         if self.anchor is not None:
             with profile_range("anchor"):
                 _, anchor = self.anchor(views.pixels)
+            valid["anchor"] = valid["image"]
         return Targets(logits, valid, clusters, mask, anchor)
 
     def _center(self, name: str, targets: list[Targets]) -> Float[Tensor, "P"]:
@@ -272,74 +271,71 @@ class Croc:
         weights = [x.valid[name].float().expand(y.shape[:-1]) for x, y in zip(targets, logits)]
         if self.config.loss.centering == "sinkhorn":
             return sinkhorn_center(logits, weights, self.temp)
-        total = torch.stack([self.weighted_total(*each) for each in zip(logits, weights)]).sum(0)
+        total = torch.stack([self.weighted_total(x, w) for x, w in zip(logits, weights)]).sum(0)
         count = torch.stack([x.valid[name].sum() for x in targets]).sum().float()
         return self.centers[name].update(total, VIEWS * count)
 
-    def _item_weights(self, targets: list[Targets]) -> list[dict[str, Tensor]]:
-        """The weight of each image, cluster and masked patch in its loss, for each micro-batch.
+    def count_items(self, targets: list[Targets]) -> dict[str, Float[Tensor, ""]]:
+        """What the sums of the losses are divided by, over the step and all processes: the number
+        of images, of images that have any valid cluster, and of masked patches. In `released`, the
+        number of valid clusters of this process. `k` is the sum of the chosen K, before pruning."""
+        valid = {name: torch.cat([x.valid[name] for x in targets]) for name in targets[0].valid}
+        if "cluster" in valid and not self.is_released:
+            valid["cluster"] = valid["cluster"].any(dim=2).any(dim=1)
+        counts = {name: items.sum() for name, items in valid.items()}
+        clusters = [x.clusters for x in targets if x.clusters is not None]
+        if clusters:
+            counts["k"] = torch.cat([x.count for x in clusters]).sum()
+        totals = sum_over_processes(torch.stack(list(counts.values())).float())
+        totals = dict(zip(counts, totals.clamp_min(1)))
+        if self.is_released:  # the contributions of the processes are then a mean
+            totals["cluster"] = counts["cluster"].float().clamp_min(1) * process_count()
+        return totals
 
-        Those of one kind sum to 1 over the step and all processes. Images count alike, and so do
-        masked patches. A cluster counts 1 / (the image's clusters), so that the cluster loss is a
-        mean over the clusters of an image, then over the images that have any; in `released`, a
-        mean over all clusters of a process. `chosen` weights each head by its K, before pruning.
-        """
-        weights = [{name: valid.float() for name, valid in x.valid.items()} for x in targets]
-        config = self.cluster_config
-        for own, x in zip(weights, targets):
-            if config is not None and x.clusters is not None:
-                if config.variant == "paper":
-                    own["cluster"] /= own["cluster"].sum(dim=(1, 2), keepdim=True).clamp_min(1)
-                own["chosen"] = x.clusters.count.float()
-        sums = {n: torch.stack([own[n].sum() for own in weights]).sum() for n in weights[0]}
-        totals = dict(zip(sums, sum_over_processes(torch.stack(list(sums.values())))))
-        if config is not None and config.variant == "released":
-            totals["cluster"] = sums["cluster"] * process_count()
-        return [{n: own[n] / total.clamp_min(1) for n, total in totals.items()} for own in weights]
-
-    def loss_and_metrics(
-        self,
-        targets: Targets,
-        losses: dict[str, tuple[Tensor, ...]],
-        weights: dict[str, Tensor],
+    def mean_losses(
+        self, losses: dict[str, Tensor], targets: Targets, totals: dict[str, Tensor]
     ) -> dict[str, Tensor]:
-        """The loss and the metrics of what the student returned for a micro-batch."""
+        """This micro-batch's contribution to the mean of each loss and entropy, which are 0 for
+        items that are not valid. For clusters, it is the mean over the clusters of an image, then
+        over the images that have any; in `released`, over all clusters of the process."""
+        means = {}
+        for name, values in losses.items():
+            item = name.partition("_")[2]
+            if item == "cluster" and not self.is_released:
+                clusters = targets.valid["cluster"].sum(dim=(1, 2))
+                values = values.sum(dim=(1, 2)) / clusters.clamp_min(1)
+            means[name] = values.sum() / totals[item]
+        return means
 
-        def mean(name: str) -> list[Tensor]:
-            return [(weights[name] * each).sum() for each in losses[name]]
+    def total_loss(self, means: dict[str, Tensor]) -> Float[Tensor, ""]:
+        """The paper's total loss, and the terms of our additions."""
+        loss_glob, loss_dense = means["loss_image"], means.get("loss_cluster")
+        loss = loss_glob if loss_dense is None else self.alpha * loss_dense + loss_glob
+        if "loss_patch" in means:
+            loss = loss + means["loss_patch"]
+        if "loss_anchor" in means:
+            loss = loss + self.anchor_weight * means["loss_anchor"]
+        return loss
 
-        loss_glob, entropy_glob = mean("image")
-        metrics = {
-            "loss_image": loss_glob,
-            "entropy_image": entropy_glob,
-            "kl_image": loss_glob.detach() - entropy_glob,
+    def other_metrics(
+        self, means: dict[str, Tensor], targets: list[Targets], totals: dict[str, Tensor]
+    ) -> dict[str, Tensor]:
+        """How far the student is from the teacher, and how the images are clustered."""
+        metrics = {"kl_image": means["loss_image"] - means["entropy_image"]}
+        clusters = [x.clusters for x in targets if x.clusters is not None]
+        if not clusters:
+            return metrics
+        metrics["kl_cluster"] = means["loss_cluster"] - means["entropy_cluster"]
+        softness = [self.softness(x.assignments) for x in clusters]
+        by_head = {
+            "k_mean": torch.cat([x.count for x in clusters]).float(),
+            "effective_clusters": torch.cat([effective for effective, _ in softness]),
+            "largest_share": torch.cat([largest for _, largest in softness]),
         }
-        if targets.clusters is None:
-            loss = loss_glob
-        else:
-            loss_dense, entropy_dense = mean("cluster")
-            loss = self.alpha * loss_dense + loss_glob  # the paper's total loss
-            clusters = targets.clusters
-            effective, largest = self.softness(clusters.assignments)
-            by_head = {
-                "k_mean": clusters.count,
-                "effective_clusters": effective,
-                "largest_share": largest,
-            }
-            metrics |= {
-                "loss_cluster": loss_dense,
-                "entropy_cluster": entropy_dense,
-                "kl_cluster": loss_dense.detach() - entropy_dense,
-                **{n: (weights["image"] * x.float().mean(1)).sum() for n, x in by_head.items()},
-                "valid_share": (weights["chosen"] * clusters.valid.sum(2) / clusters.count).sum(),
-            }
-        if "patch" in losses:
-            metrics["loss_patch"], metrics["entropy_patch"] = mean("patch")
-            loss = loss + metrics["loss_patch"]
-        if "anchor" in losses:
-            metrics["loss_anchor"] = (weights["image"] * losses["anchor"][0]).sum()
-            loss = loss + self.anchor_weight * metrics["loss_anchor"]
-        return {"loss": loss, **metrics}
+        for name, values in by_head.items():
+            metrics[name] = values.mean(dim=1).sum() / totals["image"]
+        valid = torch.cat([x.valid for x in clusters])
+        return metrics | {"valid_share": valid.sum() / totals["k"]}
 
     def freeze_prototypes(self, schedule: ScheduleState) -> None:
         """In the first epochs the prototypes get no gradient."""
@@ -350,7 +346,7 @@ class Croc:
     def update_teacher(self, schedule: ScheduleState) -> None:
         with profile_range("EMA"):
             momentum = teacher_momentum(self.config.loss, schedule)
-            update_teacher(self.teacher, self.student, momentum)
+            ema_update(self.teacher, self.student, momentum)
 
 
 def teacher_momentum(loss: DistillationConfig, schedule: ScheduleState) -> float:
@@ -368,7 +364,7 @@ def teacher_temp(loss: DistillationConfig, epoch: int) -> float:
 
 
 @torch.no_grad()
-def update_teacher(teacher: nn.Module, student: nn.Module, momentum: float) -> None:
+def ema_update(teacher: nn.Module, student: nn.Module, momentum: float) -> None:
     """teacher ← momentum · teacher + (1 − momentum) · student."""
     averages: list[Tensor] = local_shards(p.data for p in teacher.parameters())
     latest: list[Tensor] = local_shards(p.data for p in student.parameters())

@@ -21,8 +21,8 @@ class Center(nn.Module):
 
     @torch.no_grad()
     def update(self, total: Float[Tensor, "P"], count: Float[Tensor, ""]) -> Float[Tensor, "P"]:
-        """Return the mean as it is, for this step, and move it, for the next one, towards the mean
-        over all processes, where that is finite and if anything was valid."""
+        """Return the mean for this step, and update it for the next one with the mean over all
+        processes, where that is finite and if anything was valid."""
         used = self.value.clone()
         packed = sum_over_processes(torch.cat([total, count[None]]))
         mean, count = packed[:-1] / packed[-1].clamp_min(1), packed[-1]
@@ -55,7 +55,7 @@ def sinkhorn_center(
     mean is weighted and over all processes.
     """
     center = torch.zeros_like(logits[0].flatten(0, -2)[0], dtype=torch.float32)
-    count = torch.stack([each.sum() for each in weights]).sum()
+    count = torch.stack([w.sum() for w in weights]).sum()
     for _ in range(iterations):
         totals = [
             (w[..., None] * teacher_probabilities(x, center, temperature)).flatten(0, -2).sum(0)
@@ -82,20 +82,20 @@ def distill_loss(
     student_temp: float,
     valid: Bool[Tensor, "*batch"],
 ) -> tuple[Float[Tensor, "*batch"], Float[Tensor, "*batch"]]:
-    """From the outputs of both, the cross-entropy and the teacher's own entropy.
+    """The cross-entropy and the teacher's own entropy, from the outputs of both networks.
 
-    Both are 0 for what is not valid.
+    Both are 0 for items that are not valid.
     """
     kernel = kernels.find("distill", student)
     if kernel is not None and kernel.fits(teacher, student):
-        loss, own, _ = kernel.distill_loss(
+        loss, teacher_entropy, _ = kernel.distill_loss(
             teacher, center, teacher_temp, student, student_temp, valid
         )
-        return loss, own
+        return loss, teacher_entropy
     probabilities = teacher_probabilities(teacher, center, teacher_temp)
     loss = cross_view_entropy(probabilities, student, student_temp)
-    own = entropy(probabilities).mean(dim=0)
-    return torch.where(valid, loss, 0.0), torch.where(valid, own, 0.0)
+    teacher_entropy = entropy(probabilities).mean(dim=0)
+    return torch.where(valid, loss, 0.0), torch.where(valid, teacher_entropy, 0.0)
 
 
 def cross_view_entropy(
@@ -113,20 +113,20 @@ def cross_view_entropy(
 
 
 def gram_distance(
-    ours: Float[Tensor, "M B N D"], theirs: Float[Tensor, "M B N D"]
+    student: Float[Tensor, "M B N D"], anchor: Float[Tensor, "M B N D"]
 ) -> Float[Tensor, "B"]:
     """How much the similarities between the patches of a view differ, one value per image.
 
-    mean over views and pairs of patches i, j: (cos(ours[i], ours[j]) − cos(theirs[i], theirs[j]))²
+    mean over views and pairs of patches i, j: (cos(s[i], s[j]) − cos(a[i], a[j]))²
 
-    In float32: differences of bfloat16 cosines are mostly rounding. Of the N × N matrices one is in
-    memory at a time, and is kept for the backward pass.
+    In float32, since differences of bfloat16 cosines are mostly rounding errors. The second N × N
+    matrix is subtracted from the first in place, to keep only one for the backward pass.
     """
-    with torch.autocast(ours.device.type, enabled=False):
-        a, b = (F.normalize(x.float().flatten(0, 1), dim=-1) for x in (ours, theirs))
+    with torch.autocast(student.device.type, enabled=False):
+        a, b = (F.normalize(x.float().flatten(0, 1), dim=-1) for x in (student, anchor))
         difference = (a @ a.mT).baddbmm_(b, b.mT, alpha=-1)
-        squares = torch.linalg.vector_norm(difference, dim=(1, 2)).square() / ours.shape[2] ** 2
-        return squares.unflatten(0, ours.shape[:2]).mean(dim=0)
+        squares = torch.linalg.vector_norm(difference, dim=(1, 2)).square() / student.shape[2] ** 2
+        return squares.unflatten(0, student.shape[:2]).mean(dim=0)
 
 
 def entropy(probabilities: Float[Tensor, "*batch P"]) -> Float[Tensor, "*batch"]:

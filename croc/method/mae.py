@@ -16,9 +16,9 @@ from croc.kernels.layers import replace_layers
 from croc.method.backbone import (
     WHOLE_GRID,
     Backbone,
-    sines_and_cosines,
-    start_as_mae,
-    start_linear_layers,
+    initialize_as_mae,
+    initialize_linear_layers,
+    sincos_positions,
 )
 from croc.method.distributed import process_count, skip_gradient_sync
 from croc.method.profiling import profile_range
@@ -34,7 +34,7 @@ class Decoder(nn.Module):
         super().__init__()
         self.embed = nn.Linear(width, config.width)
         self.mask_token = nn.Parameter(torch.zeros(1, 1, config.width))
-        positions = sines_and_cosines(grid, config.width)
+        positions = sincos_positions(grid, config.width)
         self.register_buffer("positions", positions, persistent=False)
         norm: Any = partial(nn.LayerNorm, eps=1e-6)
         self.blocks = nn.Sequential(
@@ -45,7 +45,7 @@ class Decoder(nn.Module):
         )
         self.norm = norm(config.width)
         self.paint = nn.Linear(config.width, 3 * patch_px**2)
-        start_linear_layers(self)
+        initialize_linear_layers(self)
         nn.init.normal_(self.mask_token, std=0.02)
         replace_layers(self)
 
@@ -57,10 +57,10 @@ class Decoder(nn.Module):
         patches: Float[Tensor, "B V D"],
         visible: Int64[Tensor, "B V"],
     ) -> Float[Tensor, "B N pixels"]:
-        first, seen = self.embed(cls)[:, None], self.embed(patches)
-        everywhere = self.mask_token.to(seen.dtype).expand(len(seen), len(self.positions), -1)
-        x = everywhere.scatter(1, visible[..., None].expand_as(seen), seen) + self.positions
-        x = torch.cat([first, x.to(first.dtype)], dim=1)
+        cls, patches = self.embed(cls)[:, None], self.embed(patches)
+        x = self.mask_token.to(patches.dtype).expand(len(patches), len(self.positions), -1)
+        x = x.scatter(1, visible[..., None].expand_as(patches), patches) + self.positions
+        x = torch.cat([cls, x.to(cls.dtype)], dim=1)
         return self.paint(self.norm(self.blocks(x)))[:, 1:]
 
 
@@ -71,7 +71,7 @@ class MaeNetwork(nn.Module):
         super().__init__()
         self.config = config.decoder
         self.backbone = Backbone(config.model, config.views.size_px, config.model.drop_path)
-        start_as_mae(self.backbone)
+        initialize_as_mae(self.backbone)
         patch_px, grid = self.backbone.patch_px, config.views.size_px // self.backbone.patch_px
         self.decoder = Decoder(self.backbone.width, grid, patch_px, config.decoder)
         self.patches = grid**2
@@ -81,7 +81,7 @@ class MaeNetwork(nn.Module):
             f"--decoder.mask {config.decoder.mask} leaves {visible} of {self.patches} patches "
             "visible",
         )
-        self.compare = compare
+        self.reconstruction_error = reconstruction_error
 
     def forward(
         self, pixels: Float[Tensor, "B 3 h w"], sample_keys: Int64[Tensor, "B"]
@@ -94,7 +94,7 @@ class MaeNetwork(nn.Module):
             painted = self.decoder(cls, patches, visible)
         with profile_range("loss"):
             target = into_patches(pixels, self.backbone.patch_px)
-            return self.compare(painted, target, hidden, self.config.normalize_patches)
+            return self.reconstruction_error(painted, target, hidden, self.config.normalize_patches)
 
 
 class Mae:
@@ -164,7 +164,7 @@ def into_patches(pixels: Float[Tensor, "B 3 h w"], patch_px: int) -> Float[Tenso
     return rearrange(pixels, "b c (y p) (x q) -> b (y x) (p q c)", p=patch_px, q=patch_px)
 
 
-def compare(
+def reconstruction_error(
     painted: Float[Tensor, "B N pixels"],
     target: Float[Tensor, "B N pixels"],
     hidden: Bool[Tensor, "B N"],

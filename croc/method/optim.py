@@ -30,7 +30,7 @@ def make_optimizer(
         matrices = {name: p for name, p in named.items() if ".blocks." in name and p.ndim == 2}
     depth = max((layer_of(name, 0) for name in named), default=0)
     groups: dict[tuple[bool, float], dict[str, Any]] = {}
-    for name, p in sorted(named.items(), key=lambda each: each[1].ndim <= 1):  # stable
+    for name, p in sorted(named.items(), key=lambda item: item[1].ndim <= 1):  # stable
         if name not in matrices:
             kind = p.ndim > 1, config.layer_decay ** (depth + 1 - layer_of(name, depth))
             empty = {"params": [], "decayed": kind[0], "rate_factor": kind[1]}
@@ -189,8 +189,8 @@ class Muon(torch.optim.Optimizer):
         gradients = torch.stack([p.of(cast(Tensor, p.parameter.grad)) for p in pieces]).float()
         gradients = torch.where(taken > 0, gradients, 0.0)
         averages = [piece.of(self._average(piece.parameter)) for piece in pieces]
-        kept = torch.where(taken > 0, self.momentum, 1.0)
-        torch._foreach_mul_(averages, kept)  # pyright: ignore[reportPrivateImportUsage]
+        momentum = torch.where(taken > 0, self.momentum, 1.0)
+        torch._foreach_mul_(averages, momentum)  # pyright: ignore[reportPrivateImportUsage]
         torch._foreach_add_(averages, gradients.unbind())  # pyright: ignore[reportPrivateImportUsage]
         ahead = gradients + self.momentum * torch.stack(averages)  # Nesterov
         moves = orthogonalize(ahead) * (-self.param_groups[0]["lr"] * length * taken)

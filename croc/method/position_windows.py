@@ -42,7 +42,7 @@ def draw_rotary_windows(
     return torch.stack([((moved - 1) * factor + 1) / 2, factor], dim=-1)
 
 
-def places_in(
+def patch_places(
     windows: Float[Tensor, "b 2 2"], rows: int, columns: int
 ) -> tuple[Float[Tensor, "b rows"], Float[Tensor, "b columns"]]:
     """The centers of `rows` × `columns` patches spread over each window, in units of the grid."""
@@ -55,7 +55,7 @@ def learned_positions(
     windows: Float[Tensor, "b 2 2"], grid: Float[Tensor, "g h D"], rows: int, columns: int
 ) -> Float[Tensor, "b n D"]:
     """The positions of the patches in each window, interpolated from those of the grid."""
-    down, across = places_in(windows, rows, columns)
+    down, across = patch_places(windows, rows, columns)
     by_row, by_column = _interpolation(down, grid.shape[0]), _interpolation(across, grid.shape[1])
     return torch.einsum("brg,ghd,bch->brcd", by_row, grid, by_column).flatten(1, 2)
 
@@ -71,7 +71,7 @@ def rotary_positions(
 ) -> Float[Tensor, "*depth b h n e"]:
     """Sines and cosines that rotate the patches of each window, in timm's layout: for each block
     and head (`mixed`), or one for all (b 1 n e)."""
-    down, across = places_in(windows, rows, columns)
+    down, across = patch_places(windows, rows, columns)
     n = rows * columns
     y = down[:, :, None].expand(-1, -1, columns).reshape(-1, n)
     x = across[:, None].expand(-1, rows, -1).reshape(-1, n)
@@ -87,14 +87,15 @@ def rotary_positions(
         first = rope.grid_indexing == "xy"  # timm's first axis is then that of the columns
         indices = [y * rows - 0.5, x * columns - 0.5]
         if isinstance(rope, RotaryEmbeddingMixed):
-            a, b = (each[:, None, :, None] for each in (reversed(indices) if first else indices))
+            axes = reversed(indices) if first else indices
+            a, b = (index[:, None, :, None] for index in axes)
             by_a, by_b = rope.freqs.float()[:, :, None, :, None]
             angles = a * by_a + b * by_b
         else:
-            indices = [each + rope.grid_offset for each in indices]
+            indices = [index + rope.grid_offset for index in indices]
             if rope.ref_feat_shape is not None:
                 shapes = zip(indices, (rows, columns), rope.ref_feat_shape)
-                indices = [each / now * reference for each, now, reference in shapes]
+                indices = [index / size * reference for index, size, reference in shapes]
             places = torch.stack(indices[::-1] if first else indices, dim=-1)
             angles = (places[..., None] * rope.bands).flatten(-2)
     half = getattr(rope, "rotate_half", False)

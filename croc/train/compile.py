@@ -1,7 +1,7 @@
 """A faster step: parts of it are compiled, and its kernels are captured as a CUDA graph.
 
-Launched one by one, the kernels keep the host busy nearly as long as the GPU, so anything else that
-the host does, such as loading, delays training. Captured once, they are launched together.
+Launching kernels one by one keeps the host busy nearly as long as the GPU, so anything else that
+the host does, such as loading, delays training. A captured graph is launched as a whole.
 """
 
 import re
@@ -28,7 +28,7 @@ COMPILED: dict[type, tuple[str, ...]] = {
     ImageHead: ("images",),
     ProjectionHead: ("images", "clusters"),
     Mae: ("make_views",),
-    MaeNetwork: ("compare",),
+    MaeNetwork: ("reconstruction_error",),
 }
 """Functions that are compiled, besides the blocks; they can be timed separately."""
 MAX_VERSIONS = 64
@@ -48,7 +48,7 @@ def compile_parts(method: Croc | Mae) -> None:
     for network in method.modules.values():
         for name, module in network.named_modules():
             parts.append(module)
-            if re.search(r"\bblocks\.\d+$", name):  # alike, so that one is compiled for all
+            if re.search(r"\bblocks\.\d+$", name):  # all blocks share one compiled version
                 module.compile(dynamic=False)
     for part in parts:
         for name in COMPILED.get(type(part), ()):
@@ -60,7 +60,7 @@ class CudaGraph:
     the views' size changes.
 
     Everything that changes from step to step is in tensors with fixed addresses: parameters,
-    centers, the temperature, and the batch, which is copied to where the first one was. Gradients
+    centers, the temperature, and the batch, which is copied into the first one's memory. Gradients
     and metrics are in the graph's own memory, which the next step overwrites.
     """
 

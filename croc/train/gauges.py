@@ -93,7 +93,8 @@ def token_statistics(
     by_place = (place_means - mean[:, None, None]).square().mean(dim=(1, 2))
     by_image = (image_means - mean).square().mean(dim=0)
     together = variance - steps / count / 2
-    shares = ((each / variance)[varies].mean().item() for each in (by_place, by_image, together))
+    explained = (by_place, by_image, together)
+    shares = ((part / variance)[varies].mean().item() for part in explained)
     return TokenStatistics(*shares, rank=_effective_rank(gram)), place_means
 
 
@@ -117,8 +118,8 @@ def count_matches(patches: Float[Tensor, "2 B N D"], clusters: Clusters) -> tupl
     cosines = torch.einsum("bhkd,bhld->bhkl", first, second)
     cosines = cosines.masked_fill(~(valid[..., None] & valid[..., None, :]), -torch.inf)
     counted = valid & (valid.sum(dim=-1, keepdim=True) >= 2)
-    own = torch.arange(valid.shape[-1], device=valid.device)
-    there, back = (((cosines.argmax(dim=dim) == own) & counted).sum() for dim in (-1, -2))
+    index = torch.arange(valid.shape[-1], device=valid.device)
+    there, back = (((cosines.argmax(dim=dim) == index) & counted).sum() for dim in (-1, -2))
     counts = torch.stack([there + back, counted.sum(), counted.any(dim=-1).sum()]).tolist()
     return counts[0], counts[1], counts[2]
 
@@ -190,11 +191,11 @@ class Gauges:
         device = self._fabric.device
         try:
             self._backbone.to(device)
-            batches = [each.to(device) for each in self._canvases.split(BATCH)]
+            batches = [batch.to(device) for batch in self._canvases.split(BATCH)]
             similarities: list[Tensor] = []
             statistics, _ = token_statistics(self._measured(batches, similarities))
             counts = zip(*(self._matches(batch) for batch in batches))
-            matches, clusters, pairs = (sum(each) for each in counts)
+            matches, clusters, pairs = map(sum, counts)
         finally:
             self._backbone.cpu()  # between checkpoints, training has all GPU memory
         return {

@@ -68,10 +68,8 @@ def _signs(config: PretrainConfig) -> Iterator[Sign]:
     yield from _entropy_signs("image", config.head.image_prototypes)
     if isinstance(config, CrocConfig) and config.loss.alpha > 0:
         yield from _entropy_signs("cluster", config.head.cluster_prototypes)
-        if (
-            config.cluster.k_select == "cost"
-            and (config.cluster.k_max or config.cluster.k_start) > 2
-        ):
+        smallest, largest = config.cluster.k_range
+        if smallest < largest:
             message = "every image gets the same K: check --cluster.position-weight and sharpness"
             # If the mean stays an integer, every image has that K.
             yield message, "k_mean", lambda now: abs(now["k_mean"] - round(now["k_mean"])) < 1e-3

@@ -121,16 +121,16 @@ def _drop_lines_after(path: Path, step: int) -> None:
     """Drop lines that a resumed run will log again, and a last line that was cut off."""
     if not path.exists():
         return
-    kept = []
+    lines = []
     for line in path.read_text().splitlines():
         try:
             if json.loads(line)["step"] > step:
                 break
         except (ValueError, KeyError, TypeError):
             break
-        kept.append(line + "\n")
+        lines.append(line + "\n")
     with replacing(path) as partial:
-        partial.write_text("".join(kept))
+        partial.write_text("".join(lines))
 
 
 class TensorBoard:

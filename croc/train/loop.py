@@ -3,6 +3,7 @@
 import contextlib
 import signal
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ from croc.train.distributed import StopRequest, compiles, make_fabric, processes
 from croc.train.gauges import Gauges
 from croc.train.health import Health, non_finite_gradient
 from croc.train.log import RunLog
-from croc.train.run_folder import TrainState, claim_folder, open_run_folder, try_save
+from croc.train.run_folder import TrainState, check_run_folder, claim_folder, try_save
 from croc.weights.checkpoint import checkpoints, load_checkpoint
 from croc.weights.init import load_into
 
@@ -68,7 +69,7 @@ def pretrain(
     )
     folder = Path(run.folder or f"runs/{recipe}")
     source = open_source(config.data, run.seed)
-    open_run_folder(folder, config)
+    check_run_folder(folder, config)
     fabric = make_fabric(run)
     # Raises now, not in the first step, if the batch does not fit the images or the processes.
     batch_indices(0, len(source), config.optim.batch, run.seed, 0, fabric.world_size)
@@ -97,20 +98,7 @@ def train(
     """The loop of one process: schedule, gradients, update, teacher, log, save, stop."""
     run, optim = config.run, config.optim
     existing = checkpoints(folder)
-    resumed = load_checkpoint(existing[-1]) if existing else None
-    trainer = Trainer(fabric, config, None if resumed else config.model.init)
-    guard = trainer.guard
-    state = TrainState(trainer.method.modules, trainer.optimizer, len(source))
-    if resumed:
-        state.load_state_dict(resumed)
-        guard.add_skipped(state.skipped)
-    progress = set(union_over_processes([f"step {state.step} of {state.images:,} images"]))
-    if len(progress) > 1:  # else they would diverge unnoticed
-        raise UserError(
-            f"the processes do not see the same run ({'; '.join(sorted(progress))}): "
-            "--run.folder must be on a shared file system, and --data.root must contain the same "
-            "images on every machine"
-        )
+    trainer, state = start_or_resume(fabric, config, len(source), existing)
     per_epoch = steps_per_epoch(len(source), optim.batch)
     last_step = optim.epochs * per_epoch
     if run.stop_after_steps is not None:
@@ -144,13 +132,13 @@ def train(
         report = CheckpointReport(trainer, source, folder, log, health, state.step, make_save_hook)
         report(state.step, last=False)
         stop_requested = StopRequest(fabric, signals, state.step)
-        undecoded: list[str] = []
-        postponed = False  # a checkpoint that was due after a skipped step
-        failing = False  # whether the last checkpoint could not be written
+        undecoded: list[str] = []  # since the last logged step
+        postponed = False  # whether a checkpoint was due after a skipped step
+        problem = ""  # why the last checkpoint could not be written
 
         for canvases in loader:
             schedule = schedule_at(state.step, optim, per_epoch)
-            metrics = trainer.step(canvases, schedule)
+            metrics = trainer.step(canvases, schedule)  # gradients, update, teacher
             state.step += 1
             undecoded += canvases.failed
             log.advance(state.step)
@@ -158,19 +146,11 @@ def train(
             stops = stop_requested(state.step)
             last = stops or state.step == last_step
             logs = last or state.step == 1 or state.step % run.log_every_steps == 0
-            saves = last or state.step % run.checkpoint_every_steps == 0
-            saves |= logs and postponed
-
+            saves = last or state.step % run.checkpoint_every_steps == 0 or (logs and postponed)
             if logs or saves:
                 values = fetch(metrics)
-                for name in state.failed.add(union_over_processes(undecoded)):
-                    log.say(f"cannot be decoded, replaced by the next readable image: {name}")
-                undecoded.clear()
-                seen = state.step * optim.batch
-                state.failed.check(seen, len(source), config.data.max_failed_share)
-                before, (state.skipped, in_a_row) = state.skipped, guard.counts()
-                if state.skipped > before:
-                    log.say(f"{state.skipped} steps skipped so far (non-finite gradient)")
+                report_undecoded(undecoded, state, config, log)
+                in_a_row = report_skipped(trainer.guard, state, log)
                 if in_a_row >= run.max_skipped:
                     steps = range(state.step - in_a_row, state.step)
                     raise non_finite_gradient(folder, values, steps)
@@ -182,26 +162,63 @@ def train(
                     for warning in health.warnings(values):
                         log.say(warning)
                     stop_requested.set_pace(state.step)
-
-            problem = ""
             if saves and not postponed:
+                is_second = problem != ""
                 problem = try_save(fabric, folder, state, run.keep_every_steps)
-                if problem and (failing or last) and not (stops and checkpoints(folder)):
+                if problem and (is_second or last) and not (stops and checkpoints(folder)):
                     raise UserError(problem)
                 if problem:
                     log.say(f"{problem}; training ends if the next one cannot be written either")
-                failing = bool(problem)
                 if not stops:  # a stopping run has no time for gauges and pictures
                     report(state.step, last=last)
             if stops:
                 fabric.barrier()  # Lightning kills all processes if one ends early
-                # Only some of the processes may have received the signal.
-                number = signals[0] if signals else signal.SIGTERM
                 outcome = problem or f"saved step {state.step}"
                 raise Interrupted(
                     f"interrupted: {outcome}; the same command resumes from the last checkpoint",
-                    number,
+                    # Only some of the processes may have received the signal.
+                    signals[0] if signals else signal.SIGTERM,
                 )
+
+
+def start_or_resume(
+    fabric: Fabric, config: PretrainConfig, images: int, existing: list[Path]
+) -> tuple["Trainer", TrainState]:
+    """A new trainer and its state, or those of the last checkpoint."""
+    resumed = load_checkpoint(existing[-1]) if existing else None
+    trainer = Trainer(fabric, config, None if resumed else config.model.init)
+    state = TrainState(trainer.method.modules, trainer.optimizer, images)
+    if resumed:
+        state.load_state_dict(resumed)
+        trainer.guard.add_skipped(state.skipped)
+    progress = set(union_over_processes([f"step {state.step} of {images:,} images"]))
+    if len(progress) > 1:  # else they would diverge unnoticed
+        raise UserError(
+            f"the processes do not see the same run ({'; '.join(sorted(progress))}): "
+            "--run.folder must be on a shared file system, and --data.root must contain the same "
+            "images on every machine"
+        )
+    return trainer, state
+
+
+def report_undecoded(
+    undecoded: list[str], state: TrainState, config: PretrainConfig, log: RunLog
+) -> None:
+    """Report files that no process had reported yet, empty the list, and end the run if too many
+    files cannot be decoded."""
+    for name in state.failed.add(union_over_processes(undecoded)):
+        log.say(f"cannot be decoded, replaced by the next readable image: {name}")
+    undecoded.clear()
+    seen = state.step * config.optim.batch
+    state.failed.check(seen, state.images, config.data.max_failed_share)
+
+
+def report_skipped(guard: Guard, state: TrainState, log: RunLog) -> int:
+    """Report newly skipped steps; returns how many of the latest were skipped in a row."""
+    before, (state.skipped, in_a_row) = state.skipped, guard.counts()
+    if state.skipped > before:
+        log.say(f"{state.skipped} steps skipped so far (non-finite gradient)")
+    return in_a_row
 
 
 def schedule_at(step: int, optim: OptimConfig, steps_per_epoch: int) -> ScheduleState:
@@ -234,8 +251,8 @@ class Trainer:
         if init is not None:
             first, *others = self.method.backbones
             self.origin = load_into(first, init)
-            for each in others:
-                each.load_state_dict(first.state_dict())
+            for backbone in others:
+                backbone.load_state_dict(first.state_dict())
         self.student = fabric.setup_module(self.method.student)
         self.student.train()
         if isinstance(fabric.strategy, ModelParallelStrategy) and "teacher" in self.method.modules:
@@ -244,11 +261,8 @@ class Trainer:
         self.optimizer: Any = fabric.setup_optimizers(optimizer)
         self.guard = Guard(self.optimizer, device)
         self.uses_graph = use_cuda_graph(run, fabric, compiled)
+        self.compute_gradients = partial(self.method.compute_gradients, fabric, self.student)
         self.graph = CudaGraph(self.method, self.compute_gradients) if self.uses_graph else None
-
-    def compute_gradients(self, canvases: Canvases) -> dict[str, Tensor]:
-        """Compute the gradients of the student's parameters; return the metrics."""
-        return self.method.compute_gradients(self.fabric, self.student, canvases)
 
     def step(
         self, canvases: Canvases, schedule: ScheduleState, *, use_graph: bool = True
@@ -256,8 +270,8 @@ class Trainer:
         """Update student and teacher without waiting for the device; eagerly if not `use_graph`."""
         method = self.method
         method.set_schedule(schedule)
-        graph = self.graph if use_graph else None
-        metrics = graph(canvases) if graph else self.compute_gradients(canvases)
+        compute = self.graph if self.graph and use_graph else self.compute_gradients
+        metrics = compute(canvases)
         method.freeze_prototypes(schedule)
         with profile_range("update"):
             set_lr(self.optimizer, schedule)

@@ -6,7 +6,7 @@ A checkpoint is one file with everything needed to resume, written to a temporar
 import dataclasses
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,7 +24,6 @@ from croc.config import (
     read_config,
     write_config,
 )
-from croc.data.loader import FailedFiles
 from croc.errors import UserError
 from croc.io import replacing, try_lock
 from croc.method.distributed import full_state, shard_like, union_over_processes
@@ -33,18 +32,20 @@ from croc.weights.checkpoint import FORMAT, checkpoint_path, checkpoints, step_o
 from croc.weights.checksum import seal_zip
 
 PARTIAL, LOCK = "config.json.partial", "run.lock"
-FREE = {
+CHANGEABLE = {
     ("data", "root"),  # the data may move; a checkpoint has the number of images
     ("data", "workers"),
     ("data", "max_failed_share"),
-    *(("run", each.name) for each in dataclasses.fields(RunConfig) if each.name != "seed"),
+    *(("run", option.name) for option in dataclasses.fields(RunConfig) if option.name != "seed"),
 }
 """Options that may change when a run is resumed: how it is executed, and where the data is."""
 KEPT = 2
 """Number of most recent checkpoints that are kept."""
+NAMES_SHOWN = 20
+"""Number of files that are named if too many cannot be decoded."""
 
 
-def open_run_folder(folder: Path, config: PretrainConfig) -> None:
+def check_run_folder(folder: Path, config: PretrainConfig) -> None:
     """Reject a folder that is neither new nor contains this run."""
     occupied = folder.exists() and (
         not folder.is_dir() or any(path.name not in (PARTIAL, LOCK) for path in folder.iterdir())
@@ -69,7 +70,7 @@ def open_run_folder(folder: Path, config: PretrainConfig) -> None:
         old, new = getattr(saved, section.name), getattr(config, section.name)
         for option in dataclasses.fields(new):
             before, after = getattr(old, option.name), getattr(new, option.name)
-            if before != after and (section.name, option.name) not in FREE:
+            if before != after and (section.name, option.name) not in CHANGEABLE:
                 flag = f"--{section.name}.{option.name}".replace("_", "-")
                 flag = flag.replace("--model.init", "--init")
                 changes.append(f"{flag} was {before}, now {after}")
@@ -97,7 +98,7 @@ def claim_folder(
                 f"{folder} is in use by {file.read() or 'another process'}: wait until it ends, or "
                 "choose another --run.folder"
             )
-        open_run_folder(folder, config)
+        check_run_folder(folder, config)
         if checkpoints(folder) != existing:
             raise UserError(f"another process has just trained in {folder}: start again")
         file.truncate(0)
@@ -105,6 +106,30 @@ def claim_folder(
         file.flush()
         write_config(folder, config, recipe)
         yield
+
+
+class FailedFiles:
+    """The distinct files that could not be decoded so far."""
+
+    def __init__(self, names: Iterable[str] = ()) -> None:
+        self.names = list(names)
+
+    def add(self, names: Iterable[str]) -> list[str]:
+        """Add failures and return the new ones, for the log."""
+        new = [name for name in dict.fromkeys(names) if name not in self.names]
+        self.names += new
+        return new
+
+    def check(self, seen: int, count: int, max_share: float) -> None:
+        """End the run if too many fail, once enough images have been read to tell."""
+        seen, names = min(seen, count), self.names
+        if seen < min(100, count) or len(names) <= max_share * seen:
+            return
+        more = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
+        raise UserError(
+            f"{len(names)} of {seen} images cannot be decoded, more than "
+            f"--data.max-failed-share {max_share:g} allows: {', '.join(names[:NAMES_SHOWN])}{more}"
+        )
 
 
 @dataclass
@@ -141,10 +166,10 @@ class TrainState:
                 f"{self.images:,}: bring back the same data, or choose another --run.folder"
             )
         for name, module in self.modules.items():
-            own = module.state_dict()
+            current = module.state_dict()
             saved = state["modules"][name].items()
             module.load_state_dict(
-                {key: shard_like(x, own[key]) if key in own else x for key, x in saved}
+                {key: shard_like(x, current[key]) if key in current else x for key, x in saved}
             )
         self._load_optimizer(state["optimizer"])
         self.step, self.failed = state["step"], FailedFiles(state["failed"])
@@ -155,13 +180,13 @@ class TrainState:
         groups = self.optimizer.param_groups
         if len(groups) == len(saved["param_groups"]):  # else load_state_dict raises
             names = ("fused", "foreach", "capturable")
-            own = [{name: group[name] for name in names if name in group} for group in groups]
+            current = [{name: group[name] for name in names if name in group} for group in groups]
             parameters = [p for group in groups for p in group["params"]]
             saved = saved | {
-                "param_groups": [a | b for a, b in zip(saved["param_groups"], own)],
+                "param_groups": [a | b for a, b in zip(saved["param_groups"], current)],
                 "state": {
-                    number: {name: shard_like(x, parameters[number]) for name, x in each.items()}
-                    for number, each in saved["state"].items()
+                    number: {name: shard_like(x, parameters[number]) for name, x in values.items()}
+                    for number, values in saved["state"].items()
                 },
             }
         self.optimizer.load_state_dict(saved)

@@ -13,7 +13,7 @@ from croc.config import CONFIG_FILE, MaeConfig, PretrainConfig, config_dict, rea
 from croc.data.loader import steps_per_epoch
 from croc.errors import UserError
 from croc.io import read_metrics
-from croc.method.backbone import Backbone, start_as_mae
+from croc.method.backbone import Backbone, initialize_as_mae
 from croc.weights.checksum import verifying
 from croc.weights.files import first_line
 from croc.weights.record import LICENSE, RunRecord, without_paths
@@ -137,5 +137,5 @@ def untrained(config: PretrainConfig) -> Backbone:
         torch.manual_seed(config.run.seed)
         backbone = Backbone(config.model, config.views.size_px)
         if isinstance(config, MaeConfig):
-            start_as_mae(backbone)
+            initialize_as_mae(backbone)
         return backbone

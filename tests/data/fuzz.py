@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from PIL import Image
 
 from croc.config import DataConfig
-from croc.data.loader import FailedFiles, make_loader
+from croc.data.loader import make_loader
 from croc.data.sources import open_source, printable
 from tests.data.pictures import encode, jpeg_claiming, noise, png_chunk, png_header
 from tests.train.kills import environment
@@ -188,10 +188,7 @@ def read_epoch(folder: str) -> list[str]:
     source = open_source(DataConfig(root=(folder,), canvas_px=CANVAS_PX), seed=0)
     steps: dict[str, Any] = {"first_step": 0, "last_step": len(source) // BATCH}
     loader = make_loader(source, canvas_px=CANVAS_PX, batch=BATCH, seed=0, workers=WORKERS, **steps)
-    failed = FailedFiles()
-    for canvases in loader:
-        failed.add(canvases.failed)
-    return failed.names
+    return list(dict.fromkeys(name for canvases in loader for name in canvases.failed))
 
 
 def watch(command: list[str], timeout_s: float) -> tuple[str, float]:

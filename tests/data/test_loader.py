@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from croc.data.loader import FailedFiles, Ring, batch_indices, epoch_order, make_loader, one_ahead
+from croc.data.loader import Ring, batch_indices, epoch_order, make_loader, one_ahead
 from croc.errors import UserError
 from croc.method.randomness import sample_key
 from croc.method.types import Canvases
@@ -196,24 +196,6 @@ def test_a_hundred_broken_in_a_row(workers):
         next(loader(MemorySource(250, gone), batch=1, workers=workers))
     assert "\n" not in str(caught.value)
     next(loader(MemorySource(250, gone[:99]), batch=1))
-
-
-def test_failed_files():
-    failed = FailedFiles(("a",))
-    assert failed.add(("a", "b", "b")) == ["b"]
-    assert failed.names == ["a", "b"]
-    for seen, count, share in ((200, 1000, 0.01), (99, 1000, 0.0), (9, 10, 0.0)):
-        failed.check(seen, count, share)
-    for seen, count, share, message in (
-        (199, 1000, 0.01, r"2 of 199 images .* a, b$"),
-        (10_000, 150, 0.01, "2 of 150 images"),
-        (10, 10, 0.0, "2 of 10 images"),
-    ):
-        with pytest.raises(UserError, match=message):
-            failed.check(seen, count, share)
-    many = FailedFiles(f"<{number}>" for number in range(25))
-    with pytest.raises(UserError, match=r"<19> and 5 more$"):
-        many.check(seen=100, count=100, max_share=0.1)
 
 
 @pytest.mark.cuda

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from croc import kernels
 from croc.kernels import layers
-from croc.kernels.layers import LinearGelu, take_over
+from croc.kernels.layers import LinearGelu, convert
 from tests.kernels.interpreter import bfloat16_in_interpreter, check_operator, interpreted
 
 gelu = pytest.importorskip("croc.kernels.gelu", reason="needs Triton")
@@ -96,7 +96,7 @@ def make_pair(
     torch.manual_seed(0)
     linear, fused = (nn.Linear(*sizes, bias=bias).to(device) for _ in range(2))
     fused.load_state_dict(linear.state_dict())
-    take_over(fused, LinearGelu)
+    convert(fused, LinearGelu)
     return nn.Sequential(linear, nn.GELU()), fused
 
 
@@ -112,7 +112,7 @@ def gradients(layer: nn.Module, x: Tensor, grad: Tensor, autocast: bool = False)
 @interpreted
 @pytest.mark.parametrize("compiled", [False, True])
 def test_layer_with_kernels_equals_linear_and_gelu(monkeypatch, compiled: bool) -> None:
-    monkeypatch.setattr(kernels, "serve", lambda x: True)
+    monkeypatch.setattr(kernels, "can_run", lambda x: True)
     monkeypatch.setattr(layers, "autocast_dtype", lambda *_: torch.bfloat16)
     pair, fused = make_pair(8, 24)
     if compiled:

@@ -7,7 +7,13 @@ import timm
 import torch
 from torch import nn
 
-from croc.kernels.layers import LinearGelu, PackedAttention, PatchConv2d, replace_layers, take_over
+from croc.kernels.layers import (
+    LinearGelu,
+    PackedAttention,
+    PatchConv2d,
+    convert,
+    replace_layers,
+)
 
 PLAIN = "vit_tiny_patch16_224"
 
@@ -46,6 +52,6 @@ def test_patch_embedding_as_matrix_product_equals_convolution():
     layer = nn.Conv2d(3, 10, kernel_size=(4, 2), stride=(4, 2))
     images = torch.randn(2, 3, 12, 6)
     expected = layer(images)
-    assert take_over(layer, PatchConv2d)
+    assert convert(layer, PatchConv2d)
     assert isinstance(layer, PatchConv2d)
     torch.testing.assert_close(layer.multiply(images), expected)

@@ -23,7 +23,7 @@ from croc.eval import protocols
 from croc.eval.results import read_results
 from croc.lab import api
 from croc.lab.show.look import look_at_run, read_photograph, whole_view
-from croc.method import clustering
+from croc.method.clustering.join_split import cluster
 from croc.method.photometric import normalize
 from tests.tiny import tiny_config
 
@@ -133,7 +133,12 @@ def test_cluster_equals_the_method():
     config = croc.ClusterConfig(k_start=5)
     clusters = croc.cluster(tokens, positions, saliency, config)
     keys = torch.arange(2)
-    expected = clustering.cluster(tokens, positions, saliency, config, keys=keys)
+    by_view = (
+        tokens.unflatten(2, (2, 16)).movedim(2, 0),
+        positions.unflatten(1, (2, 16)).movedim(1, 0),
+        saliency.unflatten(2, (2, 16)).movedim(2, 0),
+    )
+    expected = cluster(*by_view, config, keys=keys)
     assert torch.equal(clusters.assignments, expected.assignments)
     assert torch.equal(clusters.valid, expected.valid)
     other = croc.cluster(tokens, positions, saliency, config, keys=torch.tensor([7, 8]))
@@ -142,7 +147,7 @@ def test_cluster_equals_the_method():
     seeds = torch.stack([torch.randperm(32)[:12] for _ in range(6)]).view(2, 3, 12)
     clusters = croc.cluster(tokens, positions, saliency, seeds=seeds.int())
     default = croc.ClusterConfig()
-    expected = clustering.cluster(tokens, positions, saliency, default, seeds=seeds)
+    expected = cluster(*by_view, default, seeds=seeds)
     assert torch.equal(clusters.assignments, expected.assignments)
     one = croc.cluster(tokens, positions, saliency, views=1)
     assert one.assignments.shape == (1, 2, 3, 32, 12)

@@ -137,7 +137,7 @@ def test_step_equals_the_loops(name: str):
 @pytest.mark.parametrize("kept", [0, 1])
 def test_one_valid_cluster_or_none_gives_finite_losses(name: str, kept: int, monkeypatch):
     """All other clusters of the batch are pruned."""
-    real = step_module.cluster_views
+    real = step_module.cluster
 
     def pruned(*arguments, **options):
         clusters = real(*arguments, **options)
@@ -145,7 +145,7 @@ def test_one_valid_cluster_or_none_gives_finite_losses(name: str, kept: int, mon
         valid.view(-1)[clusters.valid.view(-1).nonzero()[:kept, 0]] = True
         return replace(clusters, valid=valid)
 
-    monkeypatch.setattr(step_module, "cluster_views", pruned)
+    monkeypatch.setattr(step_module, "cluster", pruned)
     config = variant(name)
     trainer = Trainer(Fabric(accelerator="cpu", devices=1), config)
     method: Any = trainer.method

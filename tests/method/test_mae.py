@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from lightning_fabric import Fabric
 
-from croc.method.backbone import sines_and_cosines
-from croc.method.mae import Mae, MaeNetwork, compare, draw_mask
+from croc.method.backbone import sincos_positions
+from croc.method.mae import Mae, MaeNetwork, draw_mask, reconstruction_error
 from croc.method.views import make_views
 from tests.method.test_croc import SETTINGS, make_canvases
 from tests.method.test_randomness import sample_keys
@@ -30,7 +30,7 @@ def test_error_equals_the_loops():
     predicted, target = torch.randn(2, 3, 5, 12).unbind()
     hidden = torch.tensor([[1, 0, 1, 1, 0], [0, 0, 0, 1, 0], [1, 1, 1, 1, 1]]).bool()
     for normalize in (True, False):
-        for image, error in enumerate(compare(predicted, target, hidden, normalize)):
+        for image, error in enumerate(reconstruction_error(predicted, target, hidden, normalize)):
             errors = []
             for patch in range(5):
                 if hidden[image, patch]:
@@ -42,7 +42,7 @@ def test_error_equals_the_loops():
 
 
 def test_positions_equal_the_formula():
-    positions = sines_and_cosines(3, 16)
+    positions = sincos_positions(3, 16)
     for y in range(3):
         for x in range(3):
             for i in range(4):
@@ -70,7 +70,7 @@ def test_network_equals_mae_with_shuffling():
     first = (vit.cls_token + vit.pos_embed[:, :1]).expand(4, -1, -1)
     x = decoder.embed(vit.norm(vit.blocks(torch.cat([first, x[every, visible]], dim=1))))
     masked = torch.cat([x[:, 1:], decoder.mask_token.expand(4, 12, -1)], dim=1)[every, back]
-    positions = torch.cat([torch.zeros(1, 32), sines_and_cosines(4, 32)])
+    positions = torch.cat([torch.zeros(1, 32), sincos_positions(4, 32)])
     x = torch.cat([x[:, :1], masked], dim=1) + positions
     predicted = decoder.paint(decoder.norm(decoder.blocks(x)))[:, 1:]
     target = torch.einsum("bchpwq->bhwpqc", pixels.reshape(4, 3, 4, 8, 4, 8)).reshape(4, 16, 192)

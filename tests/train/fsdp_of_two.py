@@ -3,7 +3,7 @@
 import torch
 import torch.distributed as dist
 
-from croc.method.croc import update_teacher
+from croc.method.croc import ema_update
 from croc.method.distributed import full_state, leave_processes, local_shards, shard_teacher
 from croc.method.optim import Guard, clip_gradient, make_optimizer, set_lr
 from croc.signals import exit_process
@@ -48,7 +48,7 @@ def main() -> None:
     guard.step(clip_gradient(parameters, 1.0), torch.tensor(1.0))
     assert guard.counts() == (1, 0), guard.counts()
     student = full_state(method.student.state_dict())
-    update_teacher(method.modules["teacher"], method.student, momentum=0.75)
+    ema_update(method.modules["teacher"], method.student, momentum=0.75)
     teacher = full_state(method.modules["teacher"].state_dict())
     if fabric.global_rank == 0:
         name = "backbone.vit.norm.weight"

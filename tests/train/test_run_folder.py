@@ -17,7 +17,7 @@ from croc.errors import UserError
 from croc.io import read_metrics
 from croc.train.log import TensorBoard
 from croc.train.loop import pretrain
-from croc.train.run_folder import LOCK, TrainState, claim_folder
+from croc.train.run_folder import LOCK, FailedFiles, TrainState, claim_folder
 from croc.weights.checkpoint import checkpoints, load_checkpoint
 from tests.tiny import tiny_config
 from tests.train import after_gradients, metrics_of, train
@@ -173,3 +173,21 @@ def test_tensorboard_survives_a_temporarily_full_disk(small_disk: Callable[[int]
     scalars = read(disk / "log", "loss")
     assert (scalars[0], scalars[-1]) == ((1, 1.0), (200, 200.0))
     assert len(scalars) == 200 - refused
+
+
+def test_failed_files():
+    failed = FailedFiles(("a",))
+    assert failed.add(("a", "b", "b")) == ["b"]
+    assert failed.names == ["a", "b"]
+    for seen, count, share in ((200, 1000, 0.01), (99, 1000, 0.0), (9, 10, 0.0)):
+        failed.check(seen, count, share)
+    for seen, count, share, message in (
+        (199, 1000, 0.01, r"2 of 199 images .* a, b$"),
+        (10_000, 150, 0.01, "2 of 150 images"),
+        (10, 10, 0.0, "2 of 10 images"),
+    ):
+        with pytest.raises(UserError, match=message):
+            failed.check(seen, count, share)
+    many = FailedFiles(f"<{number}>" for number in range(25))
+    with pytest.raises(UserError, match=r"<19> and 5 more$"):
+        many.check(seen=100, count=100, max_share=0.1)

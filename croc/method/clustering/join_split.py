@@ -20,28 +20,8 @@ from croc.method.clustering.released import SALIENCY_TEMPERATURE, released_steps
 from croc.method.types import Clusters
 
 
-def cluster(
-    tokens: Float[Tensor, "B H T d"],
-    positions: Float[Tensor, "B T 2"],
-    saliency: Float[Tensor, "B H T"],
-    config: ClusterConfig,
-    *,
-    views: int = 2,
-    seeds: Int[Tensor, "B H K"] | None = None,
-    keys: Int64[Tensor, "B"] | None = None,
-) -> Clusters:
-    """Cluster each image's and head's joined tokens; K is chosen for each of them.
-
-    T is view-major. `saliency` is the CLS attention divided by the number of views in `paper`
-    (so it sums to 1) and the cosine with the CLS token of the token's own view in `released`.
-    The initial centroids are the tokens `seeds`, or are drawn with the samples' `keys`.
-    """
-    parts = split_views(tokens, positions, saliency, views)
-    return cluster_views(*parts, config, seeds=seeds, keys=keys)
-
-
 @torch.no_grad()
-def cluster_views(
+def cluster(
     tokens: Float[Tensor, "M B H N d"],
     positions: Float[Tensor, "M B N 2"],
     saliency: Float[Tensor, "M B H N"],
@@ -50,33 +30,40 @@ def cluster_views(
     seeds: Int[Tensor, "B H K"] | None = None,
     keys: Int64[Tensor, "B"] | None = None,
 ) -> Clusters:
-    """`cluster` for tokens with an axis of views, which the kernel joins without a copy."""
-    views = len(tokens)
-    check_k_start(config.k_start, views * tokens.shape[3])
+    """Cluster each image's and head's tokens of all views jointly; K is chosen for each of them.
+
+    `saliency` is the CLS attention divided by the number of views in `paper` (so it sums to 1) and
+    the cosine with the CLS token of the token's own view in `released`. The initial centroids are
+    the tokens `seeds` (counted view by view), or are drawn with the samples' `keys`.
+    """
     with torch.autocast(tokens.device.type, enabled=False):
-        positions, saliency = at_least_float32(positions), at_least_float32(saliency)
-        if seeds is None:
-            seeds = draw_for(saliency, keys, config)
+        positions, saliency, seeds = prepare(tokens, positions, saliency, config, seeds, keys)
         kernel = kernels.find("clustering", tokens)
         if kernel is not None and kernel.fits(tokens, config):
             return kernel.cluster_views(tokens, positions, saliency, seeds, config)
-        joined = join(at_least_float32(tokens), positions, saliency)
-        steps = merge_steps(*joined, seeds, config, views)
-        return split(*choose(steps, config), config, views)
+        steps = merge_steps(tokens, positions, saliency, seeds, config)
+        return split(*select_k(steps, config), config, views=len(tokens))
 
 
-def split_views(
-    tokens: Float[Tensor, "B H T d"],
-    positions: Float[Tensor, "B T 2"],
-    saliency: Float[Tensor, "B H T"],
-    views: int,
-) -> tuple[Float[Tensor, "M B H N d"], Float[Tensor, "M B N 2"], Float[Tensor, "M B H N"]]:
-    """With an axis of views, without a copy."""
-    return (
-        rearrange(tokens, "b h (m n) d -> m b h n d", m=views),
-        rearrange(positions, "b (m n) c -> m b n c", m=views),
-        rearrange(saliency, "b h (m n) -> m b h n", m=views),
-    )
+def prepare(
+    tokens: Float[Tensor, "M B H N d"],
+    positions: Float[Tensor, "M B N 2"],
+    saliency: Float[Tensor, "M B H N"],
+    config: ClusterConfig,
+    seeds: Int[Tensor, "B H K"] | None,
+    keys: Int64[Tensor, "B"] | None,
+) -> tuple[Float[Tensor, "M B N 2"], Float[Tensor, "M B H N"], Int[Tensor, "B H K"]]:
+    """Positions and saliency, at least in float32, and seeds: those given, or drawn by saliency."""
+    check_k_start(config.k_start, tokens.shape[0] * tokens.shape[3])
+    positions, saliency = at_least_float32(positions), at_least_float32(saliency)
+    if seeds is None:
+        if keys is None:
+            raise UserError("cluster() needs seeds, or the keys to draw them from")
+        probability = rearrange(saliency, "m b h n -> b h (m n)")
+        if config.variant == "released":
+            probability = (probability / SALIENCY_TEMPERATURE).softmax(dim=-1)
+        seeds = draw_seeds(probability, config.k_start, keys)
+    return positions, saliency, seeds
 
 
 def check_k_start(k_start: int, tokens: int) -> None:
@@ -91,16 +78,18 @@ def at_least_float32(values: Tensor) -> Tensor:
     return values if values.dtype == torch.float64 else values.float()
 
 
-def draw_for(
-    saliency: Float[Tensor, "M B H N"], keys: Int64[Tensor, "B"] | None, config: ClusterConfig
-) -> Int64[Tensor, "B H K"]:
-    """Sample the tokens of the initial centroids by saliency, as the variant does."""
-    if keys is None:
-        raise UserError("cluster() needs seeds, or the keys to draw them from")
-    saliency = rearrange(saliency, "m b h n -> b h (m n)")
+def merge_steps(
+    tokens: Float[Tensor, "M B H N d"],
+    positions: Float[Tensor, "M B N 2"],
+    saliency: Float[Tensor, "M B H N"],
+    seeds: Int[Tensor, "B H K"],
+    config: ClusterConfig,
+) -> Iterator[Step]:
+    """Join the views, and cluster with K_start, K_start − 1, … 2 centroids, as the variant does."""
+    joined = join(at_least_float32(tokens), positions, saliency)
     if config.variant == "released":
-        saliency = (saliency / SALIENCY_TEMPERATURE).softmax(dim=-1)
-    return draw_seeds(saliency, config.k_start, keys)
+        return released_steps(*joined, seeds.long(), config, views=len(tokens))
+    return paper_steps(*joined, seeds.long(), config)
 
 
 def join(
@@ -116,26 +105,11 @@ def join(
     )
 
 
-def merge_steps(
-    tokens: Float[Tensor, "B H T d"],
-    positions: Float[Tensor, "B T 2"],
-    saliency: Float[Tensor, "B H T"],
-    seeds: Int[Tensor, "B H K"],
-    config: ClusterConfig,
-    views: int,
-) -> Iterator[Step]:
-    """The variant's clusterings with K_start, K_start − 1, … 2 centroids."""
-    if config.variant == "released":
-        return released_steps(tokens, positions, saliency, seeds.long(), config, views)
-    return paper_steps(tokens, positions, saliency, seeds.long(), config)
-
-
-def choose(
+def select_k(
     steps: Iterator[Step], config: ClusterConfig
 ) -> tuple[Float[Tensor, "B H T K"], Float[Tensor, "B H"], Int[Tensor, "B H"]]:
     """For each image and head, the clustering of the lowest cost: assignments (padded), cost, K."""
-    largest = config.k_max or config.k_start
-    smallest = largest if config.k_select == "fixed" else 2
+    smallest, largest = config.k_range
     assignments = cost = count = None
     for step in steps:
         k = step.assignments.shape[-1]
@@ -170,11 +144,11 @@ def split(
         assignments = assignments * hard
     else:
         hard = F.one_hot(assignments.argmax(dim=-1), assignments.shape[-1]).bool()
-    seen = rearrange(hard, "b h (m n) k -> m b h n k", m=views).any(dim=-2)
-    real = torch.arange(assignments.shape[-1], device=count.device) < count[..., None]
+    present = rearrange(hard, "b h (m n) k -> m b h n k", m=views).any(dim=-2)
+    not_padding = torch.arange(assignments.shape[-1], device=count.device) < count[..., None]
     return Clusters(
         assignments=rearrange(assignments, "b h (m n) k -> m b h n k", m=views),
-        valid=seen.all(dim=0) & real,
+        valid=present.all(dim=0) & not_padding,
         cost=cost,
         count=count,
     )

@@ -143,10 +143,10 @@ def merge(
 ) -> Float[Tensor, "B H k *c"]:
     """The mean of i and j replaces i; j is removed."""
     slots = torch.arange(values.shape[2] - 1, device=values.device)
-    kept = take(values, slots + (slots >= j))
+    rest = take(values, slots + (slots >= j))
     mean = (take(values, i) + take(values, j)) / 2
-    here = (slots == i).reshape(*kept.shape[:3], *(1 for _ in values.shape[3:]))
-    return torch.where(here, mean, kept)
+    is_i = (slots == i).reshape(*rest.shape[:3], *(1 for _ in values.shape[3:]))
+    return torch.where(is_i, mean, rest)
 
 
 def take(

@@ -1,4 +1,4 @@
-"""All merging steps, for plots; `cluster_views` returns only the chosen one.
+"""All merging steps, for plots; `cluster` returns only the chosen one.
 
 Computed by the PyTorch reference; the kernel does not write its steps.
 """
@@ -10,15 +10,7 @@ from jaxtyping import Bool, Float, Int, Int64
 from torch import Tensor
 
 from croc.config import ClusterConfig
-from croc.method.clustering.join_split import (
-    at_least_float32,
-    check_k_start,
-    choose,
-    draw_for,
-    join,
-    merge_steps,
-    split,
-)
+from croc.method.clustering.join_split import merge_steps, prepare, select_k, split
 from croc.method.clustering.paper import Step, merge
 from croc.method.clustering.released import add_columns
 
@@ -61,17 +53,12 @@ def trace_views(
     seeds: Int[Tensor, "B H K"] | None = None,
     keys: Int64[Tensor, "B"] | None = None,
 ) -> Trace:
-    """Every step of `cluster_views` with the same arguments."""
-    views = len(tokens)
-    check_k_start(config.k_start, views * tokens.shape[3])
+    """Every step of `cluster` with the same arguments."""
     with torch.autocast(tokens.device.type, enabled=False):
-        positions, saliency = at_least_float32(positions), at_least_float32(saliency)
-        if seeds is None:
-            seeds = draw_for(saliency, keys, config)
-        joined = join(at_least_float32(tokens), positions, saliency)
-        steps = list(merge_steps(*joined, seeds, config, views))
-        _, _, count = choose(iter(steps), config)
-        return Trace(tuple(_split(step, config, views) for step in steps), count)
+        positions, saliency, seeds = prepare(tokens, positions, saliency, config, seeds, keys)
+        steps = list(merge_steps(tokens, positions, saliency, seeds, config))
+        _, _, count = select_k(iter(steps), config)
+        return Trace(tuple(_split(step, config, len(tokens)) for step in steps), count)
 
 
 def _split(step: Step, config: ClusterConfig, views: int) -> TraceStep:

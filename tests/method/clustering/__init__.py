@@ -5,10 +5,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 import torch
+from einops import rearrange
 from torch import Tensor
 
 from croc.config import ClusterConfig
-from croc.method.clustering import cluster
+from croc.method.clustering.join_split import cluster
 from croc.method.types import Clusters
 
 both = pytest.mark.parametrize("variant", ["paper", "released"])
@@ -16,7 +17,7 @@ both = pytest.mark.parametrize("variant", ["paper", "released"])
 
 @dataclass(frozen=True)
 class Case:
-    """The inputs of `cluster`, in float64."""
+    """The inputs of `cluster` with the views joined, as the oracles take them, in float64."""
 
     tokens: Tensor
     positions: Tensor
@@ -30,8 +31,17 @@ class Case:
 
     @property
     def arguments(self) -> tuple[Tensor, Tensor, Tensor]:
-        """For `cluster`, or for an oracle before the seeds."""
+        """For an oracle, before the seeds."""
         return self.tokens, self.positions, self.saliency
+
+    @property
+    def split(self) -> tuple[Tensor, Tensor, Tensor]:
+        """For `cluster`: with an axis of views."""
+        return (
+            rearrange(self.tokens, "b h (m n) d -> m b h n d", m=self.views),
+            rearrange(self.positions, "b (m n) c -> m b n c", m=self.views),
+            rearrange(self.saliency, "b h (m n) -> m b h n", m=self.views),
+        )
 
     def image(self, b: int) -> "Case":
         """A batch of one image."""
@@ -47,7 +57,7 @@ class Case:
 
 def run(case: Case, **options) -> Clusters:
     options = {"seeds": case.seeds} | options
-    return cluster(*case.arguments, case.config, views=case.views, **options)
+    return cluster(*case.split, case.config, **options)
 
 
 def crop_positions(rng: np.random.Generator, rows: int, columns: int, disjoint: int | None):

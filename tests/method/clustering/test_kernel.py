@@ -7,7 +7,7 @@ import torch.nn.functional as F
 
 from croc.config import ClusterConfig
 from croc.method.clustering import paper
-from croc.method.clustering.join_split import choose, cluster, split, split_views
+from croc.method.clustering.join_split import cluster, select_k, split
 from croc.method.clustering.paper import closest_pair, paper_steps
 from croc.method.types import Clusters
 from tests.kernels.interpreter import bfloat16_in_interpreter, forbid_synchronization, interpreted
@@ -27,8 +27,7 @@ def kernel():
 
 
 def run_kernel(kernel, case: Case) -> Clusters:
-    parts = split_views(*case.arguments, case.views)
-    return kernel.cluster_views(*parts, case.seeds, case.config)
+    return kernel.cluster_views(*case.split, case.seeds, case.config)
 
 
 def run_reference(case: Case) -> Clusters:
@@ -36,7 +35,7 @@ def run_reference(case: Case) -> Clusters:
     tokens, positions, saliency = case.arguments
     unit = F.normalize(tokens if tokens.dtype == torch.float64 else tokens.float(), dim=-1)
     steps = paper_steps(unit, positions, saliency, case.seeds, case.config)
-    return split(*choose(steps, case.config), case.config, case.views)
+    return split(*select_k(steps, case.config), case.config, case.views)
 
 
 def assert_agree(
@@ -97,7 +96,7 @@ def test_agrees_with_the_reference(kernel, number: int) -> None:
 def test_accepts_any_strides(kernel) -> None:
     """In the layout of a backbone: the heads of a token are contiguous."""
     case = make_case(0, ClusterConfig(k_start=4), B=2, H=2).to(torch.float32)
-    tokens, positions, saliency = split_views(*case.arguments, case.views)
+    tokens, positions, saliency = case.split
     expected = kernel.cluster_views(tokens, positions, saliency, case.seeds, case.config)
     qkv = torch.randn(2, 2, 13, 3, 2, 8)  # M B n s H d, with a CLS token
     qkv[:, :, 1:, 2] = tokens.movedim(2, 3)
@@ -164,7 +163,7 @@ def near_ties(case: Case) -> tuple[Clusters, torch.Tensor]:
         steps = list(paper_steps(unit, exact.positions, exact.saliency, exact.seeds, config))
     k_max = config.k_max or config.k_start
     costs = torch.stack([step.cost for step in steps if step.assignments.shape[-1] <= k_max])
-    expected = split(*choose(iter(steps), config), config, case.views)
+    expected = split(*select_k(iter(steps), config), config, case.views)
     ties = (torch.stack(gaps) < 1e-6).any(dim=0) | (gap(-costs.movedim(0, -1)) < 1e-6)
     return expected, ties | (gap(expected.assignments) < 2e-5).any(dim=-1).any(dim=0)
 
@@ -186,8 +185,8 @@ def test_full_size_agrees_with_the_reference(name: str) -> None:
     from croc.kernels.clustering import fits
 
     case = full_case(*FULL[name])
-    assert fits(split_views(*case.arguments, case.views)[0], case.config)
-    result = cluster(*case.arguments, case.config, seeds=case.seeds)
+    assert fits(case.split[0], case.config)
+    result = cluster(*case.split, case.config, seeds=case.seeds)
     expected, left_out = near_ties(case)
     plain = differ(run_reference(case), expected)
     assert differ(result, expected).float().mean() <= plain.float().mean() + 0.02
@@ -201,7 +200,7 @@ def test_full_size_agrees_with_the_reference(name: str) -> None:
 def test_full_size_with_other_weights(weight: float, sharpness: float) -> None:
     options = {"position_weight": weight, "sharpness": sharpness, "k_max": 7}
     case = full_case(8, (14, 14), 64, 12, torch.bfloat16, **options)
-    result = cluster(*case.arguments, case.config, seeds=case.seeds)
+    result = cluster(*case.split, case.config, seeds=case.seeds)
     expected, left_out = near_ties(case)
     assert left_out.float().mean() < 0.5
     assert_agree(result, expected, ~left_out, sharpness)
@@ -210,7 +209,7 @@ def test_full_size_with_other_weights(weight: float, sharpness: float) -> None:
 @pytest.mark.cuda
 def test_too_large_inputs_use_the_reference() -> None:
     case = full_case(2, (28, 28), 64, 12, torch.bfloat16)
-    result = cluster(*case.arguments, case.config, seeds=case.seeds)
+    result = cluster(*case.split, case.config, seeds=case.seeds)
     assert torch.equal(result.assignments, run_reference(case).assignments)
 
 
@@ -220,8 +219,8 @@ def test_compiled_is_one_graph_without_synchronization() -> None:
     case = full_case(8, (14, 14), 64, 12, torch.bfloat16)
     keys = torch.arange(8, device="cuda")
     compiled = torch.compile(cluster, fullgraph=True)
-    compiled(*case.arguments, case.config, keys=keys)
+    compiled(*case.split, case.config, keys=keys)
     with forbid_synchronization():
-        result = compiled(*case.arguments, case.config, keys=keys)
-        plain = cluster(*case.arguments, case.config, keys=keys)
+        result = compiled(*case.split, case.config, keys=keys)
+        plain = cluster(*case.split, case.config, keys=keys)
     assert not differ(result, plain).any()

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from croc.config import ClusterConfig
-from croc.method.clustering import cluster, draw_seeds
+from croc.method.clustering.join_split import cluster
+from croc.method.clustering.paper import draw_seeds
 from croc.method.types import Clusters
 from tests.kernels.interpreter import forbid_synchronization
 from tests.method.clustering import Case, both, make_case, run
@@ -201,8 +202,8 @@ def test_seeds_are_drawn_by_saliency_and_key(variant: str) -> None:
 def test_compiled_is_one_graph_with_the_same_result(variant: str):
     case = make_case(0, config(variant, k_start=3), grid=(3, 3)).to(torch.float32)
     keys = torch.tensor([5, 6])
-    eager = cluster(*case.arguments, case.config, keys=keys)
-    compiled = torch.compile(cluster, fullgraph=True)(*case.arguments, case.config, keys=keys)
+    eager = cluster(*case.split, case.config, keys=keys)
+    compiled = torch.compile(cluster, fullgraph=True)(*case.split, case.config, keys=keys)
     torch.testing.assert_close(compiled.assignments, eager.assignments, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(compiled.cost, eager.cost)
     assert torch.equal(compiled.valid, eager.valid)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from croc.method.clustering import sinkhorn
+from croc.method.clustering.paper import sinkhorn
 from tests.oracles.clustering import sinkhorn as sinkhorn_loops
 
 many = settings(max_examples=60, deadline=None, derandomize=True)

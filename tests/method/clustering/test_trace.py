@@ -5,15 +5,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from croc.config import ClusterConfig
-from croc.method.clustering.join_split import cluster_views, split_views
+from croc.method.clustering.join_split import cluster
 from croc.method.clustering.trace import Trace, trace_views
 from tests.method.clustering import Case, both
 from tests.method.clustering.test_cluster import cases, reproducible
 
 
 def trace(case: Case, **options) -> Trace:
-    parts = split_views(*case.arguments, case.views)
-    return trace_views(*parts, case.config, **({"seeds": case.seeds} | options))
+    return trace_views(*case.split, case.config, **({"seeds": case.seeds} | options))
 
 
 @both
@@ -25,8 +24,7 @@ def test_chosen_step_equals_the_clustering(variant: str) -> None:
     def compare(case: Case, drawn: bool) -> None:
         keys = torch.arange(len(case.tokens)) + 7
         options = {"seeds": None, "keys": keys} if drawn else {"seeds": case.seeds}
-        parts = split_views(*case.arguments, case.views)
-        expected = cluster_views(*parts, case.config, **options)
+        expected = cluster(*case.split, case.config, **options)
         result = trace(case, **options)
         assert torch.equal(result.count, expected.count)
         for b, h in torch.cartesian_prod(*(torch.arange(n) for n in expected.cost.shape)).tolist():
