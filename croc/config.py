@@ -263,6 +263,12 @@ class ClusterConfig(Section):
     assignments."""
     sinkhorn_iterations: Annotated[int, at_least(1)] = 5
     """Number of Sinkhorn iterations; each normalizes rows, then columns."""
+    saliency: Literal["attention", "uniform"] = "attention"
+    """The weight of each token: its CLS attention, as in the paper, or the same for all. Initial
+    centroids are drawn by it, and clusters are balanced by it."""
+    sizes: Literal["balanced", "free"] = "balanced"
+    """balanced: clusters have nearly equal total weights, as in the paper. free: each token goes to
+    the centroids with the lowest cost."""
     k_max: int | None = None
     """The largest K that may be chosen; by default --cluster.k-start."""
     k_select: Literal["cost", "fixed"] = "cost"
@@ -277,6 +283,10 @@ class ClusterConfig(Section):
         require(
             self.k_select == "cost" or self.k_max is not None,
             "--cluster.k-select fixed needs --cluster.k-max for the K",
+        )
+        require(
+            self.variant == "paper" or (self.saliency, self.sizes) == ("attention", "balanced"),
+            "--cluster.saliency uniform and --cluster.sizes free need --cluster.variant paper",
         )
         require(
             self.variant == "paper" or self.sharpness <= 80,

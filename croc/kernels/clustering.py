@@ -24,7 +24,7 @@ NARROW = 122.0
 
 def fits(tokens: Float[Tensor, "M B H N d"], config: ClusterConfig) -> bool:
     """Whether the kernel supports these tokens; if not, the PyTorch reference is used."""
-    if config.variant != "paper" or tokens.dtype == torch.float64:
+    if (config.variant, config.sizes) != ("paper", "balanced") or tokens.dtype == torch.float64:
         return False
     T, d = tokens.shape[0] * tokens.shape[3], tokens.shape[4]
     if T > MOST_TOKENS or config.k_start > MOST_CENTROIDS:

@@ -53,7 +53,10 @@ def saliency(tokens: Tokens, config: ClusterConfig) -> Float[Tensor, "M B H N"]:
     if config.variant == "released":
         cls = tokens.cls_heads.float()[..., None, :]
         return torch.cosine_similarity(tokens.heads.float(), cls, dim=-1)
-    return tokens.attention / len(tokens.attention)
+    views, patches = tokens.attention.shape[0], tokens.attention.shape[-1]
+    if config.saliency == "uniform":
+        return torch.full_like(tokens.attention, 1 / (views * patches))
+    return tokens.attention / views
 
 
 @dataclass(frozen=True)

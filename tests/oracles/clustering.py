@@ -84,7 +84,7 @@ def column_sums(matrix: Matrix) -> Vector:
 def divide_columns(matrix: Matrix) -> Matrix:
     """Each column divided by its sum."""
     sums = column_sums(matrix)
-    return [[value / total for value, total in zip(row, sums)] for row in matrix]
+    return [[value / (total or 1.0) for value, total in zip(row, sums)] for row in matrix]
 
 
 def gather(weights: Matrix, values: Matrix) -> Matrix:
@@ -165,7 +165,14 @@ def paper_steps(
             [entry(token, position, centroid, center) for centroid, center in zip(units, centers)]
             for token, position in zip(tokens, positions)
         ]
-        plan, g = sinkhorn(cost, saliency, columns, config.sharpness, config.sinkhorn_iterations)
+        if config.sizes == "free":
+            rows = [softmax([-config.sharpness * c for c in row]) for row in cost]
+            plan = [[weight * p for p in row] for weight, row in zip(saliency, rows)]
+            g = [0.0] * len(Y)
+        else:
+            plan, g = sinkhorn(
+                cost, saliency, columns, config.sharpness, config.sinkhorn_iterations
+            )
         # The plan's rows divided by their sums.
         assignments = [
             softmax([g[k] - config.sharpness * c for k, c in enumerate(row)]) for row in cost

@@ -62,12 +62,16 @@ def paper_steps(
 
     while True:
         cost = transport_cost(tokens, centroids, positions, centroid_positions, S, config)
-        columns = importance.softmax(dim=-1)
-        plan = sinkhorn(cost, rows, columns, config.sharpness, config.sinkhorn_iterations)
+        if config.sizes == "free":
+            plan = rows[..., None] * (-config.sharpness * cost).softmax(dim=-1)
+        else:
+            columns = importance.softmax(dim=-1)
+            plan = sinkhorn(cost, rows, columns, config.sharpness, config.sinkhorn_iterations)
         yield Step(plan / plan.sum(dim=-1, keepdim=True), (plan * cost).sum(dim=(-2, -1)), pair)
         if cost.shape[-1] == 2:
             return
-        weights = plan / plan.sum(dim=-2, keepdim=True)
+        # A column of `free` that underflowed to 0 gets a centroid of 0 and no tokens.
+        weights = plan / plan.sum(dim=-2, keepdim=True).clamp_min(torch.finfo(plan.dtype).tiny)
         centroids = torch.einsum("bhtk,bhtd->bhkd", weights, tokens)
         centroid_positions = torch.einsum("bhtk,btc->bhkc", weights, positions)
         unit = F.normalize(centroids, dim=-1)

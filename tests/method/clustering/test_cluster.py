@@ -26,8 +26,8 @@ TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-5}  # times λ, which amplif
 
 @st.composite
 def cases(draw, variant: str, dtype: torch.dtype = torch.float64) -> Case:
-    weights = [0.0, 1.0, 4.0, float("inf")]
-    views = draw(st.sampled_from([2, 2, 2, 3, 1])) if variant == "paper" else 2
+    weights, paper = [0.0, 1.0, 4.0, float("inf")], variant == "paper"
+    views = draw(st.sampled_from([2, 2, 2, 3, 1])) if paper else 2
     rows = draw(st.integers(1, 5))
     columns = draw(st.integers(-(-4 // rows), 30 // rows if rows > 2 else 12))
     T = views * rows * columns
@@ -38,8 +38,9 @@ def cases(draw, variant: str, dtype: torch.dtype = torch.float64) -> Case:
         variant=variant,  # pyright: ignore[reportArgumentType]
         k_start=k_start,
         position_weight=draw(st.sampled_from(weights)),
-        sharpness=draw(st.sampled_from([20.0, 20.0, 5.0, 200.0 if variant == "paper" else 50.0])),
+        sharpness=draw(st.sampled_from([20.0, 20.0, 5.0, 200.0 if paper else 50.0])),
         sinkhorn_iterations=draw(st.sampled_from([5, 5, 1, 12])),
+        sizes=draw(st.sampled_from(["balanced", "balanced", "free"])) if paper else "balanced",
         k_max=k_max,
         k_select=select,
     )
