@@ -37,7 +37,7 @@ def choose(look: Look, images: int, seeds: int, device: torch.device) -> Int64[T
     chosen: list[Tensor] = []
     for start in range(0, len(pictures), BATCH):
         part = pictures[start : start + BATCH]
-        canvases = to_canvases(part, config.data.canvas_px, start).to(device)
+        canvases = to_canvases(part, config.data.max_side_px, start).to(device)
         views = make_views(canvases, config.views, backbone.patch_px)
         tokens = backbone.forward_tokens(views.pixels, config.cluster.tokens)
         keys = (keys_of(seed, len(pictures))[start : start + BATCH] for seed in range(seeds))

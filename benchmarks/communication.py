@@ -45,7 +45,7 @@ def main() -> None:
         config,
         model=replace(config.model, name=options.model),
         views=replace(config.views, size_px=64),
-        data=replace(config.data, canvas_px=64),
+        data=replace(config.data, max_side_px=64),
         optim=replace(config.optim, batch=2 * options.micro_batches),
         run=replace(config.run, **processes, micro_batch=2, compile=False),
     )

@@ -30,7 +30,7 @@ METRICS = {
     "loss_cluster": "cluster loss",
     "entropy_image": "entropy of the teacher, images",
     "entropy_cluster": "entropy of the teacher, clusters",
-    "k_mean": "mean K",
+    "mean_k": "mean K",
     "gradient_norm": "norm of the gradient",
 }
 WINDOW = 10

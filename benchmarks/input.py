@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--photographs", help="folder of photographs; default: noise")
     parser.add_argument("--images", type=int, default=1024, help="number of JPEG files")
     parser.add_argument("--size-px", type=int, nargs=2, default=(640, 480), help="width, height")
-    parser.add_argument("--canvas-px", type=int, default=DataConfig().canvas_px)
+    parser.add_argument("--max-side-px", type=int, default=DataConfig().max_side_px)
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--steps", type=int, default=60, help="timed steps")
     parser.add_argument("--step-ms", type=float, nargs="+", default=(0.0, 70.0))
@@ -57,13 +57,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         folder = Path(scratch)
         photographs, shard = folder / "photographs", folder / "shard.tar"
         write_photographs(photographs, options.images, options.size_px, options.photographs)
-        files = FolderSource([str(photographs)], options.canvas_px)
-        pack(files, folder / "packed", options.canvas_px, options.workers)
+        files = FolderSource([str(photographs)], options.max_side_px)
+        pack(files, folder / "packed", options.max_side_px, options.workers)
         with tarfile.open(shard, "w") as archive:
             archive.add(photographs, arcname="photographs")
         sources = {
             "pack": PackedSource(str(folder / "packed")),
-            "tar shard": ShardSource([str(shard)], options.canvas_px),
+            "tar shard": ShardSource([str(shard)], options.max_side_px),
             "JPEG files": files,
         }
         print("{gpu}, {cpu}, {cores} cores".format(**hardware(options.device)))
@@ -83,7 +83,7 @@ def measure(
     for name, source in sources.items():
         loader = make_loader(
             source,
-            canvas_px=options.canvas_px,
+            canvas_px=options.max_side_px,
             batch=options.batch,
             seed=0,
             first_step=0,
@@ -118,7 +118,7 @@ def wait(device: torch.device) -> None:
 
 
 def ready_batches(options: argparse.Namespace) -> Batches:
-    batch, side = options.batch, options.canvas_px
+    batch, side = options.batch, options.max_side_px
     pixels = torch.zeros(batch, 3, side, side, dtype=torch.uint8)
     canvases = Canvases(pixels, torch.full((batch, 2), side), torch.arange(batch))
     yield from repeat(canvases.to(options.device))

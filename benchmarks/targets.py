@@ -26,7 +26,7 @@ from torch import Tensor
 from benchmarks.common import run, this_device
 from croc.config import CrocConfig, parse
 from croc.data.decode import downscale_image
-from croc.eval.datasets import Labeled, open_segmentation
+from croc.eval.datasets import LabeledImage, open_segmentation
 from croc.eval.metrics import IGNORED
 from croc.lab.show.look import look_at_weights, to_canvases
 from croc.method.backbone import Backbone
@@ -52,13 +52,13 @@ def compare(labels: np.ndarray, clusters: np.ndarray) -> float:
 
 @torch.no_grad()
 def measure(
-    samples: Sequence[Labeled], config: CrocConfig, backbone: Backbone, device: torch.device
+    samples: Sequence[LabeledImage], config: CrocConfig, backbone: Backbone, device: torch.device
 ) -> tuple[list[float], list[float], list[float]]:
     """Of each image: the score, its clusters in both views, and the score of positions."""
     scores, shared, by_position = [], [], []
     for number, sample in enumerate(samples):
-        image = downscale_image(sample.image, config.data.canvas_px)
-        canvases = to_canvases([image], config.data.canvas_px, number).to(device)
+        image = downscale_image(sample.image, config.data.max_side_px)
+        canvases = to_canvases([image], config.data.max_side_px, number).to(device)
         views = make_views(canvases, config.views, backbone.patch_px)
         labels = labels_of(views, 0, sample.labels)
         counts = np.bincount(labels[labels != IGNORED])

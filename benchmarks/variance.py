@@ -3,9 +3,9 @@
     python -m benchmarks.variance --weights RUN random:vit_small_patch16_224 \\
         --data coco-things-mini:FILE idd-lite:FILE
 
-Features are scaled to deviation 1. `place` is the share of variance explained by the mean over all
-images, `image` the share explained by the mean over an image; `rank` is the effective rank of the
-unscaled tokens (croc/train/gauges.py measures the same at every checkpoint). These are computed on
+Features are scaled to deviation 1. `position` is the fraction of variance explained by the mean
+over all images, `image` that explained by the mean over an image; `rank` is the effective rank of
+the unscaled tokens (croc/train/gauges.py measures the same at every checkpoint). Computed on
 the training split, so that they can be used for model selection.
 """
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from croc.config import ClusterConfig
     from croc.errors import Interrupted, UserError
-    from croc.eval.datasets import Labeled, add_data
+    from croc.eval.datasets import LabeledImage, register_dataset
     from croc.eval.results import Result
     from croc.lab.api import (
         Features,
@@ -31,26 +31,26 @@ __all__ = [
     "Clusters",
     "Features",
     "Interrupted",
-    "Labeled",
+    "LabeledImage",
     "Result",
     "Run",
     "Segmenter",
     "UserError",
     "__version__",
-    "add_data",
     "cluster",
     "evaluate",
     "features",
     "load_backbone",
     "load_segmenter",
     "pretrain",
+    "register_dataset",
     "segment",
 ]
 
 _NAMES = {
     "croc.config": "ClusterConfig",
     "croc.errors": "Interrupted UserError",
-    "croc.eval.datasets": "Labeled add_data",
+    "croc.eval.datasets": "LabeledImage register_dataset",
     "croc.eval.results": "Result",
     "croc.lab.api": "Features Run cluster evaluate features load_backbone pretrain segment",
     "croc.method.types": "Clusters",

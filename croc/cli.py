@@ -70,7 +70,7 @@ version.
 
 WORKER_DIED = (
     "a loader process was killed, often because memory ran out: lower --data.workers or "
-    "--data.canvas-px; the same command resumes from the last checkpoint"
+    "--data.max-side-px; the same command resumes from the last checkpoint"
 )
 
 
@@ -198,7 +198,7 @@ class Pack:
     """Folders or tar shards, as for --data.root."""
     to: str
     """The folder to create."""
-    canvas_px: int = DataConfig.canvas_px
+    max_side_px: int = DataConfig.max_side_px
     """Maximum length of the longer side, in pixels; larger images are downscaled."""
     workers: int | None = None
     """Data loading workers; by default one per CPU core, at most 16."""
@@ -211,9 +211,11 @@ def pack_command(arguments: list[str]) -> None:
     from croc.data.pack import pack
     from croc.data.sources import open_source
 
-    config = DataConfig(root=options.sources, canvas_px=options.canvas_px, workers=options.workers)
+    config = DataConfig(
+        root=options.sources, max_side_px=options.max_side_px, workers=options.workers
+    )
     source = open_source(config, seed=0)
-    count, failed = pack(source, options.to, options.canvas_px, worker_count(config))
+    count, failed = pack(source, options.to, options.max_side_px, worker_count(config))
     print(f"{count:,} images in {options.to}; train with --data.root {options.to}")
     for name in failed[:20]:
         print(f"skipped, cannot be decoded: {name}")

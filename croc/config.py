@@ -97,7 +97,7 @@ class DataConfig(Section):
     subfolders: tuple[str, ...] = ()
     """Subfolders to read, if a root contains them (COCO: train2017); other roots are read in
     full."""
-    canvas_px: Annotated[int, at_least(16)] = 640
+    max_side_px: Annotated[int, at_least(16)] = 640
     """Maximum length of the longer side, in pixels; larger images are downscaled when decoded. At
     640, no crop of an image of 640 × 480 px is upscaled to 224 px: the smallest crop has a shorter
     side of 240 px."""
@@ -106,7 +106,7 @@ class DataConfig(Section):
     training processes, at most 16."""
     scenes: Annotated[int, at_least(1)] = 1024
     """Number of synthetic scenes, with --data.root scenes."""
-    max_failed_share: Annotated[float, SHARE] = 0.01
+    max_corrupt_fraction: Annotated[float, SHARE] = 0.01
     """Stop the run if more than this fraction of the files read so far cannot be decoded."""
 
 
@@ -225,7 +225,7 @@ class DecoderConfig(Section):
     """MAE's masking, and its decoder."""
 
     section = "decoder"
-    mask: Annotated[float, BETWEEN] = 0.75
+    mask_ratio: Annotated[float, BETWEEN] = 0.75
     """Fraction of the patches that are masked."""
     width: Annotated[int, at_least(1)] = 512
     """Width of the decoder."""
@@ -324,7 +324,7 @@ class DistillationConfig(Section):
     """EMA momentum of the teacher at the start; it increases to 1 at the end."""
     frozen_prototype_epochs: Annotated[int, at_least(0)] = 1
     """Epochs at the start during which the prototypes are frozen."""
-    mask: Annotated[float, SHARE_BELOW_ONE] = 0.0
+    mask_ratio: Annotated[float, SHARE_BELOW_ONE] = 0.0
     """Fraction of the patches that are masked for the student in half of the images; it predicts
     the teacher's tokens there, as in iBOT. 0 disables masking, as in the paper."""
 
@@ -373,7 +373,7 @@ class OptimConfig(Section):
     """Maximum gradient norm; 0 disables clipping."""
     betas: Annotated[tuple[float, float], SHARE_BELOW_ONE] = (0.9, 0.999)
     """AdamW's β₁ and β₂."""
-    matrices: Literal["adamw", "muon"] = "adamw"
+    matrix_optimizer: Literal["adamw", "muon"] = "adamw"
     """Optimizer for the weight matrices of the ViT blocks: AdamW as in the paper, or Muon, which
     needed a third as many samples in a short experiment (dev/LOG.md). AdamW optimizes all other
     parameters."""
@@ -461,13 +461,13 @@ class PretrainConfig:
 
     def __post_init__(self) -> None:
         require(
-            self.optim.matrices == "adamw" or self.run.strategy == "ddp",
-            "--optim.matrices muon needs full matrices, which FSDP does not have: "
-            "use --run.strategy ddp, or --optim.matrices adamw",
+            self.optim.matrix_optimizer == "adamw" or self.run.strategy == "ddp",
+            "--optim.matrix-optimizer muon needs full matrices, which FSDP does not have: "
+            "use --run.strategy ddp, or --optim.matrix-optimizer adamw",
         )
         require(
-            self.optim.matrices == "adamw" or self.optim.layer_decay == 1,
-            "--optim.layer-decay needs --optim.matrices adamw",
+            self.optim.matrix_optimizer == "adamw" or self.optim.layer_decay == 1,
+            "--optim.layer-decay needs --optim.matrix-optimizer adamw",
         )
 
 
@@ -513,16 +513,23 @@ METHODS: dict[str, type[PretrainConfig]] = {
 
 
 RENAMED = {
+    "data": {"canvas_px": "max_side_px", "max_failed_share": "max_corrupt_fraction"},
     "views": {"solarise": "solarize"},
-    "decoder": {"normalise_patches": "normalize_patches"},
+    "decoder": {"normalise_patches": "normalize_patches", "mask": "mask_ratio"},
     "loss": {
+        "mask": "mask_ratio",
         "centring": "centering",
         "student_temperature": "student_temp",
         "teacher_temperature": "teacher_temp",
         "teacher_temperature_start": "teacher_temp_start",
         "temperature_warmup_epochs": "temp_warmup_epochs",
     },
-    "optim": {"rate": "lr", "rate_end": "lr_end", "muon_rate_factor": "muon_lr_factor"},
+    "optim": {
+        "rate": "lr",
+        "rate_end": "lr_end",
+        "muon_rate_factor": "muon_lr_factor",
+        "matrices": "matrix_optimizer",
+    },
     "run": {"record": "cuda_graph"},
 }
 """Options by section that a config.json of an earlier version has under another name."""

@@ -15,6 +15,14 @@ from typing import IO, TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
+RENAMED = {
+    "rate": "lr",
+    "k_mean": "mean_k",
+    "valid_share": "valid_fraction",
+    "largest_share": "largest_assignment",
+    "place": "position",
+}
+"""Metrics and gauges that earlier versions wrote under another name."""
 LIBRARIES = ("torch", "torchvision", "timm", "numpy", "scipy", "pillow", "faiss-cpu")
 
 
@@ -65,15 +73,19 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """The lines of a run's metrics.jsonl; earlier versions wrote `lr` as `rate`."""
-    lines = read_lines(folder / "metrics.jsonl")
-    return [{"lr" if name == "rate" else name: line[name] for name in line} for line in lines]
+    """The lines of a run's metrics.jsonl."""
+    return _renamed(read_lines(folder / "metrics.jsonl"))
 
 
 def read_gauges(folder: Path) -> list[dict[str, Any]]:
     """The lines of a run's gauges.jsonl; none before the first checkpoint."""
     path = folder / "gauges.jsonl"
-    return read_lines(path) if path.exists() else []
+    return _renamed(read_lines(path)) if path.exists() else []
+
+
+def _renamed(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """With the names of earlier versions replaced."""
+    return [{RENAMED.get(name, name): value for name, value in line.items()} for line in lines]
 
 
 def versions() -> dict[str, str | None]:

@@ -77,7 +77,7 @@ def imagenet_vits16() -> CrocConfig:
 def coco_20min() -> CrocConfig:
     """ViT-S/16 with 11 blocks, on 15,000 COCO images at 192 px: seven minutes on one H200.
 
-    croc data pack SHARDS --to PACK --canvas-px 192
+    croc data pack SHARDS --to PACK --max-side-px 192
     croc pretrain coco-20min --data.root PACK --run.folder runs/coco-20min
     croc export runs/coco-20min --to coco-20min.safetensors
 
@@ -97,7 +97,7 @@ def coco_20min() -> CrocConfig:
     and 31.5), 10.0 and 25.6 with K-means (8.2 and 17.4); see docs/results.md.
     """
     return CrocConfig(
-        data=DataConfig(canvas_px=192),
+        data=DataConfig(max_side_px=192),
         views=replace(WEAK_COLORS, size_px=192, early_px=96, early_epochs=156, scale=(0.1, 0.6)),
         model=ModelConfig(depth=11, drop_path=0.0, position_window=(0.3, 1.0)),
         head=HeadConfig(image_prototypes=1024, cluster_prototypes=1024),
@@ -108,7 +108,7 @@ def coco_20min() -> CrocConfig:
             lr=1e-3,
             warmup_epochs=12,
             weight_decay_end=0.1,
-            matrices="muon",
+            matrix_optimizer="muon",
             muon_lr_factor=3.0,
         ),
         run=RunConfig(checkpoint_every_steps=2_000, keep_every_steps=4_000),
@@ -196,7 +196,7 @@ def demo() -> CrocConfig:
     - Lower EMA momentum, a higher learning rate, constant weight decay.
     """
     return CrocConfig(
-        data=DataConfig(root=("scenes",), canvas_px=96, scenes=1024, workers=0),
+        data=DataConfig(root=("scenes",), max_side_px=96, scenes=1024, workers=0),
         views=ViewsConfig(
             size_px=48, grayscale=0.5, blur=(0.5, 0.1), blur_sigma=(0.1, 0.7), solarize=(0.0, 0.0)
         ),

@@ -1,6 +1,6 @@
 """Evaluate on my own segmentation dataset, in its own layout.
 
-Shows: a class that reads labeled photographs, `croc.add_data` to register the dataset, and
+Shows: a class that reads labeled photographs, `croc.register_dataset` to register the dataset, and
 `croc.evaluate` on it like on any other dataset, with class scores and a figure.
 Needs: a folder as below; by default, one with synthetic scenes is written.
 
@@ -53,14 +53,14 @@ class ColoredMasks:
     def name(self, index: int) -> str:
         return self.names[index]
 
-    def read(self, index: int) -> croc.Labeled:
+    def read(self, index: int) -> croc.LabeledImage:
         name = self.names[index]
         image = read_colors(self.folder / "photographs" / name)
         mask = read_colors(self.folder / "masks" / f"{Path(name).stem}.png")
         labels = np.full(mask.shape[:2], IGNORED, np.uint8)
         for number, color in enumerate(self.colors.values()):
             labels[(mask == color).all(axis=-1)] = number
-        return croc.Labeled(image, labels, name)
+        return croc.LabeledImage(image, labels, name)
 
 
 def read_colors(path: Path) -> np.ndarray:
@@ -89,7 +89,7 @@ def main() -> None:
     folder = options.folder or make_folder(options.to / "data", 32 if options.small else 160)
     default_px = 96 if options.folder is None else 448
     settings = {"image_px": options.image_px or default_px, "blocks": 1}
-    croc.add_data("masks", open_masks)
+    croc.register_dataset("masks", open_masks)
     for protocol in ("incontext", "linear"):
         if protocol == "linear":
             settings |= {"steps": 30 if options.small else 500, "rates": (1e-2,)}

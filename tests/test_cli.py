@@ -42,7 +42,7 @@ DEMO = {  # options of `croc pretrain demo`, and a fragment of the message
     "--optim.batch 4096": "--optim.batch 1024",
     "--optim.batch 7 --run.devices 2": "a batch of 7 cannot be shared by 2 processes",
     "--optim.epochs 1": "--optim.warmup-epochs",
-    "--optim.matrices muon --run.strategy fsdp": "use --run.strategy ddp",
+    "--optim.matrix-optimizer muon --run.strategy fsdp": "use --run.strategy ddp",
     "--loss.alpha nan": "--loss.alpha must be",
     "--run.cuda-graph True": "--run.cuda-graph True is for one process on a GPU",
     "--run.folder /proc/nowhere/run": "/proc/nowhere",
@@ -71,7 +71,7 @@ BAD |= {
     "pretrain missing/config.json": "there is no configuration missing",
     "pretrain coco-vits16": "--data.root",
     "pretrain mae-coco-vits16 --data.root scenes --model.position-window 0.3 0.9": "not for MAE",
-    "pretrain mae-coco-vits16 --data.root scenes --decoder.mask 0.999": "--decoder.mask",
+    "pretrain mae-coco-vits16 --data.root scenes --decoder.mask-ratio 0.999": "patches visible",
     "pretrain binary.json": "not a CrOC run configuration",
     "pretrain views.scale.json": "views.scale",
     "pretrain optim.epochs.json": "optim.epochs",
@@ -199,7 +199,7 @@ def photographs(tmp_path: Path) -> Path:
 def test_pack_train_and_show(photographs: Path, tmp_path: Path, capsys: Output):
     """Then train on two shards, by a brace pattern."""
     packed, run, picture = tmp_path / "packed", tmp_path / "run", tmp_path / "picture.png"
-    pack = ["data", "pack", str(photographs), "--to", str(packed), "--canvas-px", "40"]
+    pack = ["data", "pack", str(photographs), "--to", str(packed), "--max-side-px", "40"]
     assert main([*pack, "--workers", "0"]) == 0
     train = ["pretrain", "demo", *FLAGS, "--run.no-report", "--run.stop-after-steps", "1"]
     assert main([*train, "--run.folder", str(run), "--data.root", str(packed)]) == 0
@@ -221,7 +221,7 @@ def test_too_many_broken_files_stop_the_run(photographs: Path, tmp_path: Path, c
     run = ["pretrain", "demo", *FLAGS, "--data.root", str(photographs), "--run.no-report"]
     assert main([*run, "--run.folder", str(tmp_path / "run")]) == 2
     assert "broken.jpg" in capsys.readouterr().err.splitlines()[-1]
-    lenient = ["--data.max-failed-share", "0.2", "--run.folder", str(tmp_path / "lenient")]
+    lenient = ["--data.max-corrupt-fraction", "0.2", "--run.folder", str(tmp_path / "lenient")]
     assert main([*run, *lenient]) == 0
     assert capsys.readouterr().err.count("cannot be decoded, replaced by") == 1
 

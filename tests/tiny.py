@@ -23,7 +23,7 @@ from croc.recipes import without_clusters
 def tiny_config(folder: Path | None = None, **run: object) -> CrocConfig:
     """Two blocks, 16 patches per view, 24 scenes, 3 steps per epoch, 9 steps in all."""
     config = CrocConfig(
-        data=DataConfig(root=("scenes",), canvas_px=40, scenes=24, workers=0),
+        data=DataConfig(root=("scenes",), max_side_px=40, scenes=24, workers=0),
         views=ViewsConfig(size_px=32),
         model=ModelConfig(name="vit_tiny_patch16_224", patch_px=8, depth=2, drop_path=0.3),
         head=HeadConfig(hidden=48, bottleneck=16, image_prototypes=64, cluster_prototypes=32),
@@ -57,7 +57,7 @@ def tiny_mae(folder: Path | None = None, **run: object) -> MaeConfig:
 
 
 _FLAGS = """
---data.canvas-px 40 --data.scenes 24 --views.size-px 32 --model.depth 2 --model.drop-path 0.3
+--data.max-side-px 40 --data.scenes 24 --views.size-px 32 --model.depth 2 --model.drop-path 0.3
 --head.hidden 48 --head.bottleneck 16 --head.image-prototypes 64 --head.cluster-prototypes 32
 --cluster.k-start 5 --loss.temp-warmup-epochs 2 --loss.teacher-momentum 0.9
 --optim.batch 8 --optim.epochs 3 --optim.warmup-epochs 1 --optim.lr 2e-2

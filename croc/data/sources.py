@@ -56,15 +56,15 @@ def open_source(config: DataConfig, seed: int) -> ImageSource:
     for kind, group in groupby(map(os.path.expanduser, config.root), key=_kind):
         roots = list(group)
         if kind == "scenes":
-            size_px = min(SCENE_PX, config.canvas_px)
+            size_px = min(SCENE_PX, config.max_side_px)
             sources += [ScenesSource(config.scenes, size_px, seed) for _ in roots]
         elif kind == "shards":
-            sources.append(ShardSource(roots, config.canvas_px))
+            sources.append(ShardSource(roots, config.max_side_px))
         elif kind == "packed":
-            sources += [PackedSource(root, config.canvas_px) for root in roots]
+            sources += [PackedSource(root, config.max_side_px) for root in roots]
         else:
             folders = [folder for root in roots for folder in _subfolders(root, config.subfolders)]
-            sources.append(FolderSource(folders, config.canvas_px))
+            sources.append(FolderSource(folders, config.max_side_px))
     return sources[0] if len(sources) == 1 else ConcatSource(sources)
 
 

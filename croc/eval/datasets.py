@@ -4,7 +4,7 @@ A dataset is named KIND:PATH. Opening it lists its files and reports what is mis
 decoded when they are read (but a `folder` without a classes.txt has its label maps read at once,
 to count the classes). Labels are class indices, 255 is ignored.
 
-`add_data` adds a layout of your own.
+`register_dataset` adds a layout of your own.
 """
 
 import json
@@ -58,7 +58,7 @@ VOC_CLASSES, IDD_CLASSES, ADE_CLASSES = (
 
 
 @dataclass(frozen=True)
-class Labeled:
+class LabeledImage:
     """An image and its per-pixel class labels."""
 
     image: UInt8[np.ndarray, "h w 3"]
@@ -87,7 +87,7 @@ class SegmentationData(Protocol):
 
     def __len__(self) -> int: ...
     def name(self, index: int) -> str: ...
-    def read(self, index: int) -> Labeled: ...
+    def read(self, index: int) -> LabeledImage: ...
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ class PairedData:
     def name(self, index: int) -> str:
         return PurePosixPath(self.pairs[index][0]).stem
 
-    def read(self, index: int) -> Labeled:
+    def read(self, index: int) -> LabeledImage:
         (image_path, label_path), name = self.pairs[index], self.name(index)
         image = self.files.read_rgb(image_path)
         if self.segments:
@@ -130,7 +130,7 @@ class PairedData:
                 f"{self.files.path(image_path)} is {sizes[0]} but {self.files.path(label_path)} is "
                 f"{sizes[1]}: they must have the same size"
             )
-        return Labeled(image, labels.astype(np.uint8), name)
+        return LabeledImage(image, labels.astype(np.uint8), name)
 
 
 @dataclass(frozen=True)
@@ -147,9 +147,9 @@ class ScenesData:
     def name(self, index: int) -> str:
         return f"scene {index}"
 
-    def read(self, index: int) -> Labeled:
+    def read(self, index: int) -> LabeledImage:
         scene = make_scene(2**32 + SPLITS.index(self.split), index, SCENE_PX)
-        return Labeled(scene.image, scene.labels, self.name(index))
+        return LabeledImage(scene.image, scene.labels, self.name(index))
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,7 @@ class Subset:
     def name(self, index: int) -> str:
         return self.data.name(self.numbers[index])
 
-    def read(self, index: int) -> Labeled:
+    def read(self, index: int) -> LabeledImage:
         return self.data.read(self.numbers[index])
 
 
@@ -231,7 +231,7 @@ def open_segmentation(spec: str, split: str, alone: bool = False) -> Segmentatio
     return PairedData(files, pairs, classes, table | {IGNORED: IGNORED}, segments)
 
 
-def add_data(kind: str, opener: Callable[[str, str], SegmentationData]) -> None:
+def register_dataset(kind: str, opener: Callable[[str, str], SegmentationData]) -> None:
     """Register a dataset, so that `croc.evaluate` can read KIND:PATH; replaces an earlier one.
 
     A folder of `images/` and `labels/` needs no registration: pass `folder:PATH`.
@@ -239,13 +239,13 @@ def add_data(kind: str, opener: Callable[[str, str], SegmentationData]) -> None:
     Args:
         kind: The name before the colon; PATH is an existing folder or file.
         opener: Called with PATH and "train" or "val"; returns an object with `classes` (a tuple
-            of names), `len()`, `name(index)` and `read(index)`, which returns `croc.Labeled`: a
-            uint8 image "h w 3" and uint8 class indices "h w", with 255 for unlabeled pixels. It
-            must be picklable, since worker processes get copies.
+            of names), `len()`, `name(index)` and `read(index)`, which returns a
+            `croc.LabeledImage`: a uint8 image "h w 3" and uint8 class indices "h w", with 255
+            for unlabeled pixels. It must be picklable, since worker processes get copies.
 
     Raises:
         UserError: If the name is taken; and later, when data are read, if `read` does not return
-            `Labeled`, or if labels do not fit the image or the classes.
+            `LabeledImage`, or if labels do not fit the image or the classes.
     """
     taken = (*IMAGES, *VIDEOS, "scenes")
     if kind in taken or not kind or ":" in kind:
@@ -268,7 +268,7 @@ class CheckedData(Subset):
 
     kind: str
 
-    def read(self, index: int) -> Labeled:
+    def read(self, index: int) -> LabeledImage:
         labeled, classes = self.data.read(index), len(self.classes)
         bad = labeled.labels[(labeled.labels >= classes) & (labeled.labels != IGNORED)]
         if bad.size:

@@ -22,7 +22,7 @@ VIDEOS = ("davis17", "davis16")
 Count = Annotated[int, at_least(1)]
 FEW = re.compile(r"all|[1-9]\d*|1/[1-9]\d*")
 REGISTERED: dict[str, Callable[[str, str], Any]] = {}
-"""Kinds of segmentation datasets registered by `croc.add_data`, with their openers."""
+"""Kinds of segmentation datasets registered by `croc.register_dataset`, with their openers."""
 
 
 def protocols_of(data: str, hold_out: float = 0.0) -> tuple[str, ...]:

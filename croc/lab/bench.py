@@ -203,7 +203,7 @@ def _measure_loaded(
     data, batch, device = trainer.config.data, trainer.config.optim.batch, trainer.fabric.device
     loader = make_loader(
         source,
-        canvas_px=data.canvas_px,
+        canvas_px=data.max_side_px,
         batch=batch,
         seed=trainer.config.run.seed,
         first_step=0,
@@ -267,7 +267,7 @@ def measure_ceiling(device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
 def synthetic_batches(config: CrocConfig, count: int, device: torch.device) -> Iterator[Canvases]:
     """A few batches in turn, preloaded on the device, of noise with a photograph's contrasts."""
     generator = torch.Generator(device).manual_seed(config.run.seed)
-    batch, side = config.optim.batch, config.data.canvas_px
+    batch, side = config.optim.batch, config.data.max_side_px
     batches: list[Canvases] = []
     for number in range(count):
         pixels = torch.full((batch, 3, side, side), 128.0, device=device)

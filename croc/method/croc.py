@@ -65,8 +65,8 @@ class Targets:
 
     logits: dict[str, Float[Tensor, "M B *items P"]]
     """image: of CLS tokens. cluster: of centroids; not in DINO. patch: of masked patches, with
-    --loss.mask; their views are swapped, because `distill_loss` pairs each view with the other one,
-    while masked patches are predicted within the same view."""
+    --loss.mask-ratio; their views are swapped, because `distill_loss` pairs each view with the
+    other one, while masked patches are predicted within the same view."""
     valid: dict[str, Bool[Tensor, "B *items"]]
     """Which of them count: all images, the clusters that are in both views, the masked patches."""
     clusters: Clusters | None = None
@@ -87,7 +87,7 @@ class Network(nn.Module):
         self.head = head(self.backbone.width, config.head)
         # Attributes, so that they can be replaced by compiled versions (train/compile.py).
         self.pool, self.distill_loss, self.gram_distance = pool, distill_loss, gram_distance
-        if config.loss.mask > 0:
+        if config.loss.mask_ratio > 0:
             self.mask_token = nn.Parameter(torch.zeros(self.backbone.width))
 
     def forward(
@@ -99,8 +99,8 @@ class Network(nn.Module):
         teacher_temp: Float[Tensor, ""],
     ) -> dict[str, Tensor]:
         """For each image: the student's cross-entropy (loss_image) and the teacher's entropy, its
-        lower bound (entropy_image). CrOC adds the same for each cluster, --loss.mask for each
-        masked patch, and --anchor.weight the distance from the anchor's similarities."""
+        lower bound (entropy_image). CrOC adds the same for each cluster, --loss.mask-ratio for
+        each masked patch, and --anchor.weight the distance from the anchor's similarities."""
         student_temp = self.config.loss.student_temp
         hidden = None if targets.mask is None else (targets.mask.hidden, self.mask_token)
         with profile_range("student"):
@@ -149,7 +149,7 @@ class Croc:
         prototypes = {"image": config.head.image_prototypes}
         if isinstance(config, CrocConfig):
             prototypes["cluster"] = config.head.cluster_prototypes
-        if config.loss.mask > 0:
+        if config.loss.mask_ratio > 0:
             prototypes["patch"] = prototypes.get("cluster", prototypes["image"])
         self.centers = {name: Center(p, momentum).to(device) for name, p in prototypes.items()}
         self.temp = torch.zeros((), device=device)
@@ -258,7 +258,7 @@ class Croc:
                 logits["cluster"] = teacher.head.clusters(centroids)
                 valid["cluster"] = clusters.valid
             if "patch" in self.centers:
-                mask = draw_mask(sample_keys, patches.shape[2], self.config.loss.mask)
+                mask = draw_mask(sample_keys, patches.shape[2], self.config.loss.mask_ratio)
                 logits["patch"] = teacher.head.patches(at_hidden(patches, mask, cls)).flip(0)
                 valid["patch"] = mask.valid
         if self.anchor is not None:
@@ -331,14 +331,14 @@ class Croc:
         metrics["kl_cluster"] = means["loss_cluster"] - means["entropy_cluster"]
         softness = [self.softness(x.assignments) for x in clusters]
         by_head = {
-            "k_mean": torch.cat([x.count for x in clusters]).float(),
+            "mean_k": torch.cat([x.count for x in clusters]).float(),
             "effective_clusters": torch.cat([effective for effective, _ in softness]),
-            "largest_share": torch.cat([largest for _, largest in softness]),
+            "largest_assignment": torch.cat([largest for _, largest in softness]),
         }
         for name, values in by_head.items():
             metrics[name] = values.mean(dim=1).sum() / totals["image"]
         valid = torch.cat([x.valid for x in clusters])
-        return metrics | {"valid_share": valid.sum() / totals["k"]}
+        return metrics | {"valid_fraction": valid.sum() / totals["k"]}
 
     def freeze_prototypes(self, schedule: ScheduleState) -> None:
         """In the first epochs the prototypes get no gradient."""

@@ -75,11 +75,11 @@ class MaeNetwork(nn.Module):
         patch_px, grid = self.backbone.patch_px, config.views.size_px // self.backbone.patch_px
         self.decoder = Decoder(self.backbone.width, grid, patch_px, config.decoder)
         self.patches = grid**2
-        visible = count_visible(self.patches, config.decoder.mask)
+        visible = count_visible(self.patches, config.decoder.mask_ratio)
         require(
             0 < visible < self.patches,
-            f"--decoder.mask {config.decoder.mask} leaves {visible} of {self.patches} patches "
-            "visible",
+            f"--decoder.mask-ratio {config.decoder.mask_ratio} leaves {visible} of {self.patches} "
+            "patches visible",
         )
         self.reconstruction_error = reconstruction_error
 
@@ -87,7 +87,7 @@ class MaeNetwork(nn.Module):
         self, pixels: Float[Tensor, "B 3 h w"], sample_keys: Int64[Tensor, "B"]
     ) -> Float[Tensor, "B"]:
         """The mean reconstruction error of each image's hidden patches."""
-        visible, hidden = draw_mask(sample_keys, self.patches, self.config.mask)
+        visible, hidden = draw_mask(sample_keys, self.patches, self.config.mask_ratio)
         with profile_range("student"):
             cls, patches = self.backbone.encode(pixels, visible, sample_keys)
         with profile_range("decoder"):

@@ -26,7 +26,7 @@ def make_optimizer(
     config = config or OptimConfig()
     named = {name: p for name, p in student.named_parameters() if p.requires_grad}
     matrices: dict[str, nn.Parameter] = {}
-    if config.matrices == "muon":
+    if config.matrix_optimizer == "muon":
         matrices = {name: p for name, p in named.items() if ".blocks." in name and p.ndim == 2}
     depth = max((layer_of(name, 0) for name in named), default=0)
     groups: dict[tuple[bool, float], dict[str, Any]] = {}

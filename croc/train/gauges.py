@@ -1,6 +1,6 @@
 """Gauges: label-free metrics of the teacher's dense features, computed at every checkpoint.
 
-place      share of the variance of the patch tokens that their position in the image explains
+position   share of the variance of the patch tokens that their position in the image explains
 image      share of the variance that their image explains
 neighbors  correlation of adjacent patch tokens
 rank       effective rank of the patch tokens
@@ -8,9 +8,10 @@ agreement  share of the clusters of one view whose nearest cluster in the other 
 drift      in runs that started from other weights: change of the patch similarities since the
            start; 0 is no change, random weights give about 0.5
 
-Tokens that encode their position raise `place`, tokens that only encode their image raise `image`,
-tokens that alternate from patch to patch lower `neighbors`, tokens that are all alike lower `rank`,
-and `agreement` falls to `agreement_chance` if clusters cannot be matched across views.
+Tokens that encode their position raise `position`, tokens that only encode their image raise
+`image`, tokens that alternate from patch to patch lower `neighbors`, tokens that are all alike
+lower `rank`, and `agreement` falls to `agreement_chance` if clusters cannot be matched across
+views.
 """
 
 import math
@@ -55,7 +56,7 @@ EPSILON = 1e-7
 class TokenStatistics:
     """Statistics of the patch tokens of a set of images."""
 
-    place: float
+    position: float
     """Share of the variance explained by the mean over images at each position. Each feature counts
     the same, whatever its scale. Independent tokens of n images have 1 / n."""
     image: float
@@ -174,7 +175,7 @@ class Gauges:
     @cached_property
     def _canvases(self) -> Canvases:
         """The first decodable images in the order of the first epoch."""
-        canvas_px, seed = self._config.data.canvas_px, self._config.run.seed
+        canvas_px, seed = self._config.data.max_side_px, self._config.run.seed
         pixels, sizes, keys = [], [], []
         order = epoch_order(len(self._source), seed, 0)[:MAX_TRIED].tolist()
         for index, image in islice(read_images(self._source, order), IMAGES):

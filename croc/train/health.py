@@ -59,7 +59,7 @@ class Health:
 
 def too_soft(metrics: Metrics) -> bool:
     """Tokens are spread over more than half of the clusters (and over more than 1.5)."""
-    return metrics["effective_clusters"] > max(1.5, metrics["k_mean"] / 2)
+    return metrics["effective_clusters"] > max(1.5, metrics["mean_k"] / 2)
 
 
 def _signs(config: PretrainConfig) -> Iterator[Sign]:
@@ -72,9 +72,9 @@ def _signs(config: PretrainConfig) -> Iterator[Sign]:
         if smallest < largest:
             message = "every image gets the same K: check --cluster.position-weight and sharpness"
             # If the mean stays an integer, every image has that K.
-            yield message, "k_mean", lambda now: abs(now["k_mean"] - round(now["k_mean"])) < 1e-3
+            yield message, "mean_k", lambda now: abs(now["mean_k"] - round(now["mean_k"])) < 1e-3
         message = "no cluster is in both views: larger crops (--views.scale) overlap more"
-        yield message, "valid_share", lambda now: now["valid_share"] < 1e-9
+        yield message, "valid_fraction", lambda now: now["valid_fraction"] < 1e-9
         message = "tokens are spread over most clusters: try a higher --cluster.sharpness"
         yield message, "effective_clusters", too_soft
 

@@ -61,7 +61,7 @@ class RunLog:
         with self.never_fatal("metrics cannot be written"):
             self._metrics.write(json.dumps(line) + "\n")
             self._board.write(step, {**metrics, **timings})
-        k = f"  K {metrics['k_mean']:.1f}" if "k_mean" in metrics else ""
+        k = f"  K {metrics['mean_k']:.1f}" if "mean_k" in metrics else ""
         text = f"loss {metrics['loss']:.3f}{k}  {speed:,.0f} images/s"
         if self._bar:
             self._bar.update(self._task, completed=step, description=text)

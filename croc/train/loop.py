@@ -105,7 +105,7 @@ def train(
         last_step = min(last_step, run.stop_after_steps)
     loader = make_loader(
         source,
-        canvas_px=config.data.canvas_px,
+        canvas_px=config.data.max_side_px,
         batch=optim.batch,
         seed=run.seed,
         first_step=state.step,
@@ -210,7 +210,7 @@ def report_undecoded(
         log.say(f"cannot be decoded, replaced by the next readable image: {name}")
     undecoded.clear()
     seen = state.step * config.optim.batch
-    state.failed.check(seen, state.images, config.data.max_failed_share)
+    state.failed.check(seen, state.images, config.data.max_corrupt_fraction)
 
 
 def report_skipped(guard: Guard, state: TrainState, log: RunLog) -> int:

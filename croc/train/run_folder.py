@@ -35,7 +35,7 @@ PARTIAL, LOCK = "config.json.partial", "run.lock"
 CHANGEABLE = {
     ("data", "root"),  # the data may move; a checkpoint has the number of images
     ("data", "workers"),
-    ("data", "max_failed_share"),
+    ("data", "max_corrupt_fraction"),
     *(("run", option.name) for option in dataclasses.fields(RunConfig) if option.name != "seed"),
 }
 """Options that may change when a run is resumed: how it is executed, and where the data is."""
@@ -128,7 +128,8 @@ class FailedFiles:
         more = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
         raise UserError(
             f"{len(names)} of {seen} images cannot be decoded, more than "
-            f"--data.max-failed-share {max_share:g} allows: {', '.join(names[:NAMES_SHOWN])}{more}"
+            f"--data.max-corrupt-fraction {max_share:g} allows: "
+            f"{', '.join(names[:NAMES_SHOWN])}{more}"
         )
 
 

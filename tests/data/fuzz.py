@@ -185,7 +185,7 @@ def make_files(folder: Path, count: int, seed: int) -> dict[str, File]:
 
 def read_epoch(folder: str) -> list[str]:
     """The names of the files that fail in one epoch by a real loader."""
-    source = open_source(DataConfig(root=(folder,), canvas_px=CANVAS_PX), seed=0)
+    source = open_source(DataConfig(root=(folder,), max_side_px=CANVAS_PX), seed=0)
     steps: dict[str, Any] = {"first_step": 0, "last_step": len(source) // BATCH}
     loader = make_loader(source, canvas_px=CANVAS_PX, batch=BATCH, seed=0, workers=WORKERS, **steps)
     return list(dict.fromkeys(name for canvases in loader for name in canvases.failed))
@@ -229,7 +229,7 @@ def fuzz_loader(scratch: Path, count: int, seed: int, timeout_s: float) -> dict[
     began = time.monotonic()
     module = [sys.executable, "-m", "tests.data.fuzz", str(scratch / "files")]
     line, peak_mb = watch(module, timeout_s)
-    options = ("--canvas-px", str(CANVAS_PX), "--workers", str(WORKERS))
+    options = ("--max-side-px", str(CANVAS_PX), "--workers", str(WORKERS))
     pack = [sys.executable, "-m", "croc", "data", "pack", str(scratch / "files"), *options]
     _, pack_peak_mb = watch([*pack, "--to", str(scratch / "packed")], timeout_s)
     assert max(peak_mb, pack_peak_mb) < MEMORY_MB, (peak_mb, pack_peak_mb)

@@ -107,7 +107,7 @@ def test_every_kind_of_root_can_be_opened_and_mixed(tree, tmp_path, monkeypatch)
     assert names(source)[-1] == f"{tree}/c.webp"
     np.testing.assert_array_equal(source.read(5), noise(5, 6, 1))
     np.testing.assert_array_equal(source.read(7), ScenesSource(6, 96, seed=3).read(1))
-    assert opened("scenes", canvas_px=64).read(0).shape == (64, 64, 3)
+    assert opened("scenes", max_side_px=64).read(0).shape == (64, 64, 3)
 
 
 def test_subfolders_of_a_recipe(tree):

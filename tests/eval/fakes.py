@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from croc.eval.datasets import Labeled
+from croc.eval.datasets import LabeledImage
 
 CPU = torch.device("cpu")
 
@@ -25,11 +25,11 @@ class Patches:
     def name(self, index: int) -> str:
         return str(index)
 
-    def read(self, index: int) -> Labeled:
+    def read(self, index: int) -> LabeledImage:
         labels = self.bright[index].repeat(8, axis=0).repeat(8, axis=1)
         image = (60 + 130 * labels)[..., None].repeat(3, axis=2).astype(np.uint8)
         labels[:8, :8] = 255
-        return Labeled(image, labels, str(index))
+        return LabeledImage(image, labels, str(index))
 
 
 class Listed:
@@ -46,9 +46,9 @@ class Listed:
     def name(self, index: int) -> str:
         return self.names[index]
 
-    def read(self, index: int) -> Labeled:
+    def read(self, index: int) -> LabeledImage:
         labels = self.maps[index]
-        return Labeled(np.zeros((*labels.shape, 3), np.uint8), labels, self.names[index])
+        return LabeledImage(np.zeros((*labels.shape, 3), np.uint8), labels, self.names[index])
 
 
 class MeanColor:

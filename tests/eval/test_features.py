@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from croc.eval.datasets import Labeled
+from croc.eval.datasets import LabeledImage
 from croc.eval.features import Moments, PatchFeatures, in_order, kept_ratio
 from croc.eval.machine import Machine
 from tests.eval.fakes import Counting, MeanColor, Patches
@@ -37,10 +37,10 @@ def test_images_are_squashed_and_normalized(workers: int):
 class Tall(Patches):
     """Images of several sizes."""
 
-    def read(self, index: int) -> Labeled:
+    def read(self, index: int) -> LabeledImage:
         read = super().read(index)
         rows = 24 + 4 * index
-        return Labeled(read.image[:rows], read.labels[:rows], read.name)
+        return LabeledImage(read.image[:rows], read.labels[:rows], read.name)
 
 
 def test_the_ratio_and_the_labels_size_may_be_kept():

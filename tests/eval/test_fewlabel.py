@@ -12,7 +12,7 @@ from PIL import Image
 
 from croc.cli import main
 from croc.eval import fewlabel
-from croc.eval.datasets import Labeled, Subset
+from croc.eval.datasets import LabeledImage, Subset
 from croc.eval.features import PatchFeatures
 from croc.eval.fewlabel import evaluate_few_labels, labeled_images, linear_config
 from croc.eval.incontext import evaluate_incontext
@@ -35,7 +35,7 @@ SMALL = ("--fewlabel.image-px", "32", "--fewlabel.label-px", "16", "--fewlabel.s
 class PartlyLabeled(Patches):
     """Every third image has no label."""
 
-    def read(self, index: int) -> Labeled:
+    def read(self, index: int) -> LabeledImage:
         read = super().read(index)
         return replace(read, labels=np.full_like(read.labels, 255)) if index % 3 == 0 else read
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from croc.eval.datasets import Labeled, PairedData
+from croc.eval.datasets import LabeledImage, PairedData
 from croc.eval.evaluate import split_training
 from croc.eval.results import read_results
 from tests.eval.commands import call
@@ -39,7 +39,7 @@ def read(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     seen: set[str] = set()
     real = PairedData.read
 
-    def watched(self: PairedData, index: int) -> Labeled:
+    def watched(self: PairedData, index: int) -> LabeledImage:
         seen.add(self.name(index))
         return real(self, index)
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sklearn.neighbors import KNeighborsRegressor
 from torch import Tensor
 
-from croc.eval.datasets import Labeled
+from croc.eval.datasets import LabeledImage
 from croc.eval.features import PatchFeatures
 from croc.eval.incontext import Memory, choose, count_labels, evaluate_incontext, fill_memory
 from croc.eval.machine import Machine
@@ -31,10 +31,10 @@ class Shaded(Patches):
         super().__init__(count, seed, bright)
         self.shade = np.random.default_rng(seed + 9).integers(-40, 40, (count, 4, 4, 3))
 
-    def read(self, index: int) -> Labeled:
+    def read(self, index: int) -> LabeledImage:
         read = super().read(index)
         shade = self.shade[index].repeat(8, axis=0).repeat(8, axis=1)
-        return Labeled((read.image + shade).astype(np.uint8), read.labels, read.name)
+        return LabeledImage((read.image + shade).astype(np.uint8), read.labels, read.name)
 
 
 class Halved(TwoColors):

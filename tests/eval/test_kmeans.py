@@ -9,7 +9,7 @@ from sklearn.cluster import KMeans
 from sklearn.decomposition import PCA
 from sklearn.preprocessing import StandardScaler
 
-from croc.eval.datasets import Labeled
+from croc.eval.datasets import LabeledImage
 from croc.eval.features import Moments
 from croc.eval.kmeans import Reduction, evaluate_kmeans, fit_kmeans
 from croc.eval.machine import Machine
@@ -73,10 +73,12 @@ def test_more_clusters_than_classes_are_matched_many_to_one():
 class ThreeShades(Patches):
     """The class `dark` has two shades: black, and a grey that is nearly the shade of `bright`."""
 
-    def read(self, index: int) -> Labeled:
+    def read(self, index: int) -> LabeledImage:
         squares = np.array([0] * 8 + [150] * 5 + [200] * 3, np.uint8).reshape(4, 4)
         shades = squares.repeat(8, axis=0).repeat(8, axis=1)
-        return Labeled(shades[..., None].repeat(3, axis=2), (shades == 200).astype(np.uint8), "")
+        return LabeledImage(
+            shades[..., None].repeat(3, axis=2), (shades == 200).astype(np.uint8), ""
+        )
 
 
 def test_as_many_clusters_as_classes_are_matched_one_to_one():

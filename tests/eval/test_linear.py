@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from croc.eval.datasets import Labeled
+from croc.eval.datasets import LabeledImage
 from croc.eval.linear import (
     MEAN_COLOR,
     crop_box,
@@ -103,10 +103,12 @@ def test_the_loss_is_the_mean_over_labeled_pixels():
 class Ramps(Patches):
     """Bright on the right and below; the labels say which half."""
 
-    def read(self, index: int) -> Labeled:
+    def read(self, index: int) -> LabeledImage:
         rows, columns = np.mgrid[:48, :64]
         labels = (columns > 31).astype(np.uint8)
-        return Labeled(np.stack([200 * labels, rows, columns], -1).astype(np.uint8), labels, "")
+        return LabeledImage(
+            np.stack([200 * labels, rows, columns], -1).astype(np.uint8), labels, ""
+        )
 
 
 CROPS = [{"crop": 0.3}, {"framing": "keep", "score_px": None}]

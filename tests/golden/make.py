@@ -27,7 +27,7 @@ from tests.tiny import tiny_config, tiny_mae
 HERE = Path(__file__).parent
 STEPS = 10
 SHIPPED = "coco-20min"
-NAMES = ("loss_image", "loss_cluster", "entropy_image", "entropy_cluster", "k_mean")
+NAMES = ("loss_image", "loss_cluster", "entropy_image", "entropy_cluster", "mean_k")
 """Those of them that a method has."""
 PROTOCOLS: dict[str, dict[str, Any]] = {
     "linear": {"steps": 60},

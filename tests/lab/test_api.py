@@ -287,15 +287,15 @@ class Scenes:
     def name(self, index: int) -> str:
         return f"scene {index}"
 
-    def read(self, index: int) -> croc.Labeled:
+    def read(self, index: int) -> croc.LabeledImage:
         scene = make_scene(9, index, 32)
-        return croc.Labeled(scene.image, scene.labels, self.name(index))
+        return croc.LabeledImage(scene.image, scene.labels, self.name(index))
 
 
 def test_added_data_are_evaluated(run: croc.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(protocols.REGISTERED, "mine", None)  # removed again after the test
     opened = []
-    croc.add_data("mine", lambda path, split: opened.append((path, split)) or Scenes())
+    croc.register_dataset("mine", lambda path, split: opened.append((path, split)) or Scenes())
     small: dict[str, Any] = {"image_px": 32, "label_px": 32, "workers": 1}
     result = croc.evaluate("incontext", run.folder, f"mine:{tmp_path}", **small)
     assert opened == [(str(tmp_path), "train"), (str(tmp_path), "val")]

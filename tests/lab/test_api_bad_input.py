@@ -24,7 +24,7 @@ SALIENCY, SEEDS = torch.full((2, 3, 32), 1 / 32), torch.arange(12).expand(2, 3, 
 GOOD = {"tokens": TOKENS, "positions": POSITIONS, "saliency": SALIENCY}
 
 
-class Unchecked(croc.Labeled):
+class Unchecked(croc.LabeledImage):
     """Without the type checks that only tests have."""
 
     def __init__(self, image: Any, labels: Any) -> None:
@@ -68,7 +68,7 @@ BAD: list[tuple[Any, tuple[Any, ...], dict[str, Any], str]] = [
     (croc.evaluate, ("linear", RANDOM, "scenes"), {"device": "gpu"}, "device cannot be 'gpu'"),
     (Unchecked, (PIXELS, LABELS[:2]), {}, "a: image and labels must be uint8 (h, w, 3) and (h, w)"),
     (Unchecked, (PIXELS, LABELS + 0.5), {}, "not uint8 (4, 4, 3) and float64 (4, 4)"),
-    *((croc.add_data, (kind, print), {}, "are taken") for kind in ("voc12", "", "a:b")),
+    *((croc.register_dataset, (kind, print), {}, "are taken") for kind in ("voc12", "", "a:b")),
 ]
 
 
@@ -92,13 +92,13 @@ class Wrong(Scenes):
     def __len__(self) -> int:
         return self.count
 
-    def read(self, index: int) -> croc.Labeled:
-        return croc.Labeled(PIXELS, LABELS + np.uint8(200), "a")
+    def read(self, index: int) -> croc.LabeledImage:
+        return croc.LabeledImage(PIXELS, LABELS + np.uint8(200), "a")
 
 
 @pytest.mark.parametrize(("count", "fragment"), [(4, "a label is 200"), (0, "has no images")])
 def test_added_data(count: int, fragment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(protocols.REGISTERED, "mine", None)  # removed again after the test
-    croc.add_data("mine", lambda path, split: Wrong(count=count))
+    croc.register_dataset("mine", lambda path, split: Wrong(count=count))
     with pytest.raises(croc.UserError, match=fragment):
         open_segmentation(f"mine:{tmp_path}", "val").read(0)

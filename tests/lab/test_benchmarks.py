@@ -13,7 +13,7 @@ TINY_VIT = "random:vit_tiny_patch16_224"
 
 
 def test_input(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    sizes = "--workers 1 --images 12 --size-px 64 48 --canvas-px 40 --batch 4 --steps 6"
+    sizes = "--workers 1 --images 12 --size-px 64 48 --max-side-px 40 --batch 4 --steps 6"
     options = [*sizes.split(), "--step-ms", "0", "20", "--device", "cpu"]
     input.main([*options, "--to", str(tmp_path / "x.json")])
     printed = capsys.readouterr().out
@@ -80,6 +80,6 @@ def test_variance(capsys: pytest.CaptureFixture[str]):
     variance.main(["--weights", TINY_VIT, "--data", "scenes:8", "--image-px", "96"])
     record = json.loads(capsys.readouterr().out)
     assert (record["weights"], record["data"]) == (TINY_VIT, "scenes")
-    assert 0 < record["place"] < 1
+    assert 0 < record["position"] < 1
     assert 0 < record["image"] < 1
     assert 1 < record["rank"] < 192

@@ -78,7 +78,7 @@ def test_what_a_folder_with_broken_files_needs(tmp_path: Path, capsys, monkeypat
         (photographs / f"{number:02}.jpg").write_bytes(photograph(number, size=(48, 40)))
     (photographs / "03.jpg").write_bytes(b"none")
     flags = ["--data.root", str(photographs), "--run.folder", "run", "--optim.epochs", "40"]
-    flags += ["--data.max-failed-share", "0.5"]
+    flags += ["--data.max-corrupt-fraction", "0.5"]
     rows = printed_rows([*flags, "--dry-run"], capsys)
     assert not (tmp_path / "run").exists()
     assert rows["images"].startswith("40 (first: ")

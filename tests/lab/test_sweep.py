@@ -114,7 +114,7 @@ def test_settings_of_several_options_and_other_methods(tmp_path: Path):
     pages = [read_config(tmp_path / f"runs/{name}-seed-0/config.json") for name in names]
     assert [recipe for _, recipe in pages] == ["demo", "demo", "dino-demo", "demo"]
     assert pages[3][0].model.depth == 1
-    assert read_metrics(tmp_path / "runs/K-3-seed-0")[-1]["k_mean"] == pytest.approx(3)
+    assert read_metrics(tmp_path / "runs/K-3-seed-0")[-1]["mean_k"] == pytest.approx(3)
     table = (tmp_path / "table.md").read_text()
     assert r"| a \| b " in table
     assert "Scored on 50% of the training parts, held out." in table

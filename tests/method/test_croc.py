@@ -37,7 +37,7 @@ def variant(name: str, **cluster: object) -> CrocConfig:
 def make_canvases(config: PretrainConfig, batch: int = 6) -> Canvases:
     source = open_source(config.data, 0)
     steps = {"seed": 0, "first_step": 0, "last_step": 1}
-    return next(iter(make_loader(source, canvas_px=config.data.canvas_px, batch=batch, **steps)))
+    return next(iter(make_loader(source, canvas_px=config.data.max_side_px, batch=batch, **steps)))
 
 
 def prepare(config: DinoConfig) -> tuple[Fabric, Croc, Any]:
@@ -153,7 +153,7 @@ def test_one_valid_cluster_or_none_gives_finite_losses(name: str, kept: int, mon
     metrics = trainer.step(make_canvases(config), SETTINGS)
     assert all(parameter.isfinite().all() for parameter in method.student.parameters())
     assert all(value.isfinite() for value in metrics.values())
-    assert (metrics["loss_cluster"] > 0) == (metrics["valid_share"] > 0) == (kept > 0)
+    assert (metrics["loss_cluster"] > 0) == (metrics["valid_fraction"] > 0) == (kept > 0)
     assert torch.equal(before, method.centers["cluster"].value) == (kept == 0)
 
 
@@ -207,7 +207,7 @@ def test_croc_with_alpha_zero_equals_dino(tmp_path: Path):
 @pytest.mark.parametrize("clusters", [True, False])
 def test_masked_patch_loss_and_center_equal_the_loop(clusters: bool):
     config = variant("paper")
-    config = replace(config, loss=replace(config.loss, mask=0.3))
+    config = replace(config, loss=replace(config.loss, mask_ratio=0.3))
     config = config if clusters else without_clusters(config)
     canvases = make_canvases(config)
     fabric, method, student = prepare(config)
@@ -246,7 +246,7 @@ def test_masked_patch_loss_and_center_equal_the_loop(clusters: bool):
 
 def test_masked_pixels_do_not_affect_the_tokens():
     config = variant("paper")
-    config = replace(config, loss=replace(config.loss, mask=0.5))
+    config = replace(config, loss=replace(config.loss, mask_ratio=0.5))
     canvases = make_canvases(config)
     _, method, _ = prepare(config)
     views = make_views(canvases, config.views, 8)

@@ -71,7 +71,7 @@ def test_clipping_scales_only_gradients_above_the_limit():
         torch.testing.assert_close(after, torch.tensor(1.0) if clipped else before)
 
 
-MUON = OptimConfig(matrices="muon", muon_lr_factor=2.0)
+MUON = OptimConfig(matrix_optimizer="muon", muon_lr_factor=2.0)
 SETTINGS = ScheduleState(0, 1, 0, lr=0.01, weight_decay=0.1)
 
 

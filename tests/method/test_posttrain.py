@@ -126,6 +126,6 @@ def test_contradictory_options_are_refused():
     with pytest.raises(UserError, match=r"--anchor\.weight needs --init"):
         pretrain(replace(config, anchor=AnchorConfig(weight=1.0)), "tiny")
     with pytest.raises(UserError, match=r"--optim\.layer-decay needs"):
-        replace(config, optim=replace(config.optim, layer_decay=0.5, matrices="muon"))
+        replace(config, optim=replace(config.optim, layer_decay=0.5, matrix_optimizer="muon"))
     with pytest.raises(UserError, match=r"--model\.train-blocks 3: the network has 2 blocks"):
         Backbone(ModelConfig("vit_tiny_patch16_224", depth=2, train_blocks=3), 32)

@@ -63,7 +63,7 @@ def test_recipes_have_the_papers_hyperparameters():
     assert (dino.optim, dino.views, dino.model, dino.data) == (optim, views, model, coco.data)
     assert (dino.head.image_prototypes, dino.head.unit_prototypes) == (65_536, False)
     decoder, optim, views = mae.decoder, mae.optim, mae.views
-    assert (decoder.mask, decoder.width, decoder.depth, decoder.heads) == (0.75, 512, 8, 16)
+    assert (decoder.mask_ratio, decoder.width, decoder.depth, decoder.heads) == (0.75, 512, 8, 16)
     assert (optim.lr, optim.lr_end, optim.warmup_epochs) == (1.5e-4, 0.0, 40)
     assert (optim.weight_decay, optim.weight_decay_end, optim.betas) == (0.05, 0.05, (0.9, 0.95))
     assert (optim.batch, optim.epochs) == (256, 300)

@@ -28,7 +28,7 @@ from croc.train.loop import make_method, pretrain
 from tests.tiny import tiny_config, tiny_mae
 from tests.train import killed_at
 
-NAMES = {"step", "place", "image", "neighbors", "rank", "agreement", "agreement_chance"}
+NAMES = {"step", "position", "image", "neighbors", "rank", "agreement", "agreement_chance"}
 
 
 def synthetic(place: float, image: float, rest: float) -> Tensor:
@@ -47,12 +47,14 @@ def test_place_and_image_are_shares_of_variance(weights, tolerance):
     tokens = synthetic(*weights)
     shares, _ = token_statistics(tokens.split(10))
     # A mean over 64 independent values keeps 1/64 of their variance.
-    assert shares.place == pytest.approx(weights[0], abs=tolerance)
+    assert shares.position == pytest.approx(weights[0], abs=tolerance)
     assert shares.image == pytest.approx(weights[1], abs=tolerance)
     other = tokens * torch.linspace(0.1, 50, 16)[:, None, None] + 7
     other = torch.cat([other, torch.full_like(other[:, :1], 3.0)], dim=1)
     scaled, _ = token_statistics([other])
-    assert (scaled.place, scaled.image) == pytest.approx((shares.place, shares.image), abs=1e-6)
+    assert (scaled.position, scaled.image) == pytest.approx(
+        (shares.position, shares.image), abs=1e-6
+    )
 
 
 def test_neighbors_is_the_correlation_of_adjacent_tokens():
@@ -161,7 +163,7 @@ def test_gauges_of_a_resumed_run_equal_those_of_an_uninterrupted_one(
     with killed_at(5):
         pretrain(tiny(tmp_path / "run"), "tiny")
     with (tmp_path / "run" / "gauges.jsonl").open("a") as file:
-        file.write('{"step": 5, "place": 0.5}\n{"step": 6, "pl')
+        file.write('{"step": 5, "position": 0.5}\n{"step": 6, "pl')
     pretrain(tiny(tmp_path / "run"), "tiny")
     assert read_gauges(tmp_path / "run") == lines
     (whole / "gauges.jsonl").unlink()  # a signal leaves no time to measure them

@@ -109,7 +109,7 @@ def test_consecutive_non_finite_steps_end_the_run(tmp_path: Path, monkeypatch):
     assert [path.stem for path in checkpoints(tmp_path / "run")] == ["step-00000002"]
 
 
-HEALTHY = {"entropy_image": 2.0, "entropy_cluster": 2.0, "k_mean": 3.1, "valid_share": 0.6}
+HEALTHY = {"entropy_image": 2.0, "entropy_cluster": 2.0, "mean_k": 3.1, "valid_fraction": 0.6}
 HEALTHY |= {"effective_clusters": 1.4}
 
 
@@ -119,8 +119,8 @@ HEALTHY |= {"effective_clusters": 1.4}
         ("entropy_image", 0.0, "the image level has collapsed to one prototype"),
         ("entropy_image", math.log(64), "the image level has become uniform"),
         ("entropy_cluster", 1e-4, "the cluster level has collapsed to one prototype"),
-        ("k_mean", 3.0, "every image gets the same K"),
-        ("valid_share", 0.0, "no cluster is in both views"),
+        ("mean_k", 3.0, "every image gets the same K"),
+        ("valid_fraction", 0.0, "no cluster is in both views"),
         ("effective_clusters", 2.1, "a higher --cluster.sharpness"),
     ],
 )

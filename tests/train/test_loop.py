@@ -30,16 +30,16 @@ def test_metrics_of_every_step_are_logged(whole: Path):
     assert [line["step"] for line in lines] == list(range(1, 10))
     assert [line["epoch"] for line in lines] == [0, 0, 0, 1, 1, 1, 2, 2, 2]
     names = {"loss", "loss_image", "loss_cluster", "entropy_image", "entropy_cluster"}
-    names |= {"kl_image", "kl_cluster", "k_mean", "valid_share", "gradient_norm", "lr"}
-    names |= {"effective_clusters", "largest_share"}
+    names |= {"kl_image", "kl_cluster", "mean_k", "valid_fraction", "gradient_norm", "lr"}
+    names |= {"effective_clusters", "largest_assignment"}
     for line in lines:
         assert names <= line.keys()
         assert line["loss"] == pytest.approx(line["loss_image"] + line["loss_cluster"])
         kl = line["loss_image"] - line["entropy_image"]
         assert line["kl_image"] == pytest.approx(kl, abs=1e-5)
-        assert 1 < line["effective_clusters"] < line["k_mean"] <= 5
-        assert 1 / line["effective_clusters"] < line["largest_share"] < 1
-        assert 0 < line["valid_share"] <= 1
+        assert 1 < line["effective_clusters"] < line["mean_k"] <= 5
+        assert 1 / line["effective_clusters"] < line["largest_assignment"] < 1
+        assert 0 < line["valid_fraction"] <= 1
         assert line["gradient_norm"] > 0
     assert all("images_per_s" in line for line in read_metrics(whole))
     assert any((whole / "tensorboard").iterdir())
@@ -58,7 +58,7 @@ def test_killed_and_resumed_run_equals_uninterrupted_run(whole: Path, tmp_path: 
 
 def tiny_muon(folder: Path, **run: object) -> CrocConfig:
     config = tiny_config(folder, **run)
-    return replace(config, optim=replace(config.optim, matrices="muon"))
+    return replace(config, optim=replace(config.optim, matrix_optimizer="muon"))
 
 
 def tiny_early_views(folder: Path, **run: object) -> CrocConfig:
@@ -77,7 +77,7 @@ def tiny_photographs(folder: Path, **run: object) -> CrocConfig:
     """Photographs read by two workers; one file cannot be decoded."""
     config = on_photographs(tiny_config(folder, **run), folder.parent / "data", 24)
     (folder.parent / "data" / "05.png").write_bytes(b"broken")
-    return replace(config, data=replace(config.data, workers=2, max_failed_share=0.5))
+    return replace(config, data=replace(config.data, workers=2, max_corrupt_fraction=0.5))
 
 
 def on_photographs(config: CrocConfig, folder: Path, count: int) -> CrocConfig:

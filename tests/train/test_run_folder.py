@@ -148,10 +148,10 @@ def test_resume_discards_later_tensorboard_scalars(tmp_path: Path):
     for first, value in ((1, 1.0), (3, 2.0)):
         writer = TensorBoard(tmp_path, first)
         for step in range(first, 6):
-            writer.write(step, {"loss": value, "k_mean": 1.5 * step})
+            writer.write(step, {"loss": value, "mean_k": 1.5 * step})
         writer.close()
     assert read(tmp_path, "loss") == [(1, 1.0), (2, 1.0), (3, 2.0), (4, 2.0), (5, 2.0)]
-    assert read(tmp_path, "k_mean") == [(step, 1.5 * step) for step in range(1, 6)]
+    assert read(tmp_path, "mean_k") == [(step, 1.5 * step) for step in range(1, 6)]
 
 
 def test_tensorboard_survives_a_temporarily_full_disk(small_disk: Callable[[int], Path]):

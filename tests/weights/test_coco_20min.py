@@ -70,9 +70,9 @@ def test_clusters_are_as_sharp_as_the_papers_text():
     with torch.no_grad():
         features = backbone.forward_tokens(views.pixels, "values", keys)
         clusters = cluster_tokens(features, views, keys, config)
-    effective, largest_share = softness(clusters.assignments)
+    effective, largest_assignment = softness(clusters.assignments)
     assert effective.mean() <= 1.5
-    assert largest_share.mean() >= 0.85
+    assert largest_assignment.mean() >= 0.85
 
 
 @pytest.mark.parametrize("photograph", own_photographs(), ids=lambda path: Path(path).stem)

@@ -72,7 +72,7 @@ class ReportHook:
         with torch.random.fork_rng(devices=[]):
             backbone = Backbone(config.model, config.views.size_px).eval().requires_grad_(False)
         backbone.load_state_dict(weights)
-        canvases = to_canvases(list(images.values()), config.data.canvas_px, config.run.seed)
+        canvases = to_canvases(list(images.values()), config.data.max_side_px, config.run.seed)
         views = make_views(canvases, config.views, backbone.patch_px)
         clusters = find_in_views(config, backbone, views, canvases.sample_keys)
         path = picture_path(self._folder, step)

@@ -210,13 +210,13 @@ def _facts(run: Run) -> Iterator[tuple[str, str, bool | None]]:
         if name in final and prototypes > 1:
             share = final[name] / math.log(prototypes)
             yield f"entropy, {level}s", f"{share:.0%} of log P", 0.05 <= share <= 0.95
-    if "k_mean" in final:
-        yield "mean K", f"{final['k_mean']:.1f}", None
-    if "effective_clusters" in final and "k_mean" in final:
-        clusters = f"{final['effective_clusters']:.1f} of {final['k_mean']:.1f}"
+    if "mean_k" in final:
+        yield "mean K", f"{final['mean_k']:.1f}", None
+    if "effective_clusters" in final and "mean_k" in final:
+        clusters = f"{final['effective_clusters']:.1f} of {final['mean_k']:.1f}"
         yield "clusters per token", clusters, not too_soft(final)
-    if "valid_share" in final:
-        yield "valid share", f"{final['valid_share']:.0%}", final["valid_share"] > 0.5
+    if "valid_fraction" in final:
+        yield "valid share", f"{final['valid_fraction']:.0%}", final["valid_fraction"] > 0.5
     if "drift" in values:
         yield "drift", f"{values['drift'][-1]:.3f}", values["drift"][-1] <= LARGE_DRIFT
     if "images_per_s" in values:

@@ -59,12 +59,12 @@ class ShowFeatures(_Show):
     """Images; by default two bundled photos."""
     patch: tuple[float, float] | None = None
     """x and y, in pixels of the image, of the patch to compare with; by default the center."""
-    together: bool = False
+    shared_pca: bool = False
     """Fit one PCA across all images, so that colors are comparable."""
-    columns: tuple[Literal["photograph", "pca", "cosine", "attention", "clusters"], ...] = (
-        "photograph",
+    columns: tuple[Literal["image", "pca", "similarity", "attention", "clusters"], ...] = (
+        "image",
         "pca",
-        "cosine",
+        "similarity",
         "attention",
     )
     """What to draw for each image; `clusters` are those of the whole image."""

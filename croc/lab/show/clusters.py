@@ -55,7 +55,7 @@ def draw_clusters(look: Look, options: ShowClusters) -> Figure:
             shared = "" if options.whole else f", {valid.sum()} shared"
             label = f"head {head}: K {clusters.count[0, head]}{shared}"
             painted = paint(pixels, clusters.assignments[:, 0, head], valid, grid)
-            columns.append((f"{label}\nlargest share {share[head]:.2f}", painted))
+            columns.append((f"{label}\nlargest assignment {share[head]:.2f}", painted))
         blocks.append(to_rows(columns))
     if len(blocks) > 1 and len(blocks[0][0]) <= 4:  # two narrow images side by side
         pairs = zip_longest(blocks[::2], blocks[1::2], fillvalue=[])
@@ -120,7 +120,7 @@ def views_of(look: Look, options: ShowClusters) -> list[tuple[Views, Int64[Tenso
     config, patch_px, names = look.croc, look.backbone.patch_px, options.images
     if not names and look.folder is None:  # weights have no data of their own
         names = own_photographs()
-    longest_px = WHOLE_PX if options.whole else config.data.canvas_px
+    longest_px = WHOLE_PX if options.whole else config.data.max_side_px
     pictures = [read_photograph(name, longest_px) for name in names]
     if not names:
         source = open_source(config.data, config.run.seed)
@@ -132,7 +132,7 @@ def views_of(look: Look, options: ShowClusters) -> list[tuple[Views, Int64[Tenso
         side_px = options.image_px or 2 * config.views.size_px
         views = [whole_view(picture, side_px, patch_px) for picture in pictures]
     else:
-        canvases = to_canvases(pictures, config.data.canvas_px, options.seed)
+        canvases = to_canvases(pictures, config.data.max_side_px, options.seed)
         batch = make_views(canvases, config.views, patch_px)
         images = zip(batch.pixels.split(1, dim=1), batch.positions.split(1, dim=1))
         views = [Views(pixels, positions) for pixels, positions in images]

@@ -33,7 +33,7 @@ def draw_features(look: Look, options: ShowFeatures) -> Figure:
     views = [whole_view(picture, side_px, backbone.patch_px) for picture in pictures]
     tokens = [backbone.forward_tokens(view.pixels, "values") for view in views]
     patches = [x.patches[0, 0] for x in tokens]
-    colors = project(patches) if options.together else [project([x])[0] for x in patches]
+    colors = project(patches) if options.shared_pca else [project([x])[0] for x in patches]
     rows, marks = [], []
     for picture, view, x, rgb in zip(pictures, views, tokens, colors):
         pixels, grid = unnormalize(view.pixels)[:, 0], grid_of(view, backbone.patch_px)
@@ -45,11 +45,11 @@ def draw_features(look: Look, options: ShowFeatures) -> Figure:
         marks.append((row, column, grid, scale))
         tiles = []
         for kind in options.columns:
-            if kind == "photograph":
+            if kind == "image":
                 tiles.append((kind, to_array(pixels[0])))
             elif kind == "pca":
                 tiles.append(("PCA", rgb.reshape(*grid, 3).numpy()))
-            elif kind == "cosine":
+            elif kind == "similarity":
                 values = scale(cosine.reshape(grid).numpy())
                 tiles.append((COSINE, matplotlib.colormaps["viridis"](values)))
             elif kind == "attention":
@@ -63,13 +63,13 @@ def draw_features(look: Look, options: ShowFeatures) -> Figure:
                     shares, valid = clusters.assignments[:, 0, head], clusters.valid[0, head]
                     tiles.append((f"clusters, head {head}", paint(pixels, shares, valid, grid)[0]))
         rows.append([("" if rows else label, tile) for label, tile in tiles])
-    below = 0.27 if "cosine" in options.columns else 0.06
+    below = 0.27 if "similarity" in options.columns else 0.06
     figure, drawn = tile_figure(rows, f"{look.title}: tokens of the last block", below=below)
-    if "cosine" not in options.columns:
+    if "similarity" not in options.columns:
         return figure
     for (row, column, grid, scale), row_axes in zip(marks, drawn):
         for (label, _), axes in zip(rows[0], row_axes):
-            if label in ("photograph", COSINE):
+            if label in ("image", COSINE):
                 frame_patch(axes, row, column, grid)
             if label == COSINE:
                 add_color_bar(figure, axes, scale)

@@ -14,13 +14,13 @@ const METRICS = [
     ["kl_cluster", "KL, clusters", "what the student has yet to learn"],
   ]],
   ["Clusters", [
-    ["k_mean", "Mean K", "clusters per head, 2 to K start"],
+    ["mean_k", "Mean K", "clusters per head, 2 to K start"],
     ["effective_clusters", "Effective clusters", "per token, 1 (hard) to K"],
-    ["largest_share", "Largest share", "of a token, 1/K to 1 (hard)"],
-    ["valid_share", "Valid share", "of clusters, present in both views"],
+    ["largest_assignment", "Largest assignment", "of a token, 1/K to 1 (hard)"],
+    ["valid_fraction", "Valid share", "of clusters, present in both views"],
   ]],
   ["Dense features", [
-    ["place", "Variance by position", "share that the position explains"],
+    ["position", "Variance by position", "share that the position explains"],
     ["image", "Variance by image", "share that the image explains"],
     ["neighbors", "Correlation of neighbors", "of adjacent patch tokens"],
     ["rank", "Effective rank", "of the patch tokens; 1: all alike"],
@@ -53,13 +53,13 @@ function referencesOf({ options, curves }) {
   const chance = Object.hasOwn(curves, "agreement_chance") && curves.agreement_chance.y.at(-1);
   const lines = [
     ["effective_clusters", "hard", 1, true],
-    ["largest_share", "hard", 1, true],
-    ["valid_share", "one half", 0.5, true],
+    ["largest_assignment", "hard", 1, true],
+    ["valid_fraction", "one half", 0.5, true],
     ["entropy_image", "log P", Math.log(options["head.image_prototypes"]), true],
     ["entropy_cluster", "log P", Math.log(options["head.cluster_prototypes"]), true],
     ["kl_image", "log P", Math.log(options["head.image_prototypes"]), false],
     ["kl_cluster", "log P", Math.log(options["head.cluster_prototypes"]), false],
-    ["k_mean", "K start", options["cluster.k_start"], true],
+    ["mean_k", "K start", options["cluster.k_start"], true],
     ["gradient_norm", "clipped at", options["optim.clip_gradient"], false],
     ["agreement", "chance", chance, true],
   ];

@@ -16,7 +16,12 @@ def line(step: int, offset: float = 0.0, **more: Any) -> dict[str, Any]:
     wave = math.sin(step / 7) / 5
     means = {"loss": 9 + offset - step / 100, "loss_image": 5, "loss_cluster": 4 - step / 100}
     means |= {"entropy_image": 2.9, "entropy_cluster": 1.2, "kl_image": 1, "kl_cluster": 1.1}
-    means |= {"k_mean": 3.5, "effective_clusters": 1.3, "largest_share": 0.8, "valid_share": 0.8}
+    means |= {
+        "mean_k": 3.5,
+        "effective_clusters": 1.3,
+        "largest_assignment": 0.8,
+        "valid_fraction": 0.8,
+    }
     means |= {"gradient_norm": 3, "lr": 1e-3, "weight_decay": 0.04, "images_per_s": 50}
     metrics = {name: mean + wave for name, mean in means.items()}
     times = {"step": step, "epoch": (step - 1) // 10, "seconds": step * 0.4}

@@ -108,7 +108,7 @@ def test_learning_rates_of_earlier_versions_are_read(tmp_path: Path):
 
 
 def test_cut_off_scores_are_left_out(tmp_path: Path):
-    run = make_run(tmp_path / "run", 5, effective_clusters=3.5, k_mean=4.0)
+    run = make_run(tmp_path / "run", 5, effective_clusters=3.5, mean_k=4.0)
     results = add_scores(run)
     (results.parent / "pictures" / "one.png").unlink()
     with results.open("a") as file:

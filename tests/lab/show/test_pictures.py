@@ -65,8 +65,8 @@ def labels(figure: Figure) -> list[str]:
     "command",
     [
         "clusters --whole --image-px 48",
-        "features --patch 3 4 --together --heads 1",
-        "features --columns photograph clusters --step 0",
+        "features --patch 3 4 --shared-pca --heads 1",
+        "features --columns image clusters --step 0",
     ],
 )
 def test_pictures_are_written(command: str, run: Path, photograph: str, tmp_path: Path, capsys):
@@ -181,10 +181,10 @@ def test_pca_equals_scikit_learn():
 def test_picture_of_features(look: Look, photograph: str, tall: str):
     texts = labels(draw_features(look, ShowFeatures(images=(photograph, tall))))
     assert len(texts) == 2 * (3 + 3)
-    assert texts[:4] == ["photograph", "PCA", "cosine to the patch", "attention, head 0"]
-    options = ShowFeatures(columns=("clusters", "photograph", "pca"), heads=(0, 2))
+    assert texts[:4] == ["image", "PCA", "cosine to the patch", "attention, head 0"]
+    options = ShowFeatures(columns=("clusters", "image", "pca"), heads=(0, 2))
     texts = labels(draw_features(look, options))  # of the two bundled photographs
-    assert texts[:4] == ["clusters, head 0", "clusters, head 2", "photograph", "PCA"]
+    assert texts[:4] == ["clusters, head 0", "clusters, head 2", "image", "PCA"]
     assert len(texts) == 2 * 4
 
 
