@@ -25,7 +25,7 @@ HELP = """CrOC: dense visual features from unlabeled images of scenes.
 
   croc demo                          train a small ViT on synthetic scenes (minutes on a laptop)
   croc pretrain RECIPE [OPTIONS]     pre-train on your own images
-  croc pretrain RECIPE --dry-run     print the time, memory and disk space that it would take
+  croc pretrain RECIPE --dry-run     estimate the time, memory and disk space a run needs
   croc evaluate linear|kmeans|within|incontext|video|all --weights WEIGHTS --data DATA
                                      evaluate the dense features of a backbone
   croc evaluate fewlabel --weights WEIGHTS --data DATA
@@ -40,7 +40,7 @@ HELP = """CrOC: dense visual features from unlabeled images of scenes.
   croc show features IMAGE ... --run RUN
                                      plot token PCA, similarity to a patch, attention maps
   croc show report RUN ...           write an HTML report: curves, clusters, scores, settings
-  croc show weights FILE             inspect a checkpoint, ours or a published one
+  croc show weights FILE             inspect a checkpoint from CrOC or another project
   croc app RUN [RUN2]                explore the clusters of two crops in a browser
   croc app label FOLDER --weights WEIGHTS
                                      label images by clicking patches, in a browser
@@ -55,13 +55,13 @@ HELP = """CrOC: dense visual features from unlabeled images of scenes.
   croc export RUN --to timm|transformers|onnx
                                      export a run's backbone and a model card to a folder
   croc export RUN --to NAME.safetensors
-                                     the same as a single file, for --weights and --init
+                                     export to a single file that --weights and --init can load
   croc export RUN --to ... --push USER/NAME
                                      upload it to the Hugging Face Hub, as hf:USER/NAME
   croc data pack SOURCE ... --to FOLDER
                                      decode images once, for faster data loading
   croc bench RECIPE [OPTIONS]        time the training step of a recipe on this machine
-  croc sweep RECIPE --sweep.vary OPTION --sweep.values A B ... [OPTIONS]
+  croc sweep RECIPE --sweep.vary OPTION --sweep.values A B ... --sweep.data DATA --sweep.to FOLDER
                                      run an ablation: train and evaluate with each value, then plot
 
 Every command accepts --help. croc pretrain --help lists the recipes; croc --version prints the
@@ -127,7 +127,7 @@ def _run(arguments: list[str]) -> None:
                 sys.exit(1)
             return
     known = ", ".join(" ".join(words) for words in COMMANDS)
-    raise UserError(f"there is no command {' '.join(arguments[:2])!r}; there are: {known}")
+    raise UserError(f"unknown command {' '.join(arguments[:2])!r}; available commands: {known}")
 
 
 def print_recipes(command: str) -> None:
@@ -173,10 +173,11 @@ def demo_command(arguments: list[str]) -> bool:
 
 @dataclass(frozen=True)
 class ShowWeights:
-    """Print a weights file's network and the authors' training arguments."""
+    """Print the architecture in a weights file and, if stored, its training arguments."""
 
     file: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="FILE")]
-    """A run, a CrOC, timm or published checkpoint, or hf:USER/NAME; no code in it is executed."""
+    """A run folder, a checkpoint (from CrOC, timm or another project), bundled weights, or
+    hf:USER/NAME. Pickled code is never executed."""
 
 
 def weights_command(arguments: list[str]) -> None:

@@ -42,12 +42,14 @@ class Limit(NamedTuple):
 
 
 _TINY, _BELOW_ONE = math.ulp(0.0), math.nextafter(1.0, 0.0)
-SHARE = Limit("must be in 0 … 1", 0, 1)
-SHARE_BELOW_ONE = Limit("must be in 0 … 1, 1 excluded", 0, _BELOW_ONE)
-BETWEEN = Limit("must be between 0 and 1", _TINY, _BELOW_ONE)
+SHARE = Limit("must be between 0 and 1 (inclusive)", 0, 1)
+SHARE_BELOW_ONE = Limit("must be at least 0 and less than 1", 0, _BELOW_ONE)
+BETWEEN = Limit("must be greater than 0 and less than 1", _TINY, _BELOW_ONE)
 POSITIVE = Limit("must be positive", _TINY)
-RISING = Limit("must be positive and increasing", _TINY, rising=True)
-RISING_SHARE = Limit("must increase within 0 … 1", _TINY, 1, rising=True)
+RISING = Limit("must be positive, the second value not below the first", _TINY, rising=True)
+RISING_SHARE = Limit(
+    "must be in 0 … 1, the second value not below the first", _TINY, 1, rising=True
+)
 
 
 def required_if_empty(default: str) -> str:
@@ -98,9 +100,8 @@ class DataConfig(Section):
     """Subfolders to read, if a root contains them (COCO: train2017); other roots are read in
     full."""
     max_side_px: Annotated[int, at_least(16)] = 640
-    """Maximum length of the longer side, in pixels; larger images are downscaled when decoded. At
-    640, no crop of an image of 640 × 480 px is upscaled to 224 px: the smallest crop has a shorter
-    side of 240 px."""
+    """Maximum length of the longer side, in pixels; larger images are downscaled when decoded. Keep
+    it large enough that the smallest crops need not be upscaled to the view size."""
     workers: Annotated[int | None, at_least(0)] = None
     """Data loading workers per training process; by default the CPU cores divided by the number of
     training processes, at most 16."""
@@ -192,7 +193,7 @@ class ModelConfig(Section):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self.init != "", "--init is empty: name weights, or leave it out")
+        require(self.init != "", "--init is empty: pass weights, or omit it")
 
 
 @dataclass(frozen=True)
@@ -246,18 +247,20 @@ class DecoderConfig(Section):
 
 @dataclass(frozen=True)
 class ClusterConfig(Section):
-    """The online clustering of the joined tokens."""
+    """Online clustering of the tokens of both views together."""
 
     section = "cluster"
     variant: Literal["paper", "released"] = "paper"
     """paper: as the paper describes it. released: exactly as in the authors' code. docs/method.md
     lists the differences."""
     k_start: Annotated[int, at_least(2)] = 12
-    """Initial number of centroids; they are merged until two are left."""
+    """Initial number of centroids. They are merged until two are left, and the best K along the way
+    is chosen (--cluster.k-select)."""
     tokens: Literal["values", "keys", "queries", "last"] = "values"
-    """Tokens to cluster: values, keys or queries of the last block, per head, or its output."""
+    """Tokens to cluster: the last block's values, keys or queries (per head), or its output tokens
+    (`last`)."""
     position_weight: Annotated[float, at_least(0)] = 4.0
-    """λ_pos, the weight of the spatial distance; inf clusters by position alone."""
+    """λ_pos, the weight of the spatial distance; pass inf to cluster by position alone."""
     sharpness: Annotated[float, POSITIVE] = 20.0
     """λ, the inverse strength of the entropic regularization; higher values give harder
     assignments."""
@@ -375,7 +378,7 @@ class OptimConfig(Section):
     """AdamW's β₁ and β₂."""
     matrix_optimizer: Literal["adamw", "muon"] = "adamw"
     """Optimizer for the weight matrices of the ViT blocks: AdamW as in the paper, or Muon, which
-    needed a third as many samples in a short experiment (dev/LOG.md). AdamW optimizes all other
+    needed a third as many samples in a short experiment. AdamW optimizes all other
     parameters."""
     muon_lr_factor: Annotated[float, at_least(0)] = 1.0
     """Muon's learning rate as a multiple of --optim.lr."""
@@ -388,34 +391,35 @@ class OptimConfig(Section):
         require(
             self.warmup_epochs < self.epochs,
             f"--optim.warmup-epochs ({self.warmup_epochs}) must be below --optim.epochs "
-            f"({self.epochs}); lower the one or raise the other",
+            f"({self.epochs}); lower one or raise the other",
         )
 
 
 @dataclass(frozen=True)
 class RunConfig(Section):
-    """How the run is executed. Only seed, precision and --run.stop-after-steps change the result by
-    more than rounding; with `released` clustering, so does the number of processes."""
+    """How the run is executed. Only --run.seed, --run.precision and --run.stop-after-steps change
+    the result by more than rounding; with `released` clustering, the number of processes also does."""
 
     section = "run"
     folder: str | None = None
     """Output folder; by default runs/RECIPE. If it already contains this run, the run is
     resumed."""
     resume: Annotated[Literal["auto", "never", "must"], tyro.conf.arg(prefix_name=False)] = "auto"
-    """If the folder has a run, `auto` and `must` resume it and `never` stops with an error; if not,
-    `auto` and `never` start a run and `must` stops with an error."""
-    seed: Annotated[int, Limit("must be in 0 … 2³¹", 0, 2**31 - 1)] = 0
+    """auto: resume if the folder contains a run, otherwise start one. never: fail if it contains a
+    run. must: fail if it does not."""
+    seed: Annotated[int, Limit("must be between 0 and 2³¹ − 1", 0, 2**31 - 1)] = 0
     """Seed for weight initialization, sample order and augmentation."""
     stop_after_steps: Annotated[int | None, at_least(1)] = None
     """Save a checkpoint and stop at this step; schedules still span all epochs."""
     log_every_steps: Annotated[int, at_least(1)] = 10
     """Steps between lines of metrics.jsonl."""
     checkpoint_every_steps: Annotated[int, at_least(1)] = 500
-    """Steps between checkpoints; the last two are kept."""
+    """Steps between checkpoints; only the last two are kept."""
     keep_every_steps: Annotated[int | None, at_least(1)] = None
     """Also keep the checkpoints at multiples of this number of steps."""
     report: bool = True
-    """Compute gauges, plot clusters and write report.html at each checkpoint."""
+    """At each checkpoint, compute gauges (label-free metrics of the features), plot clusters and
+    write report.html."""
     max_skipped: Annotated[int, at_least(1)] = 10
     """Steps with non-finite gradients are skipped; stop after this many in a row. Checked whenever
     metrics are logged."""
@@ -429,9 +433,9 @@ class RunConfig(Section):
     """ddp: each process holds the full networks. fsdp: each process holds a shard of them, for
     networks that do not fit on one GPU. A run can be resumed with either."""
     timeout_s: Annotated[float, POSITIVE] = 600.0
-    """Seconds that a process waits for the others before it exits with an error."""
+    """Seconds to wait for other processes before exiting with an error."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
-    """auto is bfloat16 autocast on a GPU and float32 on the CPU."""
+    """auto is bfloat16 autocast on GPUs that support it, and float32 otherwise."""
     compile: bool | Literal["auto"] = "auto"
     """Use torch.compile; auto enables it on GPUs only."""
     cuda_graph: bool | Literal["auto"] = "auto"
@@ -440,7 +444,7 @@ class RunConfig(Section):
     """Use CrOC's own kernels on a GPU instead of the slower PyTorch reference."""
     micro_batch: Annotated[int | None, at_least(1)] = None
     """Images per process in one forward and backward pass, to save memory; gradients are the same.
-    By default the whole batch on a GPU or with `sinkhorn` centering, and else 16. Not available
+    By default the whole batch on a GPU or with `sinkhorn` centering, otherwise 16. Not available
     with `released` clustering, which needs the whole batch."""
 
     def __post_init__(self) -> None:
@@ -558,9 +562,7 @@ def read_config(path: Path) -> tuple[PretrainConfig, str]:
     try:
         content = json.loads(path.read_text())
     except FileNotFoundError:
-        raise UserError(
-            f"there is no configuration {path}; a run's folder has {CONFIG_FILE}"
-        ) from None
+        raise UserError(f"{path} not found: pass the {CONFIG_FILE} of a run folder") from None
     except ValueError as error:
         raise UserError(f"{path} is not a CrOC run configuration: {error}") from None
     return parse_config(content, str(path))

@@ -295,4 +295,4 @@ def open_recipe(name: str) -> tuple[PretrainConfig, str]:
     if name.endswith(".json"):
         config, recipe = read_config(Path(name))
         return replace(config, run=replace(config.run, folder=str(Path(name).parent))), recipe
-    raise UserError(f"there is no recipe {name!r}; there are: {', '.join(RECIPES)}")
+    raise UserError(f"unknown recipe {name!r}; available recipes: {', '.join(RECIPES)}")

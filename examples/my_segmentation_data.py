@@ -92,7 +92,7 @@ def main() -> None:
     croc.register_dataset("masks", open_masks)
     for protocol in ("incontext", "linear"):
         if protocol == "linear":
-            settings |= {"steps": 30 if options.small else 500, "rates": (1e-2,)}
+            settings |= {"steps": 30 if options.small else 500, "lrs": (1e-2,)}
         data = f"masks:{folder}"
         result = croc.evaluate(protocol, options.weights, data, results=options.to, **settings)
         print(f"{protocol}: {result.scores['mIoU']:.1f} mIoU, {result.backbone}")

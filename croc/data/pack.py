@@ -77,7 +77,7 @@ def _write(
             if "DataLoader worker" not in str(error):
                 raise
             raise UserError(
-                "a worker was killed, perhaps out of memory: pass fewer --workers"
+                "a worker was killed, perhaps out of memory: lower --workers"
             ) from error
     rows = np.concatenate(index)
     (readable,) = np.nonzero(rows[:, 1] != _BROKEN)

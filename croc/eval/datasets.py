@@ -273,7 +273,7 @@ class CheckedData(Subset):
         bad = labeled.labels[(labeled.labels >= classes) & (labeled.labels != IGNORED)]
         if bad.size:
             raise UserError(
-                f"{self.kind}, {self.name(index)}: a label is {bad[0]}, but classes count from 0 "
-                f"to {classes - 1}"
+                f"{self.kind}, {self.name(index)}: label {bad[0]} is out of range; class indices "
+                f"are 0 to {classes - 1}"
             )
         return labeled

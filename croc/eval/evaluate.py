@@ -118,7 +118,8 @@ def fit_image_size(config: Any, backbone: FrozenBackbone) -> Any:
     check_fit(backbone, fitting, getattr(config, "blocks", 1))
     if fitting == side:
         return config
-    print(f"images of {fitting} px instead of {side}: patches have {stride} px", file=sys.stderr)
+    what = f"image size changed from {side} to {fitting} px, a multiple of the patch size"
+    print(f"{what} ({stride} px)", file=sys.stderr)
     return replace(config, **{name: fitting})
 
 

@@ -37,9 +37,12 @@ def evaluate_linear(
     """Train one layer per learning rate on one split, score them on the other, report the best."""
     sizes = (config.image_px, config.train_px, config.blocks)
     layers = train_linear(PatchFeatures(backbone, machine, train, *sizes), config)
-    sizes, keep_ratio = (config.image_px, config.score_px, config.blocks), config.framing == "keep"
+    sizes, keep_ratio = (
+        (config.image_px, config.score_px, config.blocks),
+        config.resize == "keep-ratio",
+    )
     patches = PatchFeatures(backbone, machine, val, *sizes, keep_ratio=keep_ratio)
-    by_rate = dict(zip(config.rates, score(patches, layers)))
+    by_rate = dict(zip(config.lrs, score(patches, layers)))
     best = max(by_rate, key=lambda rate: by_rate[rate].scores["mIoU"])
     if len(by_rate) == 1:
         return by_rate[best]
@@ -77,14 +80,14 @@ def train_linear(patches: PatchFeatures, config: LinearConfig) -> list[nn.Module
     for step, (features, labels) in enumerate(batches):
         labeled |= (labels != IGNORED).any()
         if not layers:
-            for rate in config.rates:
+            for rate in config.lrs:
                 with torch.random.fork_rng(devices=[]):
                     torch.manual_seed(config.seed)
                     layer = Layer(features.shape[1], len(train.classes), moments)
                 layers.append(layer.to(device))
-                decay = config.weight_decay / len(train)
+                decay = config.weight_decay_scale / len(train)
                 optimizers.append(torch.optim.AdamW(layer.parameters(), rate, weight_decay=decay))
-        for layer, optimizer, rate in zip(layers, optimizers, config.rates):
+        for layer, optimizer, rate in zip(layers, optimizers, config.lrs):
             optimizer.param_groups[0]["lr"] = rate * (1 - step / steps) ** config.poly
             optimizer.zero_grad()
             segmentation_loss(layer(features), labels).backward()
@@ -124,7 +127,7 @@ def segmentation_loss(
 
 
 def training_crop(config: LinearConfig) -> Crop | None:
-    whole = config.framing == "squash" and config.crop is None
+    whole = config.resize == "square" and config.crop is None
     return None if whole else partial(random_crop, config=config)
 
 

@@ -123,7 +123,7 @@ def video_scores(
     objects = [number for number in np.unique(truth[0]) if number]
     if not objects:
         raise UserError(
-            "a video's first frame shows no object to track; binary masks of 0 and 255 are read by "
+            "the first frame of a video has no labeled object; for binary masks (0 and 255), pass "
             "davis16:PATH"
         )
     frames = list(zip(predicted, truth, strict=True))[1:-1]

@@ -32,7 +32,7 @@ def protocols_of(data: str, hold_out: float = 0.0) -> tuple[str, ...]:
     """
     kind = data.partition(":")[0]
     if hold_out and kind in VIDEOS:
-        raise UserError(f"--hold-out: {data} has no training split, as videos have none")
+        raise UserError(f"--hold-out: the video dataset {data} has no training split")
     if kind in (*IMAGES, *REGISTERED) or hold_out:
         return SEGMENTATION
     return ("video",) if kind in VIDEOS else (*SEGMENTATION, "video")
@@ -41,7 +41,7 @@ def protocols_of(data: str, hold_out: float = 0.0) -> tuple[str, ...]:
 def check_protocol(protocol: str, data: str, hold_out: float) -> None:
     allowed = protocols_of(data, hold_out)
     if protocol not in allowed:
-        raise UserError(f"{protocol} cannot be scored on {data}, only {', '.join(allowed)}")
+        raise UserError(f"{data} does not support {protocol}; it supports {', '.join(allowed)}")
 
 
 @dataclass(frozen=True)
@@ -51,21 +51,22 @@ class LinearConfig(Section):
 
     section = "linear"
     image_px: Count = 448
-    """Images are resized to a square of this side length."""
-    framing: Literal["squash", "keep"] = "squash"
-    """squash: resize to a square. keep: as in MMSegmentation, train on crops at random scales and
-    score whole images with a shorter side of --linear.image-px; requires --linear.crop None and
-    --linear.score-px None."""
+    """Side length of the square input; with --linear.resize keep-ratio, the shorter side."""
+    resize: Literal["square", "keep-ratio"] = "square"
+    """square: resize images to a square. keep-ratio: as in MMSegmentation, train on crops at random
+    scales and score whole images whose shorter side is --linear.image-px; requires --linear.crop
+    None and --linear.score-px None."""
     blocks: Count = 4
     """Number of ViT blocks, counted from the last, whose tokens are concatenated."""
     standardize: bool = False
     """Standardize each feature to zero mean and unit variance over the training images."""
-    rates: Annotated[tuple[float, ...], POSITIVE] = (1e-3,)
-    """Learning rates of AdamW; one layer is trained with each, and the best one is used."""
+    lrs: Annotated[tuple[float, ...], POSITIVE] = (1e-3,)
+    """Learning rates of AdamW; one layer is trained with each, and the one with the best mIoU
+    on the scored images is reported (use --hold-out to keep the validation split out of this)."""
     poly: Annotated[float, at_least(0)] = 0.0
     """Power of the learning rate's polynomial decay, (1 - step / steps)^power; 0 keeps it
     constant."""
-    weight_decay: Annotated[float, at_least(0)] = 0.0
+    weight_decay_scale: Annotated[float, at_least(0)] = 0.0
     """AdamW's weight decay is this value divided by the number of training images."""
     batch: Count = 60
     """Images per step."""
@@ -73,9 +74,9 @@ class LinearConfig(Section):
     """Number of training epochs."""
     steps: Annotated[int | None, at_least(1)] = None
     """Training steps, instead of epochs."""
-    crop: Annotated[float | None, Limit("must be in 0 … 1, 0 excluded", 1e-12, 1)] = 0.8
-    """Train on random crops of at least this fraction of the image, flipped with probability 0.5;
-    None trains on whole images, whose features are computed only once."""
+    crop: Annotated[float | None, Limit("must be greater than 0 and at most 1", 1e-12, 1)] = 0.8
+    """Train on random crops of at least this fraction of the image area, flipped with probability
+    0.5; None trains on whole images, whose features are computed only once."""
     train_px: Count = 448
     """Side length at which the loss is computed; logits are upsampled to it."""
     score_px: Annotated[int | None, at_least(1)] = 448
@@ -87,17 +88,18 @@ class LinearConfig(Section):
         super().__post_init__()
         if (self.epochs is None) == (self.steps is None):
             raise UserError(
-                "training ends after --linear.epochs or --linear.steps: give one of them, and "
-                "None for the other"
+                "pass exactly one of --linear.epochs and --linear.steps, and None for the other"
             )
-        if self.framing == "keep" and (self.crop is not None or self.score_px is not None):
-            raise UserError("--linear.framing keep needs --linear.crop and --linear.score-px None")
+        if self.resize == "keep-ratio" and (self.crop is not None or self.score_px is not None):
+            raise UserError(
+                "--linear.resize keep-ratio needs --linear.crop and --linear.score-px None"
+            )
 
 
 @dataclass(frozen=True)
 class WithinConfig(Section):
     """K-means on the features of each image separately, with clusters matched to the image's
-    classes; tokens are preprocessed as with --kmeans.on tokens."""
+    classes. Features are standardized and reduced by PCA."""
 
     section = "within"
     image_px: Count = 448
@@ -124,14 +126,14 @@ class KmeansConfig(WithinConfig):
     """pixels: cluster feature maps upsampled to --kmeans.label-px. tokens: cluster patch tokens,
     reduced by PCA."""
     clusters: Annotated[int | None, at_least(2)] = None
-    """Number of clusters; by default one per class, matched one to one. If there are more, each
-    gets its majority class."""
+    """Number of clusters; by default one per class, matched one to one. With more clusters than
+    classes, each cluster is assigned its majority class."""
 
 
 @dataclass(frozen=True)
 class InContextConfig(Section):
-    """Label each patch by its nearest neighbors among the patches of the training split, with the
-    settings of Hummingbird, except for the image size."""
+    """Label each patch by its nearest neighbors among the patches of the training split:
+    Hummingbird's protocol, with a smaller memory and images and labels of 448 px."""
 
     section = "incontext"
     image_px: Count = 448
@@ -167,11 +169,11 @@ class FewLabelConfig(InContextConfig):
     methods: tuple[Literal["linear", "incontext"], ...] = ("linear", "incontext")
     """Protocols to run. On CPUs, `incontext` takes most of the time."""
     draws: Count = 5
-    """Number of random orders of the training images. Each subset is the beginning of an order, so
-    larger subsets contain smaller ones."""
+    """Number of random draws to average over. Each draw shuffles the training images and takes the
+    first N, so larger subsets contain the smaller ones."""
     lr: Annotated[float, POSITIVE] = 1e-3
     """Learning rate of the linear layer (AdamW), on features standardized over the subset."""
-    weight_decay: Annotated[float, at_least(0)] = 10.0
+    weight_decay_scale: Annotated[float, at_least(0)] = 10.0
     """AdamW's weight decay is this value divided by the number of training images."""
     batch: Count = 32
     """Images per step; the whole subset if it is smaller."""
@@ -197,7 +199,8 @@ class FewLabelConfig(InContextConfig):
 
 @dataclass(frozen=True)
 class VideoConfig(Section):
-    """Propagate the first frame's mask through each video by DINO's protocol, as in the paper."""
+    """Propagate the first frame's mask through each video, following DINO's protocol as in the
+    paper."""
 
     section = "video"
     short_px: Count = 480
@@ -216,9 +219,9 @@ def linear_protocol(kind: str) -> LinearConfig:
     """The default configuration for a kind of data."""
     if kind == "ade20k":  # MMSegmentation's 40k schedule
         rates = (1e-3, 8e-4, 3e-4, 1e-4, 8e-5)
-        schedule: Any = {"rates": rates, "poly": 0.9, "batch": 16, "epochs": None, "steps": 40_000}
+        schedule: Any = {"lrs": rates, "poly": 0.9, "batch": 16, "epochs": None, "steps": 40_000}
         sizes: Any = {"image_px": 512, "crop": None, "train_px": 512, "score_px": None}
-        return LinearConfig(framing="keep", **schedule, **sizes)
+        return LinearConfig(resize="keep-ratio", **schedule, **sizes)
     if kind in PAPERS:
         return LinearConfig(epochs=45 if kind == "voc12" else 10)
     # Sets of some hundred images: one block, no crops, so that features are computed only once.
@@ -229,7 +232,7 @@ def linear_protocol(kind: str) -> LinearConfig:
         return small
     # Small images and networks: seconds on two cores.
     return dataclasses.replace(
-        small, image_px=96, rates=(3e-2,), poly=1.0, steps=1000, train_px=24, score_px=96
+        small, image_px=96, lrs=(3e-2,), poly=1.0, steps=1000, train_px=24, score_px=96
     )
 
 

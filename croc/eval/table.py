@@ -30,8 +30,10 @@ if TYPE_CHECKING:
 
 STOPPED = "stopped; finished results are kept, the same command resumes from here"
 RENAMED = {"standardise": "standardize", "neighbours": "neighbors", "reading": "on"}
-RENAMED |= {"best": "top_k"}
-"""Settings in older lines of results.jsonl."""
+RENAMED |= {"best": "top_k", "rates": "lrs", "framing": "resize"}
+RENAMED |= {"squash": "square", "keep": "keep-ratio"}
+RENAMED |= {"weight_decay": "weight_decay_scale"}
+"""Settings, and values of one, in older lines of results.jsonl."""
 
 
 @dataclass(frozen=True)
@@ -159,7 +161,10 @@ def plan_row(
 def cell_key(line: dict[str, Any]) -> str:
     """What determines a score, from a line of results.jsonl, which may be older than some of its
     fields: not the paths of data and weights, nor the device."""
-    config = {RENAMED.get(name, name): value for name, value in line["config"].items()}
+    config = {
+        RENAMED.get(name, name): RENAMED.get(value, value) if isinstance(value, str) else value
+        for name, value in line["config"].items()
+    }
     hashes = [line.get(name) for name in ("data_hash", "weights_hash", "network_hash")]
     parts = (config, hashes, line["machine"].get("precision"), line.get("hold_out", 0.0))
     return json.dumps([line["protocol"], *parts], sort_keys=True)

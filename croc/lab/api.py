@@ -417,7 +417,7 @@ def pretrain(
         >>> import croc
         >>> croc.pretrain("coco-vits16", data="photographs", optim={"epoch": 3})
         Traceback (most recent call last):
-        croc.errors.UserError: there is no option optim.epoch; perhaps you meant optim.epochs
+        croc.errors.UserError: unknown option optim.epoch; perhaps you meant optim.epochs
 
         A run of two steps on synthetic scenes:
 
@@ -528,7 +528,7 @@ def evaluate(
         (['mIoU', 'accuracy'], 13)
         >>> croc.evaluate("linear", weights, "scenes", step=2)
         Traceback (most recent call last):
-        croc.errors.UserError: there is no option step; perhaps you meant steps
+        croc.errors.UserError: unknown option step; perhaps you meant steps
     """
     _check_names([protocol], [*DEFAULTS, "all"], noun="protocol")
     machine = {"device": device, "precision": precision, "workers": workers, "hold_out": hold_out}
@@ -574,5 +574,5 @@ def _check_names(
     for name in names:
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)
-            hint = f"perhaps you meant {prefix}{near[0]}" if near else f"there are {known}"
-            raise UserError(f"there is no {noun} {prefix}{name}; {hint}")
+            hint = f"perhaps you meant {prefix}{near[0]}" if near else f"available: {known}"
+            raise UserError(f"unknown {noun} {prefix}{name}; {hint}")

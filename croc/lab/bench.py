@@ -68,15 +68,15 @@ def run_command(arguments: list[str]) -> None:
     recipe, *flags = arguments
     default, name = open_recipe(recipe)
     if not isinstance(default, CrocConfig):
-        raise UserError(f"croc bench measures CrOC's step, and {recipe} is another method")
+        raise UserError(f"croc bench only supports recipes of CrOC, not {recipe}")
     options = parse(BenchOptions, flags, f"croc bench {recipe}", BenchOptions(**vars(default)))
     bench, run = options.bench, options.run
     require(
         run.nodes == 1 and run.devices in ("auto", 1) and run.strategy == "ddp",
-        "croc bench measures one device: pass its share as --optim.batch, without --run.devices, "
-        "--run.nodes and --run.strategy",
+        "croc bench runs on one device: remove --run.devices, --run.nodes and --run.strategy, and "
+        "set --optim.batch to the batch size of one device",
     )
-    require(options.model.init is None, "croc bench measures with fresh weights: leave --init out")
+    require(options.model.init is None, "croc bench uses untrained weights: omit --init")
     config = CrocConfig(**{x.name: getattr(options, x.name) for x in fields(CrocConfig)})
     config = replace(config, run=replace(run, devices=1))
     source = open_source(config.data, run.seed) if config.data.root else None

@@ -92,9 +92,10 @@ class SweepConfig:
 
 @dataclass(frozen=True)
 class Sweep:
-    """Run an ablation: train every setting with every seed, evaluate and plot. All options of
-    croc pretrain RECIPE and of croc evaluate table (--linear.steps 500, --device cpu) are also
-    accepted."""
+    """Run an ablation: train every setting with every seed, evaluate and plot. Options of the
+    recipe are also accepted (except --run.folder, --run.seed, --run.devices and --run.nodes), and
+    those of croc evaluate table for protocols (--linear.steps 500), --device, --precision and
+    --workers."""
 
     sweep: SweepConfig
 
@@ -209,7 +210,7 @@ def is_number(text: str) -> bool:
 def run_sweep(recipe: str, sweep: SweepConfig, runs: Sequence[Run], evaluation: list[str]) -> bool:
     """Whether every run succeeded; all settings are checked before the first run starts."""
     if int(os.environ.get("WORLD_SIZE", 1)) > 1:
-        raise UserError("start the same command once per GPU instead of torchrun")
+        raise UserError("do not use torchrun with croc sweep: start the same command once per GPU")
     folder = Path(sweep.to)
     evaluations = folder / "evaluations"
     options, requests = read_options(

@@ -66,7 +66,9 @@ def discover(options: DiscoverOptions) -> list[str]:
     if (folder / HEAD).is_file():
         metadata, weights = read_head(folder).get("facts", {}), without_folder(options.weights)
         if metadata.get("config") != settings or metadata.get("weights") != weights:
-            raise UserError(f"{folder} has a head with other settings: choose another folder")
+            raise UserError(
+                f"{folder} contains a head made with different settings: choose another folder"
+            )
         print(f"{folder} has a head already; completing the masks", file=sys.stderr)
     else:
         make_head(options, folder, settings)

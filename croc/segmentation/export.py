@@ -102,7 +102,7 @@ def export_head(options: ExportOptions) -> str:
         "input": f"RGB in [0, 1]; height and width must be multiples of {unit} px; "
         f"trained at {segmenter.image_px} px",
         "image_px": segmenter.image_px,
-        "framing": segmenter.framing,
+        "resize": segmenter.resize,
     }
     network = ImageToClasses(segmenter).eval()
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -116,6 +116,6 @@ def export_head(options: ExportOptions) -> str:
             with quiet(), torch.no_grad():
                 program = torch.export.export(network, (example,), dynamic_shapes=dynamic)
             named = partial.with_suffix(".pt2")  # torch insists on the name's end
-            torch.export.save(program, named, extra_files={"facts.json": json.dumps(metadata)})
+            torch.export.save(program, named, extra_files={"metadata.json": json.dumps(metadata)})
             named.rename(partial)
     return f"{path}: maps images in [0, 1] to the indices of {len(segmenter.classes)} classes"

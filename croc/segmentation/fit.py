@@ -70,7 +70,7 @@ def fit_head(options: FitOptions, config: Config, is_length_chosen: bool = False
     scores, best = score_heads(patches, config_for, options.hold_out)
     config = config_for(len(data))
     if isinstance(config, LinearConfig):
-        config = replace(config, rates=(config.rates[best],))
+        config = replace(config, lrs=(config.lrs[best],))
     images = count_noun(len(data), "image")
     print(f"training on {images}", file=sys.stderr)
     head: Any = train_heads(patches, config)[0]
@@ -83,7 +83,7 @@ def fit_head(options: FitOptions, config: Config, is_length_chosen: bool = False
         default_colors(len(names)),
         config.image_px,
         config.blocks,
-        getattr(config, "framing", "squash"),
+        getattr(config, "resize", "square"),
     )
     kind, _, path = options.data.partition(":")
     metadata = {
@@ -173,7 +173,7 @@ def score_fold(
     if isinstance(config, LinearConfig) and config.score_px != config.train_px:
         source = (patches.backbone, patches.machine, patches.data)
         sizes = (config.image_px, config.score_px, config.blocks)
-        scored = PatchFeatures(*source, *sizes, keep_ratio=config.framing == "keep")
+        scored = PatchFeatures(*source, *sizes, keep_ratio=config.resize == "keep-ratio")
     return score(scored.subset(val.numbers), heads)
 
 

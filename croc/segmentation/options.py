@@ -52,15 +52,15 @@ class FitPart(Section):
     """linear: train one layer. incontext: store the labeled patches; nothing is trained."""
     hold_out: Annotated[float | None, SHARE_BELOW_ONE] = None
     """Fraction of the images to score after training on the others; the final head is then trained
-    on all images. 0 skips scoring. By default 0.2 with 50 images or more; with fewer, each half is
-    scored after training on the other."""
+    on all images. 0 skips scoring. By default 0.2 with 50 images or more, and two-fold
+    cross-validation with fewer."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FitOptions(MachineOptions, FitPart):
     """Train a segmentation head on a few labeled images, like `croc evaluate linear` or
-    `incontext`. Pixels labeled 255 are ignored. As in `croc evaluate fewlabel`, there is weight
-    decay, and with fewer than 30 images training is shorter, unless you pass --linear.steps.
+    `incontext`. Pixels labeled 255 are ignored. Like `croc evaluate fewlabel`, this uses weight
+    decay, and trains for fewer steps with fewer than 30 images (unless you pass --linear.steps).
     Defaults depend on the dataset: pass --data to see them."""
 
 
@@ -69,7 +69,7 @@ class PredictPart(Section):
     head: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="HEAD")]
     """Output folder of `croc segment fit` or `croc segment discover`."""
     images: Images
-    """Image files, and folders, which are searched recursively."""
+    """Image files or folders (searched recursively)."""
     to: str
     """Output folder for the masks: 8-bit palette PNGs whose pixel values are class indices, in the
     same subfolders as the images."""
@@ -79,8 +79,8 @@ class PredictPart(Section):
     """Also write probabilities/NAME.npz: float16, classes × rows × columns, one value per patch."""
     rle: bool = False
     """Also write masks.json: all masks in COCO's run-length encoding."""
-    edges: Literal["plain", "guided"] = "plain"
-    """plain: class scores are interpolated bilinearly. guided: they also follow the image's edges
+    upsampling: Literal["bilinear", "guided"] = "bilinear"
+    """bilinear: interpolate the class scores. guided: also follow the image's edges
     (guided filter)."""
     tile_px: Annotated[int | None, at_least(1)] = None
     """For large images: keep the resolution and segment overlapping tiles of this side length,
@@ -91,13 +91,13 @@ class PredictPart(Section):
 
 @dataclass(frozen=True, kw_only=True)
 class PredictOptions(MachineOptions, PredictPart):
-    """Write a mask for every image. The same command resumes: finished masks are kept."""
+    """Write a mask for every image. Rerun the same command to resume; finished masks are kept."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DiscoverPart(Section):
     images: Images
-    """Image files, and folders, which are searched recursively."""
+    """Image files or folders (searched recursively)."""
     weights: str
     """The backbone, as for `croc evaluate`."""
     classes: Annotated[int, at_least(2)]
@@ -143,7 +143,7 @@ def parse_fit(arguments: list[str]) -> tuple[FitOptions, LinearConfig | InContex
     flags = flag_names(arguments)
     config = default_config(kind, data_kind(arguments), flags)
     if kind == "linear":
-        config = dataclasses.replace(config, weight_decay=FewLabelConfig.weight_decay)
+        config = dataclasses.replace(config, weight_decay_scale=FewLabelConfig.weight_decay_scale)
     options = parse_options(FitOptions, {kind: config}, arguments, "croc segment fit")
     is_length_chosen = not flags.isdisjoint(("--linear.steps", "--linear.epochs"))
     return options, getattr(options, kind), is_length_chosen

@@ -55,12 +55,12 @@ class Output:
     @cached_property
     def settings(self) -> dict[str, Any]:
         """Everything that a mask depends on, except its image."""
-        sizes = ("image_px", "blocks", "framing", "colors")
+        sizes = ("image_px", "blocks", "resize", "colors")
         return {
             "format": FORMAT,
             "head": self.head,
             **{name: getattr(self.segmenter, name) for name in sizes},
-            **{name: getattr(self.options, name) for name in ("tile_px", "edges")},
+            **{name: getattr(self.options, name) for name in ("tile_px", "upsampling")},
         }
 
     @cached_property
@@ -105,7 +105,9 @@ class Output:
         except (ValueError, KeyError, TypeError):
             raise UserError(f"{settings_file} cannot be read: choose another --to") from None
         if other:
-            how = "were made with a different head" if "head" in other else "are of other images"
+            how = (
+                "were made with a different head" if "head" in other else "are for different images"
+            )
             raise UserError(f"the masks in {self.folder} {how}: choose another --to")
         self.folder.mkdir(parents=True, exist_ok=True)
         with replacing(settings_file) as partial_file:
@@ -210,7 +212,10 @@ def write_masks(files: Sequence[ImageFile], output: Output, workers: int) -> lis
     """Write the masks of these images; return those that cannot be decoded."""
     segmenter, options = output.segmenter, output.options
     failed: list[ImageFile] = []
-    keep_image, tiled = options.overlays or options.edges == "guided", options.tile_px is not None
+    keep_image, tiled = (
+        options.overlays or options.upsampling == "guided",
+        options.tile_px is not None,
+    )
     reader = Reader(files, segmenter.image_px, segmenter.unit_px, tiled, keep_image)
     items = iterate(reader, range(len(files)), workers=workers, ahead=4)
 
@@ -230,7 +235,7 @@ def write_masks(files: Sequence[ImageFile], output: Output, workers: int) -> lis
     ):
         images = score_images(readable(), segmenter, options.batch, options.tile_px)
         for loaded, scores in images:
-            if options.edges == "guided" and loaded.image is not None:
+            if options.upsampling == "guided" and loaded.image is not None:
                 classes = follow_edges(scores, loaded.image)
             else:
                 classes = argmax_upsampled(scores, loaded.size)

@@ -47,7 +47,7 @@ HEAD_SCHEMA: dict[str, Any] = {
     "colors": list[str],
     "image_px": int,
     "blocks": int,
-    "framing": Literal["squash", "keep"],
+    "resize": Literal["square", "keep-ratio"],
     "backbone": dict[str, str],
 }
 
@@ -64,8 +64,8 @@ class Segmenter:
     """RGB in 0 … 255, one per class."""
     image_px: int
     blocks: int
-    framing: Literal["squash", "keep"] = "squash"
-    """squash: images become squares of image_px. keep: their shorter side becomes image_px."""
+    resize: Literal["square", "keep-ratio"] = "square"
+    """square: images become squares of image_px. keep-ratio: their shorter side becomes that."""
 
     @property
     def kind(self) -> Literal["linear", "incontext"]:
@@ -88,7 +88,7 @@ class Segmenter:
     @property
     def unit_px(self) -> int | None:
         """The patch size if the aspect ratio is kept, else None, for `resize_image`."""
-        return self.backbone.stride_px if self.framing == "keep" else None
+        return self.backbone.stride_px if self.resize == "keep-ratio" else None
 
     def class_map(self, image: UInt8[np.ndarray, "H W 3"]) -> UInt8[np.ndarray, "H W"]:
         """The class of each pixel of an RGB image, at the image's own size."""
@@ -172,7 +172,7 @@ def save_segmenter(
         "colors": ["#{:02x}{:02x}{:02x}".format(*color) for color in segmenter.colors],
         "image_px": segmenter.image_px,
         "blocks": segmenter.blocks,
-        "framing": segmenter.framing,
+        "resize": segmenter.resize,
         "backbone": {
             "name": segmenter.backbone.name,
             "architecture": architecture(segmenter.backbone),
@@ -228,7 +228,7 @@ def load_segmenter(folder: str | Path) -> Segmenter:
     colors: Any = tuple(
         tuple(bytes.fromhex(color.removeprefix("#"))) for color in content["colors"]
     )
-    sizes = {name: content[name] for name in ("image_px", "blocks", "framing")}
+    sizes = {name: content[name] for name in ("image_px", "blocks", "resize")}
     return Segmenter(backbone, head, tuple(classes), colors, **sizes)
 
 
@@ -236,11 +236,17 @@ def read_head(folder: Path) -> dict[str, Any]:
     """head.json, checked; it may have been edited to rename classes or to change colors."""
     path = folder / HEAD
     if not path.is_file():
-        raise UserError(f"{folder} has no head: pass a folder of croc segment fit or discover")
+        raise UserError(
+            f"{folder} has no head: pass a folder written by croc segment fit or discover"
+        )
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
+        if "framing" in content:  # of an earlier version
+            content["resize"] = {"squash": "square", "keep": "keep-ratio"}[content["framing"]]
         if content["format"] != FORMAT:
-            raise ValueError(f"it has format {content['format']}, this version reads {FORMAT}")
+            raise ValueError(
+                f"it has format {content['format']}, but this version reads format {FORMAT}"
+            )
         for name, kind in HEAD_SCHEMA.items():
             typeguard.check_type(content[name], kind)
         for name, kind in (("neighbors", int), ("temperature", float)):

@@ -123,6 +123,6 @@ def use_cuda_graph(run: RunConfig, fabric: Fabric, compiled: bool) -> bool:
         return alone and compiled
     if run.cuda_graph and not alone:
         raise UserError(
-            "--run.cuda-graph True is for one process on a GPU, no fsdp; leave it at auto"
+            "--run.cuda-graph True needs a single process on a GPU, without FSDP; use auto"
         )
     return run.cuda_graph

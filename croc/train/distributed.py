@@ -55,9 +55,9 @@ def processes_and_nodes(run: RunConfig) -> tuple[int | str, int]:
     if "SLURM_NTASKS" in environment and environment.get("SLURM_JOB_NAME") not in INTERACTIVE:
         tasks, nodes = int(environment["SLURM_NTASKS"]), int(environment.get("SLURM_NNODES", 1))
         if tasks > 1 and "SLURM_STEP_ID" not in environment:
-            raise UserError(f"SLURM has {tasks} tasks, but srun did not start this: srun croc …")
+            raise UserError(f"the Slurm job has {tasks} tasks: start croc with srun (srun croc …)")
         if tasks % nodes:
-            raise UserError(f"SLURM's {tasks} tasks do not fill {nodes} nodes: --ntasks-per-node")
+            raise UserError(f"{tasks} Slurm tasks do not fill {nodes} nodes: set --ntasks-per-node")
         return tasks // nodes, nodes
     return "auto", run.nodes
 

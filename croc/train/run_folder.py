@@ -76,7 +76,7 @@ def check_run_folder(folder: Path, config: PretrainConfig) -> None:
                 changes.append(f"{flag} was {before}, now {after}")
     if changes:
         raise UserError(
-            f"{folder} is a run with other settings ({'; '.join(changes[:4])}): "
+            f"{folder} contains a run with different settings ({'; '.join(changes[:4])}): "
             "choose another --run.folder, or give the same settings to resume it"
         )
 
@@ -164,7 +164,7 @@ class TrainState:
         if state["images"] != self.images:
             raise UserError(
                 f"the run was trained on {state['images']:,} images, --data.root now has "
-                f"{self.images:,}: bring back the same data, or choose another --run.folder"
+                f"{self.images:,}: restore the original data, or choose another --run.folder"
             )
         for name, module in self.modules.items():
             current = module.state_dict()

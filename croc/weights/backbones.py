@@ -108,8 +108,8 @@ def check_fit(backbone: DenseBackbone, side_px: int, blocks: int = 1, flag: str 
         below = side_px // stride * stride
         fitting = f"{below} or {below + stride}" if below else str(stride)
         raise UserError(
-            f"{flag} of {side_px} px do not consist of {backbone.name}'s patches of {stride} px: "
-            f"{fitting} px would"
+            f"{flag} of {side_px} px: not a multiple of {backbone.name}'s patch size "
+            f"({stride} px); use {fitting} px"
         )
     if isinstance(backbone, VitBackbone) and blocks > (depth := len(backbone.vit.blocks)):
         raise UserError(f"{backbone.name} has {depth} blocks, not {blocks}: pass {depth} or fewer")

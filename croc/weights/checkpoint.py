@@ -75,7 +75,9 @@ def find_checkpoint(path: Path) -> tuple[Path, Path] | None:
     if path.is_dir():
         saved = checkpoints(path)
         if not (path / CONFIG_FILE).is_file() or not saved:
-            raise UserError(f"{path} has no run with a checkpoint: pass a folder of croc pretrain")
+            raise UserError(
+                f"{path} has no run with a checkpoint: pass a folder written by croc pretrain"
+            )
         return path, saved[-1]
     if path.suffix == ".safetensors":  # exported, perhaps into the run's own folder
         return None

@@ -42,7 +42,8 @@ class Export:
     dtype: Literal["bfloat16", "float32"] | None = None
     """Data type of the weights; by default bfloat16 for a file and float32 for a folder."""
     scores: str | None = None
-    """A results.jsonl of croc evaluate; its scores for these weights are added to the card."""
+    """A results.jsonl file written by croc evaluate; its scores for these weights are added to the
+    card."""
     license: str | None = None
     """A license note for the weights; by default the note in the exported file, if any."""
     push: str | None = None
@@ -96,7 +97,10 @@ def export(request: Export) -> tuple[Path | str, ...]:
             f"--to {request.to}: pass {', '.join(WRITERS)}, or a file that ends in .safetensors"
         )
     if kind is None and (request.folder or request.name):
-        raise UserError("--folder and --name are for folders (--to timm …); --to names the file")
+        raise UserError(
+            "--folder and --name only apply to --to timm, transformers or onnx; for a single file, "
+            "put the name in --to"
+        )
     if kind == "onnx":
         check_onnx(request.dtype)
     if request.push is not None:
@@ -105,8 +109,8 @@ def export(request: Export) -> tuple[Path | str, ...]:
     record = backbone.record
     if not isinstance(record, RunRecord):
         raise UserError(
-            f"{request.run} is not a run: pass a folder of croc pretrain, a checkpoint in it, a "
-            f"file of croc export, or a name ({bundled_hint()})"
+            f"{request.run} is not a run: pass a folder written by croc pretrain, a checkpoint in "
+            f"it, a file written by croc export, or a name ({bundled_hint()})"
         )
     vit, record = backbone.vit, replace(record, license=request.license or record.license)
     default = backbone.name.removesuffix(f"@{record.step}") if kind else file.stem

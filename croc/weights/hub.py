@@ -55,7 +55,8 @@ def check_push(repository: str) -> None:
         raise UserError(f"--push {repository}: write USER/NAME")
     if get_token() is None:
         raise UserError(
-            "--push needs a token of the hub with write access: hf auth login, or HF_TOKEN"
+            "--push needs a Hugging Face token with write access: run `hf auth login` or set "
+            "HF_TOKEN"
         )
 
 

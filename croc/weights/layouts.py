@@ -146,13 +146,13 @@ def recognize(tensors: Mapping[str, Tensor], source: str = "the file") -> Recogn
             network = timm.create_model(architecture, num_classes=0, **options)
     except (LookupError, ValueError, ArithmeticError, RuntimeError) as error:
         raise UserError(
-            f"{source} contains no plain network ({first_line(error)}): if timm has it, name it, "
-            f"timm:NAME@{source}"
+            f"cannot infer the architecture of {source} ({first_line(error)}): if it is a timm "
+            f"model, pass timm:NAME@{source}"
         ) from None
     known = network.state_dict().keys()
     for name in weights:
         if name not in known and name.startswith(parts):
-            raise UserError(f"{source} contains a {kind} that is not plain: it has {name}")
+            raise UserError(f"{source} contains a non-standard {kind}: unexpected tensor {name}")
     weights = {k: x for k, x in weights.items() if k in known and not k.endswith(COUNTERS)}
     storages = {x.untyped_storage().data_ptr(): x.untyped_storage() for x in weights.values()}
     if sum(x.nbytes for x in weights.values()) > sum(x.nbytes() for x in storages.values()):

@@ -25,7 +25,7 @@ OPSET = 18
 
 def check_onnx(dtype: str | None) -> None:
     if dtype == "bfloat16":
-        raise UserError("--dtype bfloat16: graphs of ONNX are written in float32, leave it out")
+        raise UserError("--dtype bfloat16: ONNX graphs are written in float32; omit --dtype")
     if find_spec("onnx") is None or find_spec("onnxscript") is None:
         raise UserError("--to onnx needs onnx and onnxscript: pip install 'croc[onnx]'")
 

@@ -112,8 +112,8 @@ def convert(
                 renamed[f"{prefix}{part}{dot}{kind}"] = chunk.contiguous()
     except (LookupError, ValueError, AttributeError):
         raise UserError(
-            f"{model} is none of transformers' ViTModel, Dinov2Model, Dinov2WithRegistersModel and "
-            "DINOv3ViTModel: pass --to timm or onnx"
+            f"{model} has no equivalent in transformers (supported: ViTModel, Dinov2Model, "
+            "Dinov2WithRegistersModel, DINOv3ViTModel): pass --to timm or onnx"
         ) from None
     cls = renamed["embeddings.cls_token"]
     if names is not VIT:  # for masked images: transformers' models have one

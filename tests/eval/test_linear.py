@@ -27,7 +27,7 @@ CONFIG = LinearConfig(
     batch=4,
     epochs=None,
     steps=150,
-    rates=(3e-2,),
+    lrs=(3e-2,),
     standardize=True,
     crop=None,
 )
@@ -43,7 +43,9 @@ def test_a_linear_answer_is_learned():
     assert score_of(replace(CONFIG, train_px=4, score_px=4)) == 1
     crops = replace(CONFIG, crop=0.5, image_px=64, train_px=8, score_px=8, steps=200)
     assert score_of(crops) > 0.8
-    windows = replace(CONFIG, framing="keep", image_px=32, train_px=16, score_px=None, steps=200)
+    windows = replace(
+        CONFIG, resize="keep-ratio", image_px=32, train_px=16, score_px=None, steps=200
+    )
     assert score_of(windows) > 0.7
 
 
@@ -58,14 +60,14 @@ def test_training_and_scoring_use_the_same_blocks(crop: float | None):
 def test_the_best_of_several_rates_is_reported():
     rates = (1e-9, 3e-2, 1e-10)
     report = evaluate_linear(
-        MeanColor(), Machine(), Patches(12, 0), Patches(6, 1), replace(CONFIG, rates=rates)
+        MeanColor(), Machine(), Patches(12, 0), Patches(6, 1), replace(CONFIG, lrs=rates)
     )
     by_rate = report.scores["by rate"]
     assert report.scores["best rate"] == "0.03"
     assert tuple(map(float, by_rate)) == rates
     assert report.scores["mIoU"] == max(by_rate.values())
     # Layers do not disturb each other.
-    assert by_rate["0.03"] / 100 == score_of(replace(CONFIG, rates=(3e-2,)))
+    assert by_rate["0.03"] / 100 == score_of(replace(CONFIG, lrs=(3e-2,)))
 
 
 def test_scores_at_each_image_s_own_size():
@@ -81,7 +83,7 @@ def test_rates_fall_by_the_power(monkeypatch: pytest.MonkeyPatch):
         real(self)
 
     monkeypatch.setattr(torch.optim.AdamW, "step", watched)
-    score_of(replace(CONFIG, steps=4, poly=0.9, rates=(1e-3,)))
+    score_of(replace(CONFIG, steps=4, poly=0.9, lrs=(1e-3,)))
     assert rates == pytest.approx([1e-3 * (1 - i / 4) ** 0.9 for i in range(4)])
 
 
@@ -111,7 +113,7 @@ class Ramps(Patches):
         )
 
 
-CROPS = [{"crop": 0.3}, {"framing": "keep", "score_px": None}]
+CROPS = [{"crop": 0.3}, {"resize": "keep-ratio", "score_px": None}]
 
 
 @pytest.mark.parametrize("change", CROPS)

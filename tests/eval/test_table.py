@@ -172,7 +172,7 @@ def test_each_data_set_has_its_own_defaults():
     by_place = {(column.protocol, column.data): column for column in columns}
     voc, scenes = (by_place["linear", spec].config for spec in ("voc12:x", "scenes"))
     assert (voc.steps, voc.epochs, voc.image_px, voc.blocks) == (7, None, 448, 4)
-    assert (scenes.steps, scenes.image_px, scenes.rates) == (7, 96, linear_protocol("scenes").rates)
+    assert (scenes.steps, scenes.image_px, scenes.lrs) == (7, 96, linear_protocol("scenes").lrs)
     assert by_place["video", "davis17:y"].config.short_px == 480
 
 

@@ -56,12 +56,12 @@ BAD: list[tuple[Any, tuple[Any, ...], dict[str, Any], str]] = [
     (croc.features, (IMAGE + 1.5, RANDOM), {}, "not normalized"),
     (croc.features, (Image.new("I;16", (40, 40)), RANDOM), {}, "mode I;16"),
     (croc.features, ([3], RANDOM), {}, "not int"),
-    (croc.features, (IMAGE, RANDOM), {"size_px": (16, 20)}, "20 px do not consist"),
+    (croc.features, (IMAGE, RANDOM), {"size_px": (16, 20)}, "20 px: not a multiple"),
     (croc.Run, ("no/such",), {}, "has no run"),
-    (croc.pretrain, ("demos",), {}, "no recipe demos; perhaps you meant demo"),
+    (croc.pretrain, ("demos",), {}, "unknown recipe demos; perhaps you meant demo"),
     (croc.pretrain, (PretrainConfig(),), {}, "a PretrainConfig is not a recipe"),
     (croc.pretrain, ("demo",), {"cluster": {"kstart": 3}}, "perhaps you meant cluster.k_start"),
-    (croc.pretrain, ("dino-demo",), {"cluster": {"k_start": 3}}, "there is no option cluster"),
+    (croc.pretrain, ("dino-demo",), {"cluster": {"k_start": 3}}, "unknown option cluster"),
     (croc.pretrain, ("demo",), {"optim": {"epochs": "3"}}, "optim.epochs cannot be '3'"),
     (croc.evaluate, ("liner", RANDOM, "scenes"), {}, "perhaps you meant linear"),
     (croc.evaluate, ("linear", RANDOM, "scenes"), {"step": 3}, "perhaps you meant steps"),
@@ -96,7 +96,9 @@ class Wrong(Scenes):
         return croc.LabeledImage(PIXELS, LABELS + np.uint8(200), "a")
 
 
-@pytest.mark.parametrize(("count", "fragment"), [(4, "a label is 200"), (0, "has no images")])
+@pytest.mark.parametrize(
+    ("count", "fragment"), [(4, "label 200 is out of range"), (0, "has no images")]
+)
 def test_added_data(count: int, fragment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(protocols.REGISTERED, "mine", None)  # removed again after the test
     croc.register_dataset("mine", lambda path, split: Wrong(count=count))

@@ -25,7 +25,7 @@ BAD = [
     (f"{FIT} folder:good --incontext.memory 9", "--incontext.memory"),
     (f"{FIT} folder:good --weights colors", "colors cannot be stored"),
     (f"{PREDICT} other photos --to masks", "were made with a different head"),
-    (f"{PREDICT} head photos/sub --to masks", "are of other images"),
+    (f"{PREDICT} head photos/sub --to masks", "are for different images"),
     (f"{PREDICT} head taken", "no images in"),
     (f"{PREDICT} head text.txt", "is not an image file"),
     (f"{PREDICT} head nothing", "does not exist"),

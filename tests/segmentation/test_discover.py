@@ -98,4 +98,4 @@ def test_same_command_adds_missing_masks(photos: Path, tmp_path: Path, capsys):
     assert load_segmenter(head).classes == ("road", "sky", "wall")
     capsys.readouterr()
     assert discover(photos, head, "--classes", "4") == 2
-    assert "has a head with other settings" in capsys.readouterr().err
+    assert "contains a head made with different settings" in capsys.readouterr().err

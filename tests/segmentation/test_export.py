@@ -18,11 +18,11 @@ SIZES = ((4, 4), (3, 7), (9, 2))
 
 WITHOUT_CROC = """
 import json, sys, torch
-files = {"facts.json": ""}
+files = {"metadata.json": ""}
 module = torch.export.load("head.pt2", extra_files=files).module()
 inputs = torch.load("inputs.pt")
 torch.save([module(each) for each in inputs], "outputs.pt")
-assert json.loads(files["facts.json"])["classes"] == ["class 0", "class 1", "class 2"]
+assert json.loads(files["metadata.json"])["classes"] == ["class 0", "class 1", "class 2"]
 assert "croc" not in sys.modules and "timm" not in sys.modules
 """
 

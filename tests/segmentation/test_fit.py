@@ -55,7 +55,7 @@ def facts(folder: Path) -> dict:
 
 
 def config_of(folder: Path):
-    chosen = {name: facts(folder)["config"][name] for name in ("steps", "weight_decay")}
+    chosen = {name: facts(folder)["config"][name] for name in ("steps", "weight_decay_scale")}
     return replace(linear_protocol("folder"), **CONFIG, **chosen)
 
 

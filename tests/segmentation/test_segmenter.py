@@ -113,11 +113,11 @@ def test_classes_and_colors_can_be_edited_in_head_json(saved: Path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"format": 2}, "has format 2, this version reads 1"),
+        ({"format": 2}, "has format 2, but this version reads format 1"),
         ({"classes": ["a", "b"]}, "2 classes and 3 colors, but the head has 3 classes"),
         ({"colors": ["#000000", "#0000", "#111111"]}, "colors must have the form #rrggbb"),
         ({"kind": "forest"}, "cannot be read"),
-        ({"image_px": 50}, "48 or 64 px would"),
+        ({"image_px": 50}, "use 48 or 64 px"),
         ({"blocks": 99}, "has 12 blocks, not 99"),
         ({"backbone": {"name": "other", "hash": "0"}}, "is not the backbone"),
     ],

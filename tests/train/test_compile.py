@@ -22,7 +22,7 @@ def test_no_cuda_graph_on_the_cpu():
     fabric = make_fabric(RunConfig(accelerator="cpu"))
     assert not use_cuda_graph(RunConfig(), fabric, compiled=True)
     assert not use_cuda_graph(RunConfig(cuda_graph=False), fabric, compiled=True)
-    with pytest.raises(UserError, match=r"--run\.cuda-graph True is for one process on a GPU"):
+    with pytest.raises(UserError, match=r"--run\.cuda-graph True needs a single process"):
         use_cuda_graph(RunConfig(cuda_graph=True), fabric, compiled=True)
 
 

@@ -204,7 +204,7 @@ def test_processes_and_nodes_follow_the_launcher(monkeypatch: pytest.MonkeyPatch
     assert process_number() == "5"
     for name in ("LOCAL_WORLD_SIZE", "SLURM_STEP_ID"):
         monkeypatch.delenv(name)
-    with pytest.raises(UserError, match="srun did not start this"):
+    with pytest.raises(UserError, match="start croc with srun"):
         processes_and_nodes(RunConfig())
 
 

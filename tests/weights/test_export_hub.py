@@ -286,7 +286,7 @@ def test_what_the_hub_refuses(run: Path, hub: ThreadingHTTPServer, tmp_path: Pat
     push = ["export", "mine.safetensors", "--to", "timm", "--push"]
     weights = ["show", "weights"]
     cases: list[tuple[str | None, list[str] | str, str]] = [
-        (None, [*push, "me/new"], "--push needs a token of the hub with write access"),
+        (None, [*push, "me/new"], "--push needs a Hugging Face token with write access"),
         ("hf_wrong", [*push, "me/new"], "failed, and nothing was written here: "),
         (READ_ONLY, [*push, "me/new"], "your token does not have that permission"),
         (READ_ONLY, [*push, "me/mine"], "your token does not have that permission"),

@@ -30,7 +30,7 @@ class App:
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.runs) + len(self.weights) <= 2:
-            raise UserError("name one or two networks: croc app RUN [RUN2], or --weights NAME")
+            raise UserError("pass one or two networks: croc app RUN [RUN2], or --weights NAME")
 
 
 @dataclass(frozen=True)

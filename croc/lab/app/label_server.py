@@ -173,7 +173,10 @@ class LabelServer(LocalServer):
     def start_export(self, _: object) -> dict[str, Any]:
         head = self.fit()
         if head is None or len(self.photos.sizes) + len(self.photos.skipped) < len(self.photos):
-            raise UserError("not yet: all photographs must be ready, and two classes have clicks")
+            raise UserError(
+                "cannot export yet: wait until all images are processed, and click patches of two "
+                "classes"
+            )
         if self.export_state["state"] != "running":
             self.problem, self.export_state = "", {"state": "running", "done": 0}
             self._start(partial(self._export, head, self.labels))

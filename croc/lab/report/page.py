@@ -45,14 +45,15 @@ class ShowReport:
     """Output file; by default report.html, in the run folder or, for several runs, in the current
     directory."""
     scores: tuple[str, ...] = ()
-    """Additional results.jsonl files of croc evaluate; those in the run folders are always read."""
+    """Additional results.jsonl files written by croc evaluate; RUN/evaluations/results.jsonl is
+    always read."""
 
 
 def run_command(arguments: list[str]) -> None:
     """Write the page and print its path."""
     options = parse(ShowReport, arguments, "croc show report")
     if not options.runs:
-        raise UserError("name a run's folder: croc show report RUN")
+        raise UserError("pass at least one run folder: croc show report RUN")
     folders = [Path(run) for run in options.runs]
     to = Path(options.to or (folders[0] / FILE if len(folders) == 1 else FILE))
     print(write_report(folders, to, [Path(file) for file in options.scores]))
@@ -264,7 +265,7 @@ def find_scores(runs: Sequence[Run], files: Sequence[Path]) -> list[dict[str, An
     for path, index in by_run + [(path, None) for path in files]:
         lines = read_lines(path) if path.is_file() else []
         if index is None and not (lines and all("scores" in line for line in lines)):
-            raise UserError(f"--scores {path} is not a results.jsonl of croc evaluate")
+            raise UserError(f"--scores {path} was not written by croc evaluate")
         for line in lines:
             fields = ("protocol", "data", "weights_hash", "config", "hold_out", "weights")
             identity = json.dumps([line.get(name) for name in fields], sort_keys=True)

@@ -127,7 +127,9 @@ def views_of(look: Look, options: ShowClusters) -> list[tuple[Views, Int64[Tenso
         readable = read_images(source, range(len(source)))
         pictures = [image for _, image in islice(readable, IMAGES)]
     if not pictures:
-        raise UserError("no image in the run's data can be decoded: name some photographs")
+        raise UserError(
+            "no image in the run's data can be decoded: pass images on the command line"
+        )
     if options.whole:
         side_px = options.image_px or 2 * config.views.size_px
         views = [whole_view(picture, side_px, patch_px) for picture in pictures]

@@ -58,9 +58,9 @@ def look_at_run(run: Path, step: int | None = None) -> Look:
     paths = checkpoints(run)
     path = paths[-1] if paths and step is None else checkpoint_path(run, step or 0)
     if path not in paths:
-        steps = ", ".join(["0", *(str(step_of(path)) for path in paths)])
+        steps = ", ".join(["0 (untrained)", *(str(step_of(path)) for path in paths)])
         of_step = "" if step is None else f" of step {step}"
-        raise UserError(f"{run} has no checkpoint{of_step}, only of {steps} (untrained)")
+        raise UserError(f"{run} has no checkpoint{of_step}, only of {steps}")
     backbone, config, record = open_run(run, path)
     return Look(f"{title}, step {record.step:,}", config, backbone, run)
 
@@ -75,8 +75,8 @@ def look_at_weights(spec: str) -> Look:
     record = read_record(path) if path.is_file() else None
     if not isinstance(record, RunRecord):
         raise UserError(
-            f"--weights {spec}: give a file of croc export, random:NAME or bundled weights "
-            f"({bundled_hint()}); a run's folder goes without --weights"
+            f"--weights {spec}: pass a file written by croc export, random:NAME or bundled "
+            f"weights ({bundled_hint()}); a run folder is passed without --weights"
         )
     config, _ = parse_config(record.config, f"the metadata of {path}")
     return Look(path.stem, config, build_recorded(path, record))
