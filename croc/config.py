@@ -398,7 +398,7 @@ class OptimConfig(Section):
 @dataclass(frozen=True)
 class RunConfig(Section):
     """How the run is executed. Only --run.seed, --run.precision and --run.stop-after-steps change
-    the result by more than rounding; with `released` clustering, the number of processes also does."""
+    the result by more than rounding, and with `released` clustering the number of processes."""
 
     section = "run"
     folder: str | None = None
