@@ -1,7 +1,7 @@
 """Scores on the training split, for model selection: cross-validated linear, K-means.
 
     python -m benchmarks.folds --weights RUN random:vit_small_patch16_224 \\
-        --data coco-things-mini:FILE idd-lite:FILE --most 351
+        --data coco-things-mini:FILE idd-lite:FILE --max-images 351
 
 `croc evaluate --hold-out` scores a share of the training split, which is imprecise if it has only
 a few hundred images. Here every image is scored once, by a layer trained on the other folds.
@@ -70,7 +70,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seeds", type=int, default=15, help="of K-means")
     parser.add_argument("--steps", type=int, help="of a linear layer; default: the dataset's")
     parser.add_argument("--image-px", type=int, help="side of the images; default: the dataset's")
-    parser.add_argument("--most", type=int, help="images per dataset, chosen by a hash of the name")
+    parser.add_argument(
+        "--max-images", type=int, help="images per dataset, chosen by a hash of the name"
+    )
     options = parser.parse_args(arguments)
     for weights in options.weights:
         for data in options.data:
@@ -86,8 +88,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             backbone = open_backbone(weights, linear.image_px)
             backbone.to(machine.device, machine.precision)
             part = open_segmentation(data, "train", alone=True)
-            if options.most and options.most < len(part):
-                part = split_training(part, options.most / len(part))["val"]
+            if options.max_images and options.max_images < len(part):
+                part = split_training(part, options.max_images / len(part))["val"]
             scores = score(backbone, part, linear, kmeans, options.folds, machine)
             record = {"weights": weights, "data": kind, "images": len(part)}
             rounded = {name: round(value, 2) for name, value in scores.items()}

@@ -268,7 +268,7 @@ class ClusterConfig(Section):
     """Number of Sinkhorn iterations; each normalizes rows, then columns."""
     saliency: Literal["attention", "uniform"] = "attention"
     """The weight of each token: its CLS attention, as in the paper, or the same for all. Initial
-    centroids are drawn by it, and clusters are balanced by it."""
+    centroids are sampled in proportion to it, and clusters are balanced by total weight."""
     sizes: Literal["balanced", "free"] = "balanced"
     """balanced: clusters have nearly equal total weights, as in the paper. free: each token goes to
     the centroids with the lowest cost."""
@@ -397,8 +397,9 @@ class OptimConfig(Section):
 
 @dataclass(frozen=True)
 class RunConfig(Section):
-    """How the run is executed. Only --run.seed, --run.precision and --run.stop-after-steps change
-    the result by more than rounding, and with `released` clustering the number of processes."""
+    """How the run is executed. Only --run.seed, --run.precision and --run.stop-after-steps (and,
+    with `released` clustering, the number of processes) change the result by more than rounding
+    error."""
 
     section = "run"
     folder: str | None = None

@@ -92,9 +92,9 @@ class SweepConfig:
 
 @dataclass(frozen=True)
 class Sweep:
-    """Run an ablation: train every setting with every seed, evaluate and plot. Options of the
-    recipe are also accepted (except --run.folder, --run.seed, --run.devices and --run.nodes), and
-    those of croc evaluate table for protocols (--linear.steps 500), --device, --precision and
+    """Run an ablation: train every setting with every seed, evaluate and plot. Also accepts
+    the recipe's options (except --run.folder, --run.seed, --run.devices and --run.nodes), and from
+    croc evaluate table: protocol options such as --linear.steps 500, --device, --precision and
     --workers."""
 
     sweep: SweepConfig

@@ -45,10 +45,11 @@ class Export:
     """A results.jsonl file written by croc evaluate; its scores for these weights are added to the
     card."""
     license: str | None = None
-    """A license note for the weights; by default the note in the exported file, if any."""
+    """A license note for the weights; by default, the note stored in the file
+    being exported, if any."""
     push: str | None = None
-    """USER/NAME: upload the export and its card to this repository on the Hugging Face hub, from
-    where --weights hf:USER/NAME loads it. A new repository is private."""
+    """USER/NAME: upload the export and its card to this repository on the Hugging Face Hub;
+    load it with --weights hf:USER/NAME. A new repository is private."""
     public: bool = False
     """With --push: make a new repository public."""
 

@@ -68,7 +68,7 @@ def test_each_image_is_scored_by_a_layer_that_has_not_seen_it():
 
 
 def test_folds(capsys: pytest.CaptureFixture[str]):
-    options = "--data scenes --image-px 32 --steps 5 --seeds 2 --most 9 --folds 3"
+    options = "--data scenes --image-px 32 --steps 5 --seeds 2 --max-images 9 --folds 3"
     folds.main(["--weights", TINY_VIT, *options.split()])
     record = json.loads(capsys.readouterr().out)
     assert (record["weights"], record["data"], record["images"]) == (TINY_VIT, "scenes", 9)
