@@ -135,6 +135,8 @@ def print_recipes(command: str) -> None:
     for name, recipe in RECIPES.items():
         print(f"  {name:18}{(recipe.__doc__ or '').splitlines()[0]}")
     print(f"\nOptions of a recipe: croc {command} RECIPE --help")
+    if command == "pretrain":
+        print("Add --dry-run to estimate time, memory and disk space instead of training.")
 
 
 def run_module(module: str, *arguments: Any) -> bool | None:

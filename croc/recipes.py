@@ -116,7 +116,7 @@ def coco_20min() -> CrocConfig:
 
 
 def posttrain() -> CrocConfig:
-    """Any pretrained ViT, adapted to a folder of 1,000 to 10,000 images, on one GPU.
+    """Any pretrained ViT (--init), adapted to 1,000 to 10,000 images, on one GPU.
 
     croc pretrain posttrain --init timm:vit_small_patch14_dinov2.lvd142m --data.root ~/Pictures
     croc pretrain posttrain --init coco-20min --data.root ~/Pictures
