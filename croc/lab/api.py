@@ -459,9 +459,9 @@ def pretrain(
     if isinstance(recipe, str) and config.model.init is not None:
         passed = {f"{section}.{option}" for section in sections for option in sections[section]}
         config = follow_init(config, name, {option.replace("_", "-") for option in passed})
-    from lightning_fabric.utilities import imports
+    from croc import fabric
 
-    if config.run.devices == "auto" and imports._IS_INTERACTIVE:  # Lightning refuses more there
+    if config.run.devices == "auto" and fabric.IS_INTERACTIVE:  # Lightning refuses more there
         config = dataclasses.replace(config, run=dataclasses.replace(config.run, devices=1))
     from croc.lab.report.hook import ReportHook
     from croc.train.loop import pretrain as train

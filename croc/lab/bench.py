@@ -16,7 +16,6 @@ from typing import Annotated, Any
 
 import torch
 import torch.nn.functional as F
-from lightning_fabric import Fabric
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
@@ -25,6 +24,7 @@ from croc.config import CrocConfig, Section, at_least, parse, require
 from croc.data.loader import batch_indices, make_loader, worker_count
 from croc.data.sources import ImageSource, open_source
 from croc.errors import UserError
+from croc.fabric import Fabric
 from croc.io import gpu_versions, hardware, replacing
 from croc.method.profiling import Stopwatch
 from croc.method.randomness import sample_key

@@ -11,11 +11,10 @@ from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int64
-from lightning_fabric import Fabric
-from lightning_fabric.wrappers import _FabricModule
 from torch import Tensor, nn
 
 from croc.config import ClusterConfig, CrocConfig, DinoConfig, DistillationConfig, require
+from croc.fabric import Fabric, FabricModule
 from croc.method.backbone import Backbone
 from croc.method.clustering.join_split import check_k_start, cluster, pool, softness
 from croc.method.distributed import (
@@ -202,7 +201,7 @@ class Croc:
         self.anchor_weight.fill_(cosine(start, end, schedule.step, schedule.total_steps))
 
     def compute_gradients(
-        self, fabric: Fabric, student: _FabricModule, canvases: Canvases
+        self, fabric: Fabric, student: FabricModule, canvases: Canvases
     ) -> dict[str, Tensor]:
         """Compute the gradients of one step, left in the student's parameters; return the metrics.
 

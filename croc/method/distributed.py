@@ -12,13 +12,12 @@ from typing import Any, cast
 
 import torch
 import torch.distributed as dist
-from lightning_fabric import Fabric
-from lightning_fabric.strategies.model_parallel import ModelParallelStrategy
-from lightning_fabric.wrappers import _FabricModule
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor, distribute_tensor
+
+from croc.fabric import Fabric, FabricModule, ModelParallelStrategy
 
 TEACHER_CALLS = {"backbone": ("forward_tokens",), "head": ("images", "clusters")}
 """Methods of the teacher's modules, besides `forward`, that need gathered parameters."""
@@ -71,7 +70,7 @@ def fetch(metrics: dict[str, Tensor]) -> dict[str, float]:
 
 
 def skip_gradient_sync(
-    fabric: Fabric, student: _FabricModule, is_last: bool
+    fabric: Fabric, student: FabricModule, is_last: bool
 ) -> AbstractContextManager[None]:
     """Do not all-reduce gradients before the last micro-batch (not with FSDP, where they would have
     to stay unsharded)."""

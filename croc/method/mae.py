@@ -6,12 +6,11 @@ from typing import Any
 import torch
 from einops import rearrange
 from jaxtyping import Bool, Float, Int64
-from lightning_fabric import Fabric
-from lightning_fabric.wrappers import _FabricModule
 from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 
 from croc.config import DecoderConfig, MaeConfig, require
+from croc.fabric import Fabric, FabricModule
 from croc.kernels.layers import replace_layers
 from croc.method.backbone import (
     WHOLE_GRID,
@@ -121,7 +120,7 @@ class Mae:
         """The loss has no schedule."""
 
     def compute_gradients(
-        self, fabric: Fabric, student: _FabricModule, canvases: Canvases
+        self, fabric: Fabric, student: FabricModule, canvases: Canvases
     ) -> dict[str, Tensor]:
         images = len(canvases.sample_keys) * process_count()
         micro_batches = list(canvases.split(self.micro_batch_size))

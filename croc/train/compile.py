@@ -10,11 +10,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from lightning_fabric import Fabric
 from torch import Tensor, nn
 
 from croc.config import RunConfig
 from croc.errors import UserError
+from croc.fabric import Fabric
 from croc.method.backbone import Backbone
 from croc.method.croc import Croc, Network
 from croc.method.heads import ImageHead, ProjectionHead

@@ -7,14 +7,10 @@ from importlib.util import find_spec
 from typing import Any
 
 import torch
-from lightning_fabric import Fabric
-from lightning_fabric.plugins import MixedPrecision
-from lightning_fabric.strategies.ddp import DDPStrategy
-from lightning_fabric.strategies.model_parallel import ModelParallelStrategy
-from lightning_fabric.strategies.strategy import Strategy
 
 from croc.config import RunConfig
 from croc.errors import UserError
+from croc.fabric import DDPStrategy, Fabric, MixedPrecision, ModelParallelStrategy, Strategy
 from croc.method.distributed import any_process, shard_student, sum_over_processes
 
 INTERACTIVE = ("bash", "interactive")

@@ -26,13 +26,13 @@ import torch
 import torch.nn.functional as F
 from einops import rearrange
 from jaxtyping import Float, Float16
-from lightning_fabric import Fabric
 from torch import Tensor
 
 from croc.config import ClusterConfig, CrocConfig, PretrainConfig
 from croc.data.decode import downscale_image, place_on_canvas
 from croc.data.loader import epoch_order
 from croc.data.sources import ImageSource, read_images
+from croc.fabric import Fabric
 from croc.io import replacing
 from croc.method.backbone import Backbone
 from croc.method.croc import cluster_tokens

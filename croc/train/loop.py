@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lightning_fabric import Fabric
-from lightning_fabric.strategies.model_parallel import ModelParallelStrategy
 from torch import Tensor
 
 from croc.config import DinoConfig, MaeConfig, OptimConfig, PretrainConfig, require
 from croc.data.loader import batch_indices, make_loader, steps_per_epoch, worker_count
 from croc.data.sources import ImageSource, open_source
 from croc.errors import Interrupted, LostPeerError, UserError
+from croc.fabric import Fabric, ModelParallelStrategy
 from croc.io import read_gauges
 from croc.kernels import use_kernels
 from croc.method.croc import Croc

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lightning_fabric import Fabric
 from torch import nn
 
 from croc.config import (
@@ -25,6 +24,7 @@ from croc.config import (
     write_config,
 )
 from croc.errors import UserError
+from croc.fabric import Fabric
 from croc.io import replacing, try_lock
 from croc.method.distributed import full_state, shard_like, union_over_processes
 from croc.signals import is_first_process

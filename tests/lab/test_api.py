@@ -209,7 +209,7 @@ class TestPretrain:
             "croc.train.loop.pretrain", lambda config, *_: configs.append(config) or run.folder
         )
         for interactive, devices in ((True, "auto"), (True, 2), (False, "auto")):
-            monkeypatch.setattr("lightning_fabric.utilities.imports._IS_INTERACTIVE", interactive)
+            monkeypatch.setattr("croc.fabric.IS_INTERACTIVE", interactive)
             croc.pretrain("demo", run={"devices": devices})
         assert [config.run.devices for config in configs] == [1, 2, "auto"]
 

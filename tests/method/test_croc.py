@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from lightning_fabric import Fabric
 from torch import Tensor
 
 import croc.method.croc as step_module
 from croc.config import CrocConfig, DinoConfig, PretrainConfig, RunConfig
 from croc.data.loader import make_loader
 from croc.data.sources import open_source
+from croc.fabric import Fabric
 from croc.method.croc import Croc
 from croc.method.masking import draw_mask
 from croc.method.types import Canvases, ScheduleState

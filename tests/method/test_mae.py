@@ -4,8 +4,8 @@ import math
 
 import numpy as np
 import torch
-from lightning_fabric import Fabric
 
+from croc.fabric import Fabric
 from croc.method.backbone import sincos_positions
 from croc.method.mae import Mae, MaeNetwork, draw_mask, reconstruction_error
 from croc.method.views import make_views

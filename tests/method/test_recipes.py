@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from lightning_fabric import Fabric
 
 from croc.config import DinoConfig, MaeConfig, PretrainConfig
+from croc.fabric import Fabric
 from croc.recipes import RECIPES
 from croc.train.loop import Trainer, schedule_at
 from tests.method.test_croc import make_canvases
