@@ -1,5 +1,6 @@
 """The command line. Heavy modules are imported only by the command that needs them."""
 
+import difflib
 import importlib
 import os
 import re
@@ -126,8 +127,11 @@ def _run(arguments: list[str]) -> None:
             if command(arguments[len(words) :]) is False:
                 sys.exit(1)
             return
-    known = ", ".join(" ".join(words) for words in COMMANDS)
-    raise UserError(f"unknown command {' '.join(arguments[:2])!r}; available commands: {known}")
+    known = [" ".join(words) for words in COMMANDS]
+    name = " ".join(arguments[: 2 if group else 1])
+    near = difflib.get_close_matches(name, known, n=2)
+    hint = f"did you mean {' or '.join(near)}?" if near else f"available: {', '.join(known)}"
+    raise UserError(f"unknown command {name!r}; {hint}")
 
 
 def print_recipes(command: str) -> None:

@@ -665,11 +665,15 @@ def option_names(arguments: Sequence[str]) -> set[str]:
 
 
 def _first_sentence(box: str) -> str:
-    """The first part of tyro's boxed error message and, if there is one, its suggestion.
+    """The first part of tyro's boxed error message, or the part about unknown options, which are
+    often the misspelled names of missing ones; and, if there is one, its suggestion.
 
-    Rules separate the parts below the title; on a terminal with only ASCII, the title too.
+    Rules separate the parts below the title; on a terminal with only ASCII, the title too. What is
+    missing is listed with its help, which is indented further.
     """
-    lines = [line.strip("│╭╮╰╯|+ ") for line in box.splitlines()[1:]]
+    lines = [line for line in box.splitlines()[1:] if not re.match(r"[│ ] {9}", line)]
+    lines = [line.strip("│╭╮╰╯|+ ") for line in lines]
     parts = "\n".join("" if not line.strip("─-") else line for line in lines).strip().split("\n\n")
+    first = next((part for part in parts if part.startswith("Unrecognized")), parts[0])
     near = re.search(r"Perhaps you meant:\s+(\S+)", box.replace("│", ""))
-    return parts[0] + (f"; perhaps you meant {near[1]}" if near else "")
+    return first + (f"; perhaps you meant {near[1]}" if near else "")

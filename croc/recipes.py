@@ -1,5 +1,6 @@
 """Named configurations. Each docstring gives the command and known results."""
 
+import difflib
 from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
@@ -295,4 +296,6 @@ def open_recipe(name: str) -> tuple[PretrainConfig, str]:
     if name.endswith(".json"):
         config, recipe = read_config(Path(name))
         return replace(config, run=replace(config.run, folder=str(Path(name).parent))), recipe
-    raise UserError(f"unknown recipe {name!r}; available recipes: {', '.join(RECIPES)}")
+    near = difflib.get_close_matches(name, RECIPES, n=2)
+    hint = f"did you mean {' or '.join(near)}?" if near else f"available: {', '.join(RECIPES)}"
+    raise UserError(f"unknown recipe {name!r}; {hint}")

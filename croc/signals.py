@@ -37,13 +37,15 @@ def catch_signals() -> Iterator[list[int]]:
         restore()
 
 
-NAMES = ("RANK", "SLURM_PROCID", "LOCAL_RANK")
-"""Set by torchrun, srun, and Lightning's own launcher."""
-
-
 def process_number() -> str:
     """By the launcher's environment variables, without torch or a process group."""
-    return next((os.environ[name] for name in NAMES if name in os.environ), "0")
+    if "RANK" in os.environ:  # torchrun
+        return os.environ["RANK"]
+    if "SLURM_PROCID" in os.environ and "LOCAL_RANK" not in os.environ:  # srun
+        return os.environ["SLURM_PROCID"]
+    # Lightning's own launcher, perhaps in an interactive SLURM shell.
+    node, local = (os.environ.get(name, "0") for name in ("NODE_RANK", "LOCAL_RANK"))
+    return local if node == "0" else f"{node}.{local}"
 
 
 def is_first_process() -> bool:

@@ -1,6 +1,7 @@
 """From the bytes of an image file to downscaled RGB pixels: an array, or UndecodableImage."""
 
 import contextlib
+import errno
 import io
 import warnings
 from collections.abc import Callable, Iterator
@@ -19,7 +20,8 @@ IMAGE_EXTENSIONS = ("jpg", "jpeg", "png", "webp", "bmp", "tif", "tiff", "gif", "
 _FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF", "PPM")
 # A small file can claim any size. A baseline JPEG is decoded row by row; other formats are
 # completely in memory (4 bytes per pixel and worker), and Pillow's WebP keeps three copies.
-_MAX_MEGAPIXELS, _MAX_WHOLE_MEGAPIXELS, _MAX_WEBP_MEGAPIXELS = 200, 128, 48
+# Pillow opens nothing above 178.9 megapixels.
+_MAX_MEGAPIXELS, _MAX_WHOLE_MEGAPIXELS, _MAX_WEBP_MEGAPIXELS = 178, 128, 48
 # Large images are first reduced by whole factors, to no less than GAP times the final size, so
 # that the final pixels come from the bicubic filter and not from blocks.
 GAP = 2
@@ -32,8 +34,12 @@ Extent = tuple[float | int, float | int]  # the same, perhaps with a fraction of
 Stream = io.BytesIO | io.BufferedReader
 
 
+STORAGE_ERRORS = {errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EMFILE, errno.ENFILE}
+"""Of an `OSError`: faults of a disk or a network file system, which may pass."""
+
+
 class UndecodableImage(Exception):  # noqa: N818, reads better where it is caught
-    """The only exception that reading an image raises."""
+    """The only exception that reading an image raises, apart from faults of the storage."""
 
 
 def decode_image(data: bytes | Stream, canvas_px: int) -> UInt8[np.ndarray, "h w 3"]:
@@ -56,6 +62,8 @@ def decode_image(data: bytes | Stream, canvas_px: int) -> UInt8[np.ndarray, "h w
     except UnidentifiedImageError as error:
         raise UndecodableImage("not an image") from error
     except Exception as error:  # on broken files Pillow raises nearly every type there is
+        if isinstance(error, OSError) and error.errno in STORAGE_ERRORS:
+            raise
         raise UndecodableImage(f"{type(error).__name__}: {error}") from error
 
 

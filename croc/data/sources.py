@@ -6,11 +6,12 @@ import os
 import re
 import sys
 import tarfile
+import time
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate, groupby
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 from jaxtyping import UInt8
@@ -18,6 +19,7 @@ from jaxtyping import UInt8
 from croc.config import DataConfig
 from croc.data.decode import (
     IMAGE_EXTENSIONS,
+    STORAGE_ERRORS,
     UndecodableImage,
     decode_image,
     downscale_image,
@@ -26,7 +28,10 @@ from croc.data.scenes import make_scene
 from croc.errors import UserError
 from croc.signals import is_first_process
 
+Item = TypeVar("Item")
 SCENE_PX = 96
+PAUSES_S = (1, 5, 25)
+"""Before an image is read again after a fault of the storage."""
 PACK_FORMAT = 1
 _SUFFIXES = tuple(f".{extension}".encode() for extension in IMAGE_EXTENSIONS)
 # A member is read in one piece; the largest image that is decoded has about this size uncompressed.
@@ -122,11 +127,25 @@ class FolderSource:
         return printable(self._paths[index])
 
     def read(self, index: int) -> UInt8[np.ndarray, "h w 3"]:
-        try:
+        def read() -> UInt8[np.ndarray, "h w 3"]:
             with open(self._paths[index], "rb") as stream:
                 return decode_image(stream, self.canvas_px)
+
+        return _patiently(read)
+
+
+def _patiently(read: Callable[[], Item]) -> Item:
+    """Read again after a fault of the storage, such as a stale handle of a network file system:
+    else good files would be taken for broken ones."""
+    pauses = iter(PAUSES_S)
+    while True:
+        try:
+            return read()
         except OSError as error:
-            raise UndecodableImage(f"cannot be read: {error.strerror}") from error
+            pause = next(pauses, None) if error.errno in STORAGE_ERRORS else None
+            if pause is None:
+                raise UndecodableImage(f"cannot be read: {error.strerror}") from error
+            time.sleep(pause)
 
 
 def _list_images(folder: str) -> list[bytes]:
@@ -201,13 +220,13 @@ class ShardSource:
         shard, offset, size = self._places[index].tolist()
         if size > _MAX_MEMBER_BYTES:
             raise UndecodableImage(f"too large: {size:,} bytes")
-        try:
+
+        def read() -> bytes:
             with open(self._shards[shard], "rb") as file:
                 file.seek(offset)
-                data = file.read(size)
-        except OSError as error:
-            raise UndecodableImage(f"cannot be read: {error.strerror}") from error
-        return decode_image(data, self.canvas_px)
+                return file.read(size)
+
+        return decode_image(_patiently(read), self.canvas_px)
 
 
 def expand_braces(text: str) -> list[str]:

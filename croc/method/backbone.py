@@ -146,7 +146,7 @@ class Backbone(nn.Module):
         for number, block in enumerate(self.vit.blocks[:stop]):
             options = self._block_options(rope, number)
             if self._recomputes and self.training and torch.is_grad_enabled():
-                x = checkpoint(block, x, use_reentrant=False, **options)
+                x = checkpoint(block, x, use_reentrant=False, preserve_rng_state=False, **options)
             else:
                 x = block(x, **options)
         return x

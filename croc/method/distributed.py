@@ -95,6 +95,7 @@ def shard_teacher(teacher: nn.Module, mesh: DeviceMesh) -> None:
         for call in calls:
             if hasattr(part, call):
                 register_fsdp_forward_method(part, call)
+    fully_shard(teacher, mesh=mesh["data_parallel"])  # the mask token
 
 
 def _shard_blocks(network: nn.Module, mesh: DeviceMesh) -> None:

@@ -23,7 +23,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from croc.io import replacing
+from croc.io import read_lines, replacing
 
 TIMINGS = {"images_per_s", "seconds"}
 
@@ -118,19 +118,11 @@ def finite_or_none(values: dict[str, float]) -> dict[str, float | None]:
 
 
 def _drop_lines_after(path: Path, step: int) -> None:
-    """Drop lines that a resumed run will log again, and a last line that was cut off."""
-    if not path.exists():
-        return
-    lines = []
-    for line in path.read_text().splitlines():
-        try:
-            if json.loads(line)["step"] > step:
-                break
-        except (ValueError, KeyError, TypeError):
-            break
-        lines.append(line + "\n")
-    with replacing(path) as partial:
-        partial.write_text("".join(lines))
+    """Drop lines that a resumed run will log again, and lines that were cut off."""
+    if path.exists():
+        kept = [line for line in read_lines(path) if line.get("step", step + 1) <= step]
+        with replacing(path) as partial:
+            partial.write_text("".join(json.dumps(line) + "\n" for line in kept))
 
 
 class TensorBoard:

@@ -114,15 +114,18 @@ def train(
         workers=worker_count(config.data, processes_here(fabric, run)),
         device=fabric.device,
     )
+    is_first = fabric.is_global_zero
     with (
-        claim_folder(folder, config, recipe, existing),
-        RunLog(folder, state.step, last_step, writes=fabric.is_global_zero) as log,
+        claim_folder(folder, config, recipe, existing) if is_first else contextlib.nullcontext(),
+        RunLog(folder, state.step, last_step, writes=is_first) as log,
         contextlib.closing(loader),
         catch_signals() as signals,
     ):
         verb = f"resumes from step {state.step}" if state.step else "starts"
         devices = f"{fabric.world_size} × {fabric.device.type}"
         images = f"{len(source):,} images (first: {source.name(0)})"
+        if state.step >= last_step:
+            verb = "has already finished"
         log.say(f"{folder}: {verb}, {last_step} steps in total, on {devices}; {images}")
         if trainer.origin:
             log.say(f"backbone initialized from {trainer.origin}; heads start from scratch")

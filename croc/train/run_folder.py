@@ -27,7 +27,6 @@ from croc.errors import UserError
 from croc.fabric import Fabric
 from croc.io import replacing, try_lock
 from croc.method.distributed import full_state, shard_like, union_over_processes
-from croc.signals import is_first_process
 from croc.weights.checkpoint import FORMAT, checkpoint_path, checkpoints, step_of
 from croc.weights.checksum import seal_zip
 
@@ -41,6 +40,8 @@ CHANGEABLE = {
 """Options that may change when a run is resumed: how it is executed, and where the data is."""
 KEPT = 2
 """Number of most recent checkpoints that are kept."""
+ALWAYS_ALLOWED = 3
+"""Files that may fail to decode, however few images there are; none if no share is allowed."""
 NAMES_SHOWN = 20
 """Number of files that are named if too many cannot be decoded."""
 
@@ -85,11 +86,8 @@ def check_run_folder(folder: Path, config: PretrainConfig) -> None:
 def claim_folder(
     folder: Path, config: PretrainConfig, recipe: str, existing: list[Path]
 ) -> Iterator[None]:
-    """Lock the run folder, so that no other run uses it, and write config.json. Of several
-    processes, the first one does this. `existing` are the checkpoints found before."""
-    if not is_first_process():
-        yield
-        return
+    """Lock the run folder, so that no other run uses it, and write config.json. `existing` are the
+    checkpoints found before."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / LOCK).open("a+") as file:
         if not try_lock(file):
@@ -123,12 +121,14 @@ class FailedFiles:
     def check(self, seen: int, count: int, max_share: float) -> None:
         """End the run if too many fail, once enough images have been read to tell."""
         seen, names = min(seen, count), self.names
-        if seen < min(100, count) or len(names) <= max_share * seen:
+        enough = 10 / max_share if max_share else 100  # a few in the first batch are just bad luck
+        allowed = max(max_share * seen, ALWAYS_ALLOWED) if max_share else 0
+        if seen < min(enough, count) or len(names) <= allowed:
             return
         more = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
         raise UserError(
             f"{len(names)} of {seen} images cannot be decoded, more than "
-            f"--data.max-corrupt-fraction {max_share:g} allows: "
+            f"--data.max-corrupt-fraction {max_share:g} allows; delete them or raise it: "
             f"{', '.join(names[:NAMES_SHOWN])}{more}"
         )
 

@@ -1,12 +1,15 @@
+import errno
+import io
 import os
 import pickle
 from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from croc.config import DataConfig
-from croc.data.decode import UndecodableImage
+from croc.data.decode import UndecodableImage, decode_image
 from croc.data.pack import pack
 from croc.data.sources import (
     FolderSource,
@@ -18,6 +21,8 @@ from croc.data.sources import (
 )
 
 from .pictures import encode, noise, write, write_tar
+
+STALE = OSError(errno.ESTALE, "Stale file handle")
 
 
 def names(source: ImageSource) -> list[str]:
@@ -91,6 +96,33 @@ def test_unreadable_subfolder_is_left_out_and_deleted_file_undecodable(tree, mon
     (tree / "B.Bmp").unlink()
     with pytest.raises(UndecodableImage, match="No such file"):
         source.read(0)
+
+
+def test_images_are_read_again_after_a_fault_of_the_storage(tree, tmp_path, monkeypatch):
+    """A stale handle of a network file system, when a file is opened or read."""
+    write_tar(tmp_path / "s.tar", {"a.png": encode(noise(3, 3))})
+    monkeypatch.setattr("croc.data.sources.PAUSES_S", (0, 0))
+    faults: list[OSError] = []
+
+    def faulty(*arguments, **_):
+        if faults:
+            raise faults.pop()
+        return open(*arguments)
+
+    for source in (FolderSource([str(tree)], 32), ShardSource([str(tmp_path / "s.tar")], 32)):
+        expected = source.read(0)
+        with monkeypatch.context() as patch:
+            patch.setattr("croc.data.sources.open", faulty, raising=False)
+            faults += [STALE] * 2
+            np.testing.assert_array_equal(source.read(0), expected)
+            faults += [STALE] * 3
+            with pytest.raises(UndecodableImage, match="Stale file handle"):
+                source.read(0)
+    faults.append(STALE)
+    stream = io.BytesIO(encode(noise(3, 3)))
+    monkeypatch.setattr(Image, "open", faulty)
+    with pytest.raises(OSError, match="Stale"):
+        decode_image(stream, 32)
 
 
 def test_every_kind_of_root_can_be_opened_and_mixed(tree, tmp_path, monkeypatch):

@@ -23,13 +23,16 @@ BAD = [
     ("show clusters photo.png --run run --whole --image-px 8", "more than the 1 tokens"),
     ("show clusters no.jpg --run run", "no.jpg cannot be read as an image: No such file"),
     ("show clusters photo.png", "--run RUN, or --weights NAME"),
-    ("show clusters photo.png --run foreign/..", "config.json not found"),
+    ("show clusters photo.png --run foreign/..", "is not a run folder"),
     (
         "show clusters photo.png --run run --step 1",
         "no checkpoint of step 1, only of 0 (untrained), 2, 3",
     ),
     ("show clusters photo.png --weights x --step 3", "--step needs --run"),
-    ("show clusters photo.png --weights no-such", "pass a file written by croc export"),
+    (
+        "show clusters photo.png --weights no-such",
+        "pass a run folder, a file written",
+    ),
     ("show clusters photo.png --run mae", "was not trained by CrOC"),
     ("show merging photo.png photo.png --run run", "takes one image"),
     ("show features photo.png --run run --patch 60 3", "60, 3 is outside the image"),

@@ -1,5 +1,7 @@
 """One of two FSDP processes, started by torchrun: sharding, clipping, skipping, moving average."""
 
+from dataclasses import replace
+
 import torch
 import torch.distributed as dist
 
@@ -14,6 +16,7 @@ from tests.tiny import tiny_config
 
 def main() -> None:
     config = tiny_config(strategy="fsdp", devices=2)
+    config = replace(config, loss=replace(config.loss, mask_ratio=0.3))
     fabric = make_fabric(config.run)
     fabric.launch()
     torch.manual_seed(0)

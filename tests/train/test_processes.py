@@ -7,6 +7,7 @@ import stat
 import subprocess
 import sys
 import time
+from itertools import product
 from pathlib import Path
 from subprocess import PIPE
 
@@ -15,7 +16,7 @@ import pytest
 from croc.cli import main
 from croc.config import RunConfig
 from croc.errors import UserError
-from croc.signals import NAMES, is_first_process, process_number
+from croc.signals import is_first_process, process_number
 from croc.train.distributed import processes_and_nodes
 from croc.train.loop import pretrain
 from croc.weights.checkpoint import checkpoints, load_checkpoint
@@ -180,10 +181,31 @@ def test_two_fsdp_processes_hold_half_each_and_skip_the_same_step():
 SRUN = {"SLURM_JOB_NAME": "croc", "SLURM_STEP_ID": "0", "SLURM_NNODES": "2"}
 
 
-def test_processes_and_nodes_follow_the_launcher(monkeypatch: pytest.MonkeyPatch):
+LAUNCHER = ("RANK", "LOCAL_RANK", "NODE_RANK", "LOCAL_WORLD_SIZE", "WORLD_SIZE")
+
+
+@pytest.fixture
+def no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
-        if name.startswith("SLURM_") or name in (*NAMES, "LOCAL_WORLD_SIZE", "WORLD_SIZE"):
+        if name.startswith("SLURM_") or name in LAUNCHER:
             monkeypatch.delenv(name)
+
+
+@pytest.mark.usefixtures("no_launcher")
+def test_process_number_of_lightnings_own_launcher(monkeypatch: pytest.MonkeyPatch):
+    """Of two processes on each of two nodes; the node may be an interactive SLURM job's."""
+    monkeypatch.setenv("SLURM_PROCID", "0")
+    assert process_number() == "0"
+    numbers = []
+    for node, local in product("01", "01"):
+        monkeypatch.setenv("NODE_RANK", node)
+        monkeypatch.setenv("LOCAL_RANK", local)
+        numbers.append(process_number())
+    assert numbers == ["0", "1", "1.0", "1.1"]
+
+
+@pytest.mark.usefixtures("no_launcher")
+def test_processes_and_nodes_follow_the_launcher(monkeypatch: pytest.MonkeyPatch):
     for variables, expected in (
         ({}, ("auto", 1)),
         ({"SLURM_NTASKS": "4", "SLURM_JOB_NAME": "bash"}, ("auto", 1)),  # an interactive job

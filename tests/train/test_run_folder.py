@@ -176,18 +176,23 @@ def test_tensorboard_survives_a_temporarily_full_disk(small_disk: Callable[[int]
 
 
 def test_failed_files():
-    failed = FailedFiles(("a",))
+    failed = FailedFiles("acd")
     assert failed.add(("a", "b", "b")) == ["b"]
-    assert failed.names == ["a", "b"]
-    for seen, count, share in ((200, 1000, 0.01), (99, 1000, 0.0), (9, 10, 0.0)):
+    assert failed.names == [*"acdb"]
+    for seen, count, share in (
+        (999, 2000, 0.001),
+        (256, 2000, 0.005),
+        (99, 1000, 0.0),
+        (9, 10, 0.0),
+    ):
         failed.check(seen, count, share)
     for seen, count, share, message in (
-        (199, 1000, 0.01, r"2 of 199 images .* a, b$"),
-        (10_000, 150, 0.01, "2 of 150 images"),
-        (10, 10, 0.0, "2 of 10 images"),
+        (2000, 2000, 0.0005, r"4 of 2000 images .* a, c, d, b$"),
+        (10_000, 150, 0.01, "4 of 150 images"),
+        (10, 10, 0.0, "4 of 10 images"),
     ):
         with pytest.raises(UserError, match=message):
             failed.check(seen, count, share)
     many = FailedFiles(f"<{number}>" for number in range(25))
     with pytest.raises(UserError, match=r"<19> and 5 more$"):
-        many.check(seen=100, count=100, max_share=0.1)
+        many.check(seen=1000, count=2000, max_share=0.01)

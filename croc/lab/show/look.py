@@ -51,6 +51,8 @@ class Look:
 
 def look_at_run(run: Path, step: int | None = None) -> Look:
     """The teacher of a run's last checkpoint, or of the one at `step`; 0 is untrained."""
+    if not (run / CONFIG_FILE).exists():
+        raise UserError(f"{run} is not a run folder; for weights, pass --weights")
     config, _ = read_config(run / CONFIG_FILE)
     title = run.resolve().name
     if step == 0:
@@ -66,17 +68,20 @@ def look_at_run(run: Path, step: int | None = None) -> Look:
 
 
 def look_at_weights(spec: str) -> Look:
-    """random:NAME, bundled weights by name, or a file of `croc export`, possibly untrusted."""
+    """random:NAME, bundled weights by name, a run, or a file of `croc export`, possibly
+    untrusted."""
     kind, _, name = spec.partition(":")
     if kind == "random":
         config = CrocConfig(model=ModelConfig(name))
         return Look(f"{name}, untrained", config, untrained(config))
     path = find_weights(spec)
+    if (path / CONFIG_FILE).exists():
+        return look_at_run(path)
     record = read_record(path) if path.is_file() else None
     if not isinstance(record, RunRecord):
         raise UserError(
-            f"--weights {spec}: pass a file written by croc export, random:NAME or bundled "
-            f"weights ({bundled_hint()}); a run folder is passed without --weights"
+            f"--weights {spec}: pass a run folder, a file written by croc export, random:NAME or "
+            f"bundled weights ({bundled_hint()})"
         )
     config, _ = parse_config(record.config, f"the metadata of {path}")
     return Look(path.stem, config, build_recorded(path, record))
@@ -84,8 +89,11 @@ def look_at_weights(spec: str) -> Look:
 
 def read_photograph(name: str, longest_px: int = WHOLE_PX) -> UInt8[np.ndarray, "h w 3"]:
     """The picture, rotated upright, with its longer side reduced to at most `longest_px`."""
+    path = Path(name).expanduser()
+    if path.is_dir():
+        raise UserError(f"{name} is a folder: pass image files, such as {name.rstrip('/')}/*.jpg")
     try:
-        return decode_image(Path(name).read_bytes(), longest_px)
+        return decode_image(path.read_bytes(), longest_px)
     except (OSError, UndecodableImage) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise UserError(f"{name} cannot be read as an image: {reason}") from None
