@@ -11,6 +11,7 @@ from croc.eval.features import Example
 from croc.eval.pictures import class_colors, segmentation_figure
 from croc.eval.results import read_results
 from tests.eval.commands import SMALL, call, segmentation_tree, shrink
+from tests.eval.trees import gray_png, label_map
 
 
 @pytest.mark.parametrize("protocol", list(SMALL))
@@ -47,6 +48,17 @@ def test_all_runs_what_the_data_allow(run, tmp_path, monkeypatch, capsys):
     ]
     table = capsys.readouterr().out
     assert all(name in table for name in SMALL)
+
+
+def test_finished_results_are_printed_when_a_later_one_fails(run, tmp_path, monkeypatch, capsys):
+    shrink(monkeypatch, "linear", {"steps": 2, "image_px": 32})
+    monkeypatch.setattr("croc.eval.protocols.protocols_of", lambda *_: ("linear",))
+    bad = segmentation_tree(tmp_path / "t", **{"labels_val_2.png": gray_png(label_map(0, 7))})
+    assert call("all", run, "x", tmp_path / "out", "--data", "scenes:4", bad) == 2
+    printed = capsys.readouterr()
+    assert "scenes:4" in printed.out
+    assert "has the label 7" in printed.err
+    assert {line["data"] for line in read_results(tmp_path / "out")} == {"scenes:4"}
 
 
 def test_names_in_any_script_and_with_signs(run, tmp_path, capsys):

@@ -120,11 +120,6 @@ def test_command_and_table(run: Path, tmp_path: Path, capsys: pytest.CaptureFixt
     assert call("fewlabel", run, "scenes:4", tmp_path / "one", *flags) == 0
     (line,) = read_results(tmp_path / "one")
     assert set(line["scores"]["by draw"]) == {"in-context 1"}
-    for wrong in ("0", "2/3", "half"):
-        assert call("fewlabel", run, "scenes:4", tmp_path, "--fewlabel.images", "1", wrong) == 2
-        assert "pass counts such as 20" in capsys.readouterr().err
-    assert call("fewlabel", run, "davis17:x", tmp_path) == 2
-    assert "davis17:x does not support fewlabel" in capsys.readouterr().err
 
 
 def test_colors_are_statistics_of_patches():

@@ -122,11 +122,6 @@ def test_checkpoint_written_before_locking_is_detected(tmp_path: Path):
         pass
 
 
-def test_refused_start_leaves_no_folder(tmp_path: Path):
-    assert main(command(tmp_path / "run", "--init", "nowhere")[3:]) == 2
-    assert not (tmp_path / "run").exists()
-
-
 def test_read_only_folder_is_a_one_line_error(small_disk, capsys):
     disk = small_disk(4096)
     if subprocess.run(["mount", "-o", "remount,ro", str(disk)]).returncode:

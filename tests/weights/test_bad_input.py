@@ -23,7 +23,6 @@ from croc.weights.init import load_into
 from croc.weights.open import describe_file
 from croc.weights.transformers import convert
 from tests.refusals import check_refusal
-from tests.weights.conftest import make_file
 
 TINY = ModelConfig("vit_tiny_patch16_224", patch_px=8, depth=2)
 
@@ -34,47 +33,9 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ("nowhere --to timm --folder a/b", "RUN nowhere: no such run or file"),
-        ("random:vit_tiny_patch16_224 --to onnx", "is not a run"),
-        ("other.safetensors --to timm", "contains no ViT or ResNet"),
-        ("RUN --to tim", "pass timm, transformers, onnx, or a file"),
-        ("RUN --to a.safetensors --name a", "--name only apply to"),
-        ("RUN --to onnx --dtype bfloat16", "written in float32"),
-        ("RUN --to timm --name a/b", "--name 'a/b': pass a name"),
-        ("RUN --to timm --scores nowhere", "nowhere"),
-        ("RUN --to timm --scores results.jsonl", "has no scores of these weights"),
-        (
-            "RUN --to other.safetensors",
-            "other.safetensors already exists and will not be overwritten",
-        ),
-        ("RUN --to card.safetensors", "card.md already exists and will not be overwritten"),
-        ("RUN --to timm --folder empty", "empty already exists and will not be overwritten"),
-        ("RUN --to onnx --folder link", "link already exists"),
-        ("RUN --to timm --name taken", "taken-timm already exists"),
-    ],
-)
-def test_export(arguments: str, message: str, run: Path, capsys: pytest.CaptureFixture[str]):
-    save_file({"a": torch.zeros(1)}, "other.safetensors")
-    Path("card.md").touch()
-    Path("empty").mkdir()
-    Path("taken-timm").mkdir()
-    Path("link").symlink_to("nowhere")
-    Path("results.jsonl").write_text(json.dumps({"weights_hash": "0" * 16}) + "\n[1]\n")
-    check_refusal(capsys, ["export", *arguments.replace("RUN", str(run)).split()], message)
-
-
 def test_export_without_onnx(run: Path, monkeypatch, capsys):
     monkeypatch.setattr(onnx, "find_spec", lambda x: None if x == "onnxscript" else find_spec(x))
     check_refusal(capsys, ["export", str(run), "--to", "onnx"], "pip install 'croc[onnx]'")
-
-
-def test_networks_that_transformers_lacks(here: Path, capsys):
-    file = make_file(here / "a.safetensors", "eva02_tiny_patch14_224")
-    message = "eva02_tiny_patch14_224 has no equivalent in transformers (supported: "
-    check_refusal(capsys, ["export", str(file), "--to", "transformers"], message)
 
 
 PLAIN: dict[str, Any] = {"embed_dim": 64, "depth": 1, "num_heads": 2, "num_classes": 0}
@@ -144,39 +105,6 @@ def test_files_with_impossible_content(bundled: Path):
     record |= {"context": 0.5, "data": ["a\x1b[31m"]}
     save_file(tensors, path, {"croc": json.dumps(record)})
     assert not any("\x1b" in line for line in describe_file(path))
-
-
-@pytest.mark.parametrize("file", ["cut.safetensors", "empty.safetensors", "empty.pth", ".", "no"])
-def test_show_weights(file: str, bundled: Path, capsys: pytest.CaptureFixture[str]):
-    whole = (bundled / "small-a.safetensors").read_bytes()
-    Path("cut.safetensors").write_bytes(whole[:5000])
-    Path("empty.safetensors").touch()
-    Path("empty.pth").touch()
-    check_refusal(capsys, ["show", "weights", file], file.strip("."))
-
-
-@pytest.mark.parametrize(
-    ("spec", "message"),
-    [
-        ("r18.pth", "r18 is a ConvNet"),
-        ("list.pth", "contains a list, not named tensors"),
-        ("object.pth", r"Linear, not named tensors: save its state_dict\(\)"),
-        ("random:vit_tiny_patch16_224", "leave --init out"),
-        ("nowhere", r"^--init nowhere: no such run or file"),
-        ("", "^--init : no such run or file"),
-        ("timm:vit_tin", "timm has no model 'vit_tin'; did you mean gcvit_tiny"),
-        ("timm:vit_tiny_patch16_224@nowhere.pth", "No such file"),
-        ("timm:vit_tiny_patch16_224@r18.pth", "the file does not fit|the file lacks"),
-        ("RUN/config.json", "name the run's folder"),
-    ],
-)
-def test_init(spec: str, message: str, run: Path):
-    torch.save(timm.create_model("resnet18").state_dict(), "r18.pth")
-    torch.save([1, 2], "list.pth")
-    torch.save(torch.nn.Linear(2, 2), "object.pth")
-    with pytest.raises(UserError, match=message) as refused:
-        load_into(Backbone(TINY, 32), spec.replace("RUN", str(run)))
-    assert "--weights" not in str(refused.value)
 
 
 @pytest.mark.parametrize(
