@@ -96,7 +96,7 @@ def test_a_prediction_is_scikit_learns(neighbors: int):
     def weigh(distances: np.ndarray) -> np.ndarray:
         return np.exp(-distances / 0.05)  # cosine distance is 1 - cosine
 
-    model = KNeighborsRegressor(neighbors, weights=weigh, metric="cosine", algorithm="brute")  # pyright: ignore[reportArgumentType]
+    model = KNeighborsRegressor(neighbors, weights=weigh, metric="cosine", algorithm="brute")
     model.fit(memory.features.numpy(), memory.histograms.numpy())
     expected = model.predict(features.permute(0, 2, 3, 1).reshape(-1, 8).numpy())
     result = memory(features).permute(0, 2, 3, 1).reshape(-1, 5)

@@ -109,7 +109,6 @@ CROPS = [{"crop": 0.3}, {"resize": "keep-ratio", "score_px": None}]
 @pytest.mark.parametrize("change", CROPS)
 def test_crops_take_the_same_part_of_image_and_labels(change: dict):
     crop, labeled = training_crop(replace(CONFIG, **change)), Ramps(1, 0).read(0)
-    assert crop is not None
     flipped = 0
     for step in range(40):
         image, labels = crop(labeled.image, labeled.labels, step, 3)
@@ -126,7 +125,6 @@ def test_crops_follow_seed_step_and_image(change: dict):
 
     def crop(seed: int, step: int, index: int) -> np.ndarray:
         cut = training_crop(replace(CONFIG, **change, seed=seed))
-        assert cut is not None
         return cut(labeled.image, labeled.labels, step, index)[0]
 
     assert np.array_equal(crop(0, 0, 0), crop(0, 0, 0))

@@ -169,10 +169,10 @@ def test_the_same_weights_in_another_network_have_another_hash():
     backbone, same = open_backbone(TINY), open_backbone("random:deit_tiny_patch16_224")
     weights, network = fingerprint(backbone), identify_network(backbone)
     assert (fingerprint(same), identify_network(same)) == (weights, network)
-    same.vit.blocks[0].mlp.act = torch.nn.ReLU()  # pyright: ignore
+    same.vit.blocks[0].mlp.act = torch.nn.ReLU()
     assert fingerprint(same) == weights
     assert identify_network(same) != network
-    backbone.vit.blocks[0].attn.num_heads = 6  # pyright: ignore
+    backbone.vit.blocks[0].attn.num_heads = 6
     assert identify_network(backbone) != network
 
 

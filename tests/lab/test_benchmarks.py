@@ -39,25 +39,6 @@ def test_input(tmp_path: Path):
     assert max(busy.values()) <= 4 / 0.020
 
 
-def spread(*shape: int) -> torch.Tensor:
-    """K from 2 to 9, uniform."""
-    return torch.randint(2, 10, shape, generator=torch.Generator().manual_seed(0))
-
-
-@pytest.mark.parametrize(
-    ("k", "shares", "bound"),
-    [
-        (spread(1, 50, 1).expand(50, 50, 50), (0, 1, 0, 0), 1e-9),
-        # The image's own K, from 0 to 7 (variance 21/4), and as much again by chance.
-        (torch.arange(8).repeat(25)[None, :, None] + spread(4, 200, 50), (0.5, 0.5, 0, 0), 0.02),
-    ],
-)
-def test_shares_of_the_variance_of_k(k: torch.Tensor, shares: tuple[float, ...], bound: float):
-    result = chosen_k.analyze("run", k)
-    for name, share in zip(("seeds", "images", "heads", "both"), shares):
-        assert result[name] == pytest.approx(share, abs=bound), name
-
-
 def test_each_image_is_scored_by_a_layer_that_has_not_seen_it():
     pairs = folds.split_into_folds(Patches(12, 0), 5)
     assert sorted(number for _, scored in pairs for number in scored.numbers) == list(range(12))

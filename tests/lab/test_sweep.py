@@ -190,8 +190,6 @@ def test_processes_share_a_sweep_and_take_over_from_a_killed_one(tmp_path: Path,
     options = TWO_RUNS
     with start(LOCKS_THE_FIRST, tmp_path) as blocker, start(SWEEP, tmp_path, *options) as other:
         try:
-            assert blocker.stdout is not None
-            assert other.stderr is not None
             assert blocker.stdout.readline() == "locked\n"
             errors = ""
             while "waiting for runs that other" not in errors:

@@ -85,7 +85,7 @@ def test_incontext_head_equals_that_of_the_evaluation(tmp_path: Path):
     backbone, config = open_backbone(WEIGHTS).float(), InContextConfig(image_px=64)
     memory = fill_memory(PatchFeatures(backbone, Machine(), train, 64, 448, 1), config)
     features = backbone.features(torch.randn(2, 3, 64, 64))
-    torch.testing.assert_close(segmenter.head(features), memory(features))  # pyright: ignore
+    torch.testing.assert_close(segmenter.head(features), memory(features))
     assert 0 <= facts(tmp_path / "head")["score"]["mIoU"] <= 100
 
 

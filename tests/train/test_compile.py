@@ -20,8 +20,8 @@ from tests.tiny import tiny_config, tiny_dino, tiny_mae
 def tiny(part: str, **changes: object) -> PretrainConfig:
     """The tiny configuration with changes to one part."""
     config = tiny_config()
-    changed = replace(getattr(config, part), **changes)  # pyright: ignore[reportArgumentType]
-    return replace(config, **{part: changed})  # pyright: ignore[reportArgumentType]
+    changed = replace(getattr(config, part), **changes)
+    return replace(config, **{part: changed})
 
 
 def with_early_views() -> PretrainConfig:
@@ -45,7 +45,7 @@ CONFIGS = {
 
 def metrics_of(config: PretrainConfig, folder: Path, **run: object) -> list[dict[str, float | int]]:
     run = {"accelerator": "cuda", "devices": 1, "precision": "float32", **run}
-    settings = replace(config.run, folder=str(folder), **run)  # pyright: ignore[reportArgumentType]
+    settings = replace(config.run, folder=str(folder), **run)
     return read_metrics(pretrain(replace(config, run=settings), "tiny"))
 
 

@@ -25,13 +25,11 @@ Damage = Callable[[Croc, Metrics], None]
 
 def nan_gradient(method: Croc, _: Metrics) -> None:
     gradient = method.student.get_parameter("backbone.vit.blocks.1.attn.qkv.weight").grad
-    assert gradient is not None
     local_shard(gradient)[3, 5] = math.nan
 
 
 def inf_gradient(method: Croc, _: Metrics) -> None:
     gradient = method.student.get_parameter("backbone.vit.norm.bias").grad
-    assert gradient is not None
     gradient[0] = math.inf
 
 

@@ -22,7 +22,8 @@ from croc.weights.card import hub_license
 from croc.weights.checkpoint import checkpoints
 from croc.weights.export import Export, export
 from croc.weights.open import open_backbone
-from croc.weights.record import RunRecord, read_record, without_folder, without_paths
+from croc.weights.record import read_record, without_folder, without_paths
+from tests.eval.commands import call
 from tests.tiny import tiny_config
 from tests.weights.conftest import make_file
 
@@ -72,7 +73,6 @@ def test_every_source(run: Path, bundled: Path, tmp_path: Path, monkeypatch: pyt
         assert fingerprint(croc.load_backbone(f"{folder}/model.safetensors")) == weights
         assert f"\n# {name}\n" in (folder / "README.md").read_text()
         record = read_record(folder / "model.safetensors")
-        assert isinstance(record, RunRecord)
         assert (record.image_px, record.step, record.images_seen) == (32, 3, 24)
         assert parse_config(record.config, "record")[0].model == tiny_config().model
         shutil.rmtree(folder)
@@ -92,19 +92,13 @@ def test_no_path_leaves_the_machine(run: Path, tmp_path: Path):
         assert str(run.parent).encode() not in path.read_bytes()
 
 
-def evaluate(weights: object, out: Path, *more: str) -> None:
-    small = ("--linear.image-px", "32", "--linear.steps", "5", "--linear.train-px", "16")
-    data = ("--weights", str(weights), "--data", "scenes:8", "--to", str(out), "--workers", "0")
-    assert main(["evaluate", "linear", *data, *small, *more]) == 0
-
-
 def test_the_card_of_a_file(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     """With the scores of these weights, exact or rounded, and of no others."""
     to, out = tmp_path / "a|b.safetensors", tmp_path / "out"
     for weights in (run, f"random:{run}"):
-        evaluate(weights, out, "--hold-out", "0.5")
+        assert call("linear", weights, "scenes:8", out, "--hold-out", "0.5") == 0
     export(Export(str(run), str(tmp_path / "same.safetensors")))
-    evaluate(tmp_path / "same.safetensors", out)
+    assert call("linear", tmp_path / "same.safetensors", "scenes:8", out) == 0
     capsys.readouterr()
     scores = ("--scores", str(out / "results.jsonl"))
     license = ("--license", "mine | *alone*")

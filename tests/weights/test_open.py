@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 import croc
 from croc.cli import main
-from croc.config import CrocConfig, ModelConfig, ViewsConfig, read_config
+from croc.config import CrocConfig, ModelConfig, ViewsConfig, parse_config, read_config
 from croc.errors import UserError
 from croc.method.backbone import Backbone
 from croc.recipes import RECIPES
@@ -19,7 +19,8 @@ from croc.weights import open as weights_open
 from croc.weights.backbones import DenseBackbone, fingerprint
 from croc.weights.checkpoint import checkpoints, load_checkpoint
 from croc.weights.init import follow_init, load_into
-from croc.weights.open import describe_file, open_backbone
+from croc.weights.open import bundled_weights, describe_file, open_backbone
+from croc.weights.record import read_record, without_paths
 from tests.tiny import FLAGS
 from tests.weights.projects import VITS, dinov2, prefixed, zeros
 
@@ -170,3 +171,30 @@ def test_commands_follow_and_resume_without_the_file(tmp_path: Path, monkeypatch
     assert "resumes from step 1" in capsys.readouterr().err
     config, _ = read_config(Path("run/config.json"))
     assert (config.model.name, config.model.patch_px) == (EVA, 14)
+
+
+NAME = "coco-20min"
+
+
+def test_the_file_is_the_exported_one():
+    """Its card's scores are of the same run in float32, before it was rounded to this file."""
+    path = bundled_weights()[NAME]
+    backbone = croc.load_backbone(NAME)
+    assert fingerprint(backbone) == "f6434377e162559b"
+    assert path.stat().st_size < 40_000_000
+    card = path.with_suffix(".md").read_text(encoding="utf-8")
+    assert "/tmp" not in card
+    vit: Any = timm.create_model("vit_small_patch16_224", depth=11, img_size=192, num_classes=0)
+    vit.load_state_dict(load_file(path), strict=True)
+    for name, parameter in vit.blocks.named_parameters():
+        # Only a block that was set by hand has matrices with rows of zeros.
+        assert parameter.ndim == 1 or parameter.any(dim=1).all(), name
+
+
+def test_the_recipe_is_still_that_of_the_weights():
+    record = read_record(bundled_weights()[NAME])
+    config, recipe = parse_config(record.config, NAME)
+    expected = RECIPES[recipe]()
+    assert recipe == NAME
+    for part in ("views", "model", "head", "cluster", "loss", "optim"):
+        assert getattr(config, part) == getattr(without_paths(expected), part), part

@@ -41,9 +41,7 @@ def test_ctrl_c_ends_it_cleanly(run: Path) -> None:
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
     try:
-        assert started.stdout is not None
         url = re.search(r"http://127\.0\.0\.1:\d+", started.stdout.readline())
-        assert url is not None
         with urllib.request.urlopen(url[0] + "/api/start", timeout=20) as answer:
             assert b"tiny, step 3" in answer.read()
         started.send_signal(signal.SIGINT)

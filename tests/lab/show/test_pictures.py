@@ -52,7 +52,7 @@ def labels(figure: Figure) -> list[str]:
     """Of all tiles."""
     figure.draw_without_rendering()
     tiles = [axes for axes in figure.axes if axes.images]
-    return [axes._left_title.get_text() for axes in tiles]  # pyright: ignore
+    return [axes._left_title.get_text() for axes in tiles]
 
 
 @pytest.mark.parametrize(
