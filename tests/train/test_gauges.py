@@ -81,15 +81,6 @@ def hard_clusters(labels: Tensor, k: int, valid: Tensor) -> Clusters:
     return Clusters(assignments, valid, torch.zeros(images, 1), torch.full((images, 1), k))
 
 
-def test_clusters_of_identical_tokens_all_match():
-    g = torch.Generator().manual_seed(0)
-    labels = torch.randint(5, (2, 6, 40), generator=g)
-    values = torch.randn(6, 5, 8, generator=g)
-    patches = values[torch.arange(6)[:, None], labels]
-    clusters = hard_clusters(labels, 5, torch.ones(6, 1, 5, dtype=torch.bool))
-    assert count_matches(patches, clusters) == (2 * 30, 30, 6)
-
-
 def test_invalid_clusters_are_neither_counted_nor_matched():
     """One image of three has a single valid cluster, another a pruned copy of a valid one."""
     labels = torch.arange(4).repeat(2, 3, 1)
