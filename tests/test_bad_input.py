@@ -55,6 +55,7 @@ DEMO = {  # options of `croc pretrain demo`, and a fragment of the message
     "--run.folder thesis": "choose another --run.folder",
     "--init nowhere": "--init nowhere: no such run or file",
     "--init r18.pth": "r18 is a ConvNet",
+    "--init list.pth": "contains a list, not named tensors",
     "--init object.pth": "Linear, not named tensors: save its state_dict()",
     f"--init {TINY}": "leave --init out",
     "--init timm:vit_tin": "timm has no model 'vit_tin'; did you mean gcvit_tiny",
@@ -65,6 +66,7 @@ DEMO = {  # options of `croc pretrain demo`, and a fragment of the message
 ROOTS = {  # values of --data.root
     "": "no images given: pass --data.root FOLDER",
     "nowhere": "nowhere does not exist",
+    "x.zip": "x.zip is neither a folder nor a .tar shard",
     "empty": "no images in empty (searched at any depth for jpg jpeg png",
     "shards": "to read its shards pass --data.root shards/*.tar",
     "coco --data.subfolders train2017 unlabeled2017": "coco/unlabeled2017",
@@ -79,6 +81,7 @@ INVALID: dict[str, Any] = {"views.scale": [0.5], "optim.epochs": 3.5, "optim.spe
 PRETRAIN = {
     "fly": "unknown command 'fly'",
     "pretrain coco": "unknown recipe 'coco'; available recipes: coco-vits16",
+    "pretrain missing/config.json": "config.json not found",
     "pretrain coco-vits16": "--data.root",
     "pretrain mae-coco-vits16 --data.root scenes --model.position-window 0.3 0.9": "not for MAE",
     "pretrain mae-coco-vits16 --data.root scenes --decoder.mask-ratio 0.999": "patches visible",
@@ -106,6 +109,7 @@ EVALUATE = {  # protocol, data and more options
     "linear scenes:4 --linear.lrs 0": "--linear.lrs must be",
     "linear scenes:4 --linear.epochs 2": "pass exactly one of --linear.epochs",
     "linear scenes:4 --workers -1": "--workers must be at least 0",
+    "linear scenes:4 --hold-out 1": "--hold-out must be at least 0",
     "linear scenes:4 --hold-out 0.01": "4 training images leaves none to score",
     "linear davis17:x --hold-out 0.5": "davis17:x has no training split",
     "linear scenes:4 --to binary.json/x": "Not a directory",
@@ -127,6 +131,7 @@ EVALUATE = {  # protocol, data and more options
     "video scenes:1 --masks thesis": "exists and is not empty",
     f"table scenes:4 --weights {TINY} B=random:vit_smal": "B: --weights: timm has no",
     "table scenes:4 --weights A=x A=y": "give them LABEL=WEIGHTS",
+    "table scenes:4 --weights =x": "give LABEL=WEIGHTS",
     "table scenes:4 --protocols": "none can be scored on scenes:4",
     "table x --protocols linear --data scenes:4 davis16:x": "none can be scored on davis16:x",
     f"curve scenes:4 --weights {TINY}": "not the folder of a run with checkpoints",
@@ -178,6 +183,7 @@ SHOW = {
     "report run --to no/page.html": "no/page.html",
     "report run --scores run/metrics.jsonl": "was not written by croc evaluate",
     "weights cut.safetensors": "cut.safetensors",
+    "weights empty.pth": "empty.pth",
     "weights empty.safetensors": "empty.safetensors",
     "weights .": "has no run",
 }
@@ -242,6 +248,7 @@ BAD |= {f"segment {options}": fragment for options, fragment in SEGMENT.items()}
 FILES = {
     "binary.json": b"\xff\x00",
     "broken.jpg": b"\xff\xd8\xff",
+    "empty.pth": b"",
     "empty.safetensors": b"",
     "foreign/config.json": b'{"architectures": ["ViTModel"]}',
     "future/index.npy": b"",
@@ -251,6 +258,7 @@ FILES = {
     "taken.onnx": b"",
     "text.tar": b"not a tar" * 500,
     "there/bench.json": b"{}",
+    "x.zip": b"",
     "x.tar.gz": b"\x1f\x8b",
 }
 
@@ -281,6 +289,7 @@ def place(run: Path, mae_run: Path, tmp_path_factory: pytest.TempPathFactory) ->
         segmentation_tree(place / "trees" / name, **changes)
     make_data(place / "good", 3)
     torch.save(timm.create_model("resnet18").state_dict(), place / "r18.pth")
+    torch.save([1, 2], place / "list.pth")
     torch.save(torch.nn.Linear(2, 2), place / "object.pth")
     save_file({"a": torch.zeros(1)}, place / "other.safetensors")
     whole = make_file(place / "eva.safetensors", "eva02_tiny_patch14_224").read_bytes()

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import timm
 import torch
 import torch.nn.functional as F
 from scipy.ndimage import map_coordinates
@@ -215,3 +216,29 @@ def test_mae_masks_patches_of_rotary_networks(tmp_path: Path):
         torch.testing.assert_close(patches.flip(1), whole[0], atol=1e-5, rtol=1e-5)
     model = replace(config.model, name="vit_tiny_patch16_dinov3_qkvb")
     pretrain(replace(config, model=model), "tiny")
+
+
+@torch.no_grad()
+def test_network_built_at_224_px_equals_timm_at_448_px():
+    backbone = make("vit_tiny_patch16_dinov3_qkvb", 224)
+    vit: Any = timm.create_model("vit_tiny_patch16_dinov3_qkvb", depth=2, num_classes=0)
+    vit.load_state_dict(backbone.vit.state_dict(), strict=False)
+    pixels = torch.randn(1, 3, 448, 448)
+    _, patches = backbone(pixels[None])
+    torch.testing.assert_close(patches[0], vit.eval().forward_features(pixels)[:, 5:])
+
+
+def test_rotations_of_a_window_equal_the_formula():
+    rope = RotaryEmbeddingDinoV3(16)
+    windows = draw_windows(torch.arange(3), "any", 1, (0.3, 1.7))
+    ours = rotary_positions(rope, windows, 2, 3)[:, 0]
+    for window, rotations in zip(windows.tolist(), ours):
+        for row in range(2):
+            for column in range(3):
+                y = 2 * (window[0][0] + window[0][1] * (row + 0.5) / 2) - 1
+                x = 2 * (window[1][0] + window[1][1] * (column + 0.5) / 3) - 1
+                angles = [
+                    2 * math.pi * c / float(period) for c in (y, x) for period in rope.periods
+                ]
+                expected = torch.tensor([f(a) for f in (math.sin, math.cos) for a in 2 * angles])
+                torch.testing.assert_close(rotations[3 * row + column], expected)

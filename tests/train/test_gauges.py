@@ -12,10 +12,11 @@ from torch import Tensor
 from croc.config import PretrainConfig
 from croc.data.sources import open_source
 from croc.io import read_gauges
-from croc.lab.report.page import read_run
+from croc.lab.report.page import read_run, report
 from croc.method.types import Clusters
 from croc.train.distributed import make_fabric
 from croc.train.gauges import (
+    START,
     Gauges,
     count_matches,
     measure_drift,
@@ -103,6 +104,30 @@ def test_drift_is_0_for_the_same_similarities_and_1_for_unrelated_ones():
         mixed = measure_drift((1 - share) * start + share * other, start)
         unrelated = measure_drift(other, start)
         assert 0 < mixed < unrelated
+    unit = torch.eye(144).expand(20, -1, -1) / 144
+    assert measure_drift(unit + torch.ones_like(unit), unit) < 1e-6  # common to all patches
+    signs = torch.ones(144).mul(1 - 2 * (torch.arange(144) % 2))
+    across, along = (torch.outer(x, x)[None] for x in (signs, signs.sort().values))
+    assert measure_drift(across, along) == pytest.approx(1)
+
+
+def test_drift_after_resume_is_relative_to_the_start(whole: Path, tmp_path: Path):
+    def config(name: str, **run: object) -> PretrainConfig:
+        tiny = tiny_config(tmp_path / name, **run)
+        return replace(tiny, model=replace(tiny.model, init=str(whole)))
+
+    uninterrupted = pretrain(config("uninterrupted"), "tiny")
+    drift = [line["drift"] for line in read_gauges(uninterrupted)]
+    assert drift[0] == 0
+    assert 0 < drift[1] < drift[-1] < 1
+    assert f"<dt>drift</dt><dd>{drift[-1]:.3f}" in report([uninterrupted])
+    pretrain(config("parts", stop_after_steps=4), "tiny")
+    parts = pretrain(config("parts"), "tiny")
+    assert read_gauges(parts) == read_gauges(uninterrupted)
+    (parts / START).unlink()  # as in a run that started without gauges
+    (parts / "gauges.jsonl").unlink()
+    pretrain(config("parts"), "tiny")
+    assert read_gauges(parts)[-1].keys() == NAMES
 
 
 @pytest.mark.parametrize("tiny", [tiny_config, tiny_mae])

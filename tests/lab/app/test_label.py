@@ -22,7 +22,7 @@ from croc.segmentation.segmenter import Segmenter
 from croc.weights.open import open_backbone
 from tests.lab.app.serving import NO_ORIGIN, Served, listening
 from tests.lab.app.test_page import until
-from tests.lab.browser import BROWSER, open_page
+from tests.lab.browser import BROWSER, is_dark, open_page, sideways
 
 PX, GRID = 128, 8
 WEIGHTS = "random:vit_tiny_patch16_224"
@@ -249,3 +249,16 @@ def test_labels_are_clicked_corrected_and_exported(photos: Path, segmenter: Segm
         assert page.locator(".choose .clicks").all_inner_texts() == ["0", "1", "2"]
         page.locator(".remove").nth(1).click()  # blue
         until(page, "document.querySelectorAll('.dot').length === 1")
+
+
+@BROWSER
+def test_label_page_on_a_phone_in_the_dark(photos: Path, segmenter: Segmenter) -> None:
+    with (
+        labeling(photos, segmenter) as served,
+        label_page(served, width=390, height=844, dark=True) as page,
+    ):
+        assert sideways(page) == 0
+        assert is_dark(page)
+        click(page, "1.png", 0.1)
+        page.keyboard.press("1")
+        assert any(click(page, "1.png", 0.9))

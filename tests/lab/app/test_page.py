@@ -96,6 +96,22 @@ def test_boxes_by_pointer_and_keyboard(served: Served) -> None:
         assert boxes(page)[0][0] > width + 40
         wait_for_change(page, seen)
 
+        page.locator(".thumbnail").nth(1).click()  # the boxes start again
+        until(page, "document.getElementById('picture-name').textContent === 'scene 2'")
+        for key in ("ArrowLeft", "ArrowUp"):  # B onto A, then a little smaller
+            page.locator(".box-1").focus()
+            for _ in range(12):
+                page.keyboard.press(key)
+        page.keyboard.press("-")
+        first = boxes(page)
+        drag(page, box_center(page, 1), 10, 10)  # neither hides the other
+        assert boxes(page)[0] == first[0]
+        assert boxes(page)[1] != first[1]
+        page.locator(".box-0").focus()
+        corner = page.locator(".box-0").bounding_box()
+        drag(page, (corner["x"] + corner["width"], corner["y"] + corner["height"]), 20, 20)
+        assert boxes(page)[0][0] > first[0][0]
+
 
 def test_settings_and_their_resets(served: Served) -> None:
     with explorer(served) as page:
@@ -233,11 +249,14 @@ def test_phone_in_the_dark_and_tab_order() -> None:
         page.locator("[data-theme-switch]").click()
         assert is_dark(page)
 
-        names = set()
+        names = []
         for _ in range(40):
             page.keyboard.press("Tab")
             node = page.locator(":focus")
             if node.count():
-                names.add(node.evaluate("node => node.id || node.className"))
+                names.append(node.evaluate("node => node.id || node.className"))
+                assert node.evaluate("node => getComputedStyle(node).outlineStyle") != "none" or (
+                    node.get_attribute("type") == "radio"  # its text has the outline
+                )
         expected = {"choose", "box box-0 lifted", "box box-1 lifted", "one-head", "play", "draw"}
-        assert expected | {"step"} <= names
+        assert expected | {"step"} <= set(names)
