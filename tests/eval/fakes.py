@@ -78,3 +78,15 @@ class TwoColors(MeanColor):
 
     def features(self, images: Tensor, blocks: int = 1) -> Tensor:
         return super().features(images)[:, :3]
+
+
+class SecondToLast(MeanColor):
+    """Its last block is blind and the one before sees the colors; records the blocks requested."""
+
+    def __init__(self) -> None:
+        self.requested: list[int] = []
+
+    def features(self, images: Tensor, blocks: int = 1) -> Tensor:
+        self.requested.append(blocks)
+        colors = super().features(images)
+        return torch.cat([torch.zeros_like(colors), colors][:blocks], dim=1)

@@ -17,7 +17,7 @@ from croc.eval.features import Moments, Report
 from croc.eval.kmeans import Reduction, evaluate_kmeans, fit_kmeans
 from croc.eval.machine import Machine
 from croc.eval.protocols import KmeansConfig, WithinConfig
-from tests.eval.fakes import Listed, MeanColor, Patches, TwoColors
+from tests.eval.fakes import Listed, MeanColor, Patches, SecondToLast, TwoColors
 
 CONFIG = KmeansConfig(image_px=32, label_px=16, seeds=2, restarts=2, pca=2)
 
@@ -70,6 +70,14 @@ def test_more_clusters_than_classes_are_matched_many_to_one():
     config = replace(CONFIG, on="tokens", clusters=6)
     noisy = evaluate_kmeans(MeanColor(), Machine(), Patches(20, 0), config)
     assert noisy.scores["mIoU"] == 100
+
+
+@pytest.mark.parametrize("on", ["pixels", "tokens"])
+def test_the_requested_blocks_are_clustered(on: str):
+    backbone = SecondToLast()
+    config = replace(CONFIG, on=on, blocks=2)
+    assert evaluate_kmeans(backbone, Machine(), Patches(20, 0), config).scores["mIoU"] > 70
+    assert set(backbone.requested) == {2}
 
 
 class ThreeShades(Patches):

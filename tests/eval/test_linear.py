@@ -17,7 +17,7 @@ from croc.eval.linear import (
 )
 from croc.eval.machine import Machine
 from croc.eval.protocols import LinearConfig
-from tests.eval.fakes import MeanColor, Patches
+from tests.eval.fakes import MeanColor, Patches, SecondToLast
 
 CONFIG = LinearConfig(
     image_px=32,
@@ -45,6 +45,14 @@ def test_a_linear_answer_is_learned():
     assert score_of(crops) > 0.8
     windows = replace(CONFIG, resize="keep-ratio", score_px=None, steps=200)
     assert score_of(windows) > 0.7
+
+
+@pytest.mark.parametrize("crop", [None, 0.5])
+def test_training_and_scoring_use_the_same_blocks(crop: float | None):
+    backbone = SecondToLast()
+    config = replace(CONFIG, blocks=2, crop=crop, train_px=4, score_px=4)
+    assert score_of(config, backbone) > 0.9
+    assert set(backbone.requested) == {2}
 
 
 def test_the_best_of_several_rates_is_reported():

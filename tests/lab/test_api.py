@@ -239,6 +239,11 @@ class TestEvaluate:
         assert result.scores == line["scores"]
         assert result.classes == line["classes"]
 
+    def test_all_protocols(self, run: croc.Run, monkeypatch: pytest.MonkeyPatch):
+        monkeypatch.setattr("croc.lab.api.protocols_of", lambda *_: ("incontext", "kmeans"))
+        results = croc.evaluate("all", run.folder, "scenes:4", workers=0)
+        assert [result.protocol for result in results] == ["incontext", "kmeans"]
+
 
 @dataclass(frozen=True)
 class Scenes:

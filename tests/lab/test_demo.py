@@ -1,5 +1,6 @@
 """The demo: what it leaves, and when it fails; what a dry run prints."""
 
+import math
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -44,6 +45,18 @@ def test_demo_requires_a_gain(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(demo, "run_demo", lambda config: False)
     with pytest.raises(SystemExit, match="1"):
         main(["demo"])
+
+
+def test_demo_requires_falling_losses_and_no_collapse():
+    for losses, shares, learned in (
+        ([5.0, 4.0, 3.0], [0.5, 0.4, 0.3], True),
+        ([5.0, 4.0, 5.1], [0.5, 0.4, 0.3], False),
+        ([5.0, 4.0, 3.0], [0.5, 0.04, 0.3], False),
+        ([5.0, 4.0, 3.0], [0.5, 0.6, 0.96], False),
+    ):
+        entropies = [share * math.log(64) for share in shares]
+        lines = [{"loss_image": x, "entropy_image": y} for x, y in zip(losses, entropies)]
+        assert demo.judge(lines, "image", 64) == learned
 
 
 def printed_rows(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> dict[str, str]:

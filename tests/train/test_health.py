@@ -131,3 +131,10 @@ def test_persistent_sign_of_collapse_is_reported_once(metric: str, value: float,
     assert [len(each) for each in warnings].index(1) == LINES - 1
     assert sum(map(len, warnings)) == 1
     assert message in warnings[LINES - 1][0]
+
+
+def test_run_reports_signs_of_collapse(tmp_path: Path, monkeypatch, capsys):
+    monkeypatch.setattr("croc.train.health.LINES", 4)
+    monkeypatch.setattr("croc.train.health.ALIKE", 0.01)
+    pretrain(tiny_config(tmp_path / "run", report=False, stop_after_steps=6), "tiny")
+    assert capsys.readouterr().err.count("the image level has become uniform") == 1

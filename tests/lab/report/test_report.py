@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from croc.cli import main
 from croc.io import read_metrics
 from croc.lab.report import hook
 from croc.lab.report.hook import ReportHook
@@ -99,3 +100,11 @@ def test_scores_find_their_runs(tmp_path: Path):
     scores = find_scores(runs, [other])
     assert [score["run"] for score in scores] == [0, 1, 1, None]
     assert [score["source"] is None for score in scores] == [False, True, True, True]
+
+
+def test_command_writes_the_page(tmp_path: Path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    make_run(tmp_path / "run", 3)
+    assert main(["show", "report", "run", "run", "--to", "both.html"]) == 0
+    assert capsys.readouterr().out == "both.html\n"
+    assert "2 runs compared" in Path("both.html").read_text()
