@@ -194,7 +194,7 @@ SWEEP = f"""sweep demo {shlex.join(FLAGS)} --workers 0 --linear.image-px 32 --li
 VARY = "--sweep.vary cluster.position-weight --sweep.values"
 LAB = {
     "app run run run": "pass one or two networks",
-    "app --weights nothing": "--weights nothing",
+    "app --weights nothing --port 0": "--weights nothing",
     "app run --port IN-USE": "address already in use; choose another with --port",
     "app run --host 0.0.0.0": "--host",
     f"{LABEL} empty": "no images in",
@@ -299,9 +299,7 @@ def place(run: Path, mae_run: Path, tmp_path_factory: pytest.TempPathFactory) ->
     save_segmenter(make_head("random:resnet18", "incontext"), place / "memory", {})
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(place)
-        assert (
-            main(["segment", "predict", "head", "photos", "--to", "masks", "--workers", "0"]) == 0
-        )
+        assert main(shlex.split("segment predict head photos --to masks --workers 0")) == 0
     return place
 
 
