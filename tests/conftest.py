@@ -37,7 +37,7 @@ def pytest_make_collect_report(
     return report
 
 
-TOGETHER = re.compile(r"tests/(weights/test_export_folders|(lab|segmentation)/test_bad_input)")
+TOGETHER = re.compile(r"tests/(weights/test_export_folders|test_bad_input)")
 """Files whose tests share an expensive fixture: all tests of a file run on one worker."""
 
 

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tomllib
 from email import message_from_bytes
-from importlib.metadata import distributions, packages_distributions
+from importlib.metadata import packages_distributions
 from pathlib import Path
 from zipfile import ZipFile
 
@@ -96,18 +96,6 @@ def requirements(*parts: list[str]) -> dict[str, Requirement]:
     return {canonicalize_name(x.name): x for lines in parts for x in map(Requirement, lines)}
 
 
-def test_dependencies_are_pinned_within_their_ranges():
-    lines = (ROOT / "constraints.txt").read_text().split()
-    pins = {canonicalize_name(name): pin for name, pin in (line.split("==") for line in lines)}
-    for name, requirement in requirements(PROJECT["dependencies"], *EXTRAS.values()).items():
-        assert pins[name] in requirement.specifier, requirement
-    for package in distributions():
-        if canonicalize_name(package.name) in pins:
-            for requirement in map(Requirement, package.requires or []):
-                if not requirement.marker or requirement.marker.evaluate({"extra": ""}):
-                    assert canonicalize_name(requirement.name) in {*pins, "setuptools"}
-
-
 BROUGHT = {"triton": "torch", "onnx_ir": "onnxscript"}
 """Packages that are installed with a declared one and belong to it."""
 
@@ -150,9 +138,6 @@ def test_wheel_contains_exactly_the_package(tmp_path: Path):
     shipped = {name for name in names if ".data/data/share/croc/weights/" in name}
     assert {Path(name).name for name in shipped} == {"stand-in.safetensors", "stand-in.md"}
     assert names - shipped == package
-    assert "croc/py.typed" in names
-    assert any(name.endswith("licenses/LICENSE") for name in contents)
-    assert fields["License-Expression"] == "MIT"
     assert fields["Version"] == croc.__version__
     assert f"version: {croc.__version__}\n" in (ROOT / "CITATION.cff").read_text()
     assert f"## [{croc.__version__}]" in (ROOT / "CHANGELOG.md").read_text()

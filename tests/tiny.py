@@ -37,7 +37,7 @@ def tiny_config(folder: Path | None = None, **run: object) -> CrocConfig:
             accelerator="cpu",
         ),
     )
-    return replace(config, run=replace(config.run, **run))  # pyright: ignore[reportArgumentType]
+    return replace(config, run=replace(config.run, **run))
 
 
 def tiny_dino(folder: Path | None = None, **run: object) -> DinoConfig:

@@ -3,15 +3,12 @@
 python -m tests.data.fuzz FOLDER: one epoch over a folder, as a run would read it.
 """
 
-import io
 import json
-import os
 import random
 import subprocess
 import sys
 import tempfile
 import time
-import warnings
 import zlib
 from collections.abc import Callable, Iterator
 from functools import cache, partial
@@ -22,7 +19,7 @@ from PIL import Image
 
 from croc.config import DataConfig
 from croc.data.loader import make_loader
-from croc.data.sources import open_source, printable
+from croc.data.sources import open_source
 from tests.data.pictures import encode, jpeg_claiming, noise, png_chunk, png_header
 from tests.train.kills import environment
 
@@ -40,64 +37,30 @@ class File(NamedTuple):
     is_good: bool
 
 
-OTHERS = [Image.new("RGB", (40, 30), "red")]
 GOOD: dict[str, tuple[str, str, str, dict[str, Any]]] = {
     "jpeg": ("jpg", "JPEG", "RGB", {}),
-    "gray jpeg": ("JPG", "JPEG", "L", {}),
     "CMYK jpeg": ("jpeg", "JPEG", "CMYK", {"quality": 95}),
     "progressive jpeg": ("jpg", "JPEG", "RGB", {"progressive": True}),
     "jpeg named png": ("png", "JPEG", "RGB", {}),
     "png": ("png", "PNG", "RGB", {}),
     "palette png": ("png", "PNG", "P", {}),
-    "1 bit png": ("png", "PNG", "1", {}),
-    "png named jpg": ("jpg", "PNG", "L", {}),
     "webp": ("webp", "WEBP", "RGB", {}),
-    "animated webp": ("webp", "WEBP", "RGB", {"save_all": True, "append_images": OTHERS}),
     "gif": ("gif", "GIF", "P", {}),
-    "animated gif": ("gif", "GIF", "RGB", {"save_all": True, "append_images": OTHERS}),
     "bmp": ("bmp", "BMP", "RGB", {}),
-    "palette bmp": ("bmp", "BMP", "P", {}),
-    "tiff": ("tif", "TIFF", "RGB", {}),
-    "CMYK tiff": ("tiff", "TIFF", "CMYK", {}),
-    "ppm": ("ppm", "PPM", "RGB", {}),
+    "tiff": ("tiff", "TIFF", "CMYK", {}),
 }
 
 
 def good(kind: str, draw: random.Random) -> File:
     extension, file_format, mode, options = GOOD[kind]
-    height, width = (30, 40) if "append_images" in options else (draw.randint(24, 64), 50)
-    picture = Image.fromarray(noise(height, width, draw.randrange(1 << 32))).convert(mode)
-    return File(kind, extension, encode(picture, file_format, **options), True)
+    picture = Image.fromarray(noise(draw.randint(24, 64), 50, draw.randrange(1 << 32)))
+    return File(kind, extension, encode(picture.convert(mode), file_format, **options), True)
 
 
 def cut(kind: str, share: float, draw: random.Random) -> File:
     whole = good(kind, draw)
     end = max(1, int(len(whole.data) * draw.uniform(share - 0.05, share)))
     return File(f"{kind}, cut at {share:.0%}", whole.extension, whole.data[:end], False)
-
-
-def flipped(kind: str, part: str, draw: random.Random) -> File:
-    """Some are still pictures: then they are used as they are, if Pillow alone can read them."""
-    whole = good(kind, draw)
-    data = bytearray(whole.data)
-    area = range(64) if part == "header" else range(64, len(data))
-    for _ in range(draw.randint(1, 4)):
-        data[draw.choice(area) % len(data)] ^= 1 << draw.randrange(8)
-    is_good = pillow_reads(bytes(data))
-    return File(f"{kind}, bits of its {part}", whole.extension, bytes(data), is_good)
-
-
-def pillow_reads(data: bytes) -> bool:
-    formats = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF", "PPM")
-    try:
-        with (
-            warnings.catch_warnings(action="ignore"),
-            Image.open(io.BytesIO(data), formats=formats) as image,
-        ):
-            is_large = image.width * image.height > 1e8
-            return not is_large and image.convert("RGB") is not None
-    except Exception:
-        return False
 
 
 def inflating(gigabytes: int = 2) -> bytes:
@@ -120,16 +83,11 @@ def pixel_bomb() -> bytes:
 HUGE = 60_000
 BAD: dict[str, tuple[str, Callable[[], bytes]]] = {
     "empty": ("jpg", bytes),
-    "one byte": ("jpg", lambda: b"\xff"),
     "zeros": ("png", lambda: bytes(4096)),
-    "text": ("jpg", lambda: b"These are not the pixels.\n" * 20),
     "html": ("jpg", lambda: b"<!doctype html><title>404</title><h1>Not found</h1>"),
-    "svg": ("png", lambda: b"<svg xmlns='http://www.w3.org/2000/svg'/>"),
     "eps": ("jpg", lambda: b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 5 5\n"),
     "huge png": ("png", lambda: png_header(HUGE, HUGE)),
     "huge jpeg": ("jpg", lambda: jpeg_claiming(encode(Image.new("L", (8, 8)), "JPEG"), HUGE, HUGE)),
-    "wide png": ("png", lambda: png_header(2**31 - 1, 1)),
-    "no pixels": ("png", lambda: png_header(0, 0)),
     "png of gigabytes": ("png", pixel_bomb),
     "zTXt of gigabytes": ("png", text_bomb),
 }
@@ -138,11 +96,8 @@ LARGE: list[tuple[str, str, int, dict[str, Any]]] = [
     ("GIF", "P", 11_000, {}),
     ("WEBP", "RGB", 6_900, {"lossless": True, "quality": 0, "method": 0}),
     ("JPEG", "RGB", 13_000, {}),
-    ("PNG", "RGB", 11_000, {"compress_level": 1}),
     ("PNG", "I;16", 11_000, {}),
-    ("JPEG", "RGB", 11_000, {"progressive": True}),
 ]
-NAMES = (b"", b"two\nlines\r", b"--'a' \"b\" `c` $(d)", b"latin-\xe9 \x1b[2J", b"x" * 230)
 
 
 def kinds() -> Iterator[Callable[[random.Random], File]]:
@@ -151,7 +106,6 @@ def kinds() -> Iterator[Callable[[random.Random], File]]:
     bad: list[Callable[[random.Random], File]] = [
         *(lambda _, kind=kind: File(kind, BAD[kind][0], bad_content(kind), False) for kind in BAD),
         *(partial(cut, kind, share) for kind in formats for share in (0.05, 0.3, 0.6, 0.9)),
-        *(partial(flipped, kind, part) for kind in formats for part in ("header", "body")),
     ]
     while True:
         for number, make in enumerate(bad):
@@ -176,10 +130,9 @@ def make_files(folder: Path, count: int, seed: int) -> dict[str, File]:
     expected = {}
     folder.mkdir()
     for number, file in enumerate(files):
-        name = f"{draw.randrange(1 << 24):06x}-{number}.{file.extension}".encode()
-        path = os.path.join(os.fsencode(folder), NAMES[number % len(NAMES)] + name)
-        Path(os.fsdecode(path)).write_bytes(file.data)
-        expected[printable(path)] = file
+        path = folder / f"{draw.randrange(1 << 24):06x}-{number}.{file.extension}"
+        path.write_bytes(file.data)
+        expected[str(path)] = file
     return expected
 
 

@@ -37,14 +37,6 @@ def with_orientation(number: int) -> Image.Exif:
     return exif
 
 
-def test_lossless_formats_keep_every_pixel():
-    pixels = noise(13, 29)
-    for file_format in ("PNG", "BMP", "TIFF", "PPM"):
-        np.testing.assert_array_equal(decode_image(encode(pixels, file_format), 32), pixels)
-    stream = io.BytesIO(encode(pixels, "WEBP", lossless=True))
-    np.testing.assert_array_equal(decode_image(stream, 29), pixels)
-
-
 def test_grey_palette_and_bilevel():
     grey = noise(5, 7)[..., 0]
     grey_rgb = np.repeat(grey[..., None], 3, -1)
@@ -179,14 +171,6 @@ def test_a_fraction_of_a_pixel_is_left_out(fraction):
     close(reduced, antialiased_bicubic(pixels, (60, 40), extent), 1)
     whole = antialiased_bicubic(pixels, (60, 40), (151, 101))
     assert np.abs(reduced - whole).max() > 2
-
-
-def test_reduced_size_is_exact_whatever_the_rounding():
-    for width in range(2, 400, 7):
-        for side in {1, width // 2, width - 1} - {0}:
-            pixels = np.zeros((3, width, 3), np.uint8)
-            assert resample(pixels, (side, 3), (width, 3)).shape == (3, side, 3)
-    assert decode_image(encode(noise(1, 500)), 20).shape == (1, 20, 3)
 
 
 @pytest.mark.parametrize("options", [{}, {"progressive": True}, {"subsampling": 0}])

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from croc.data.loader import Ring, batch_indices, epoch_order, make_loader, one_ahead
+from croc.data.loader import Ring, batch_indices, epoch_order, make_loader
 from croc.errors import UserError
 from croc.method.randomness import sample_key
 from croc.method.types import Canvases
@@ -60,17 +60,6 @@ def test_an_epoch_shows_each_image_at_most_once_and_ranks_share_the_batch():
         parts = [batch_indices(step, 11, 4, SEED, rank, 2) for rank in range(2)]
         assert [part[0] for part in parts] == [epoch, epoch]
         np.testing.assert_array_equal(np.concatenate([part[1] for part in parts]), indices)
-
-
-@pytest.mark.parametrize(
-    ("count", "batch", "processes", "fitting"),
-    [(100, 10, 4, 8), (100, 3, 4, 4), (7, 8, 1, 7), (7, 8, 2, 6)],
-)
-def test_bad_batch_is_reported_at_once_with_one_that_works(count, batch, processes, fitting):
-    options = {"source": MemorySource(count), "processes": processes}
-    with pytest.raises(UserError, match=rf"--optim\.batch {fitting}$"):
-        loader(**options, batch=batch)
-    next(loader(**options, batch=fitting))
 
 
 @pytest.mark.parametrize("broken", [(), (2, 3, 22)])
@@ -173,21 +162,6 @@ def test_too_little_shared_memory_is_reported(monkeypatch):
     next(loader(workers=0))
 
 
-def test_one_ahead_yields_what_came_before_a_failure():
-    requested: list[int] = []
-
-    def items():
-        for item in range(3):
-            requested.append(item)
-            yield item
-        raise UserError("the disk is gone")
-
-    yielded: list[tuple[int, int]] = []
-    with pytest.raises(UserError, match="the disk is gone"):
-        yielded.extend((item, len(requested)) for item in one_ahead(items()))
-    assert yielded == [(0, 2), (1, 3), (2, 3)]
-
-
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_hundred_broken_in_a_row(workers):
     start = epoch_order(250, SEED, 0)[0]
@@ -199,7 +173,6 @@ def test_a_hundred_broken_in_a_row(workers):
 
 
 @pytest.mark.cuda
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 class TestOnTheGpu:
     device = torch.device("cuda", 0)
 

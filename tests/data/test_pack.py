@@ -129,23 +129,6 @@ def test_a_worker_that_fails_leaves_nothing(tmp_path, source, error, message):
     assert not multiprocessing.active_children()
 
 
-def test_workers_change_nothing_but_the_files(tmp_path):
-    """The same images in the same order; a file whose images are all broken does not exist."""
-    source = MemorySource(500, broken=(3, *range(63, 130), 499))
-    packed = []
-    for workers in (0, 3):
-        folder = tmp_path / str(workers)
-        count, failed = pack(source, folder, 7, workers)
-        assert (count, failed) == (431, [source.name(index) for index in sorted(source.broken)])
-        packed.append(PackedSource(str(folder)))
-    assert sorted(path.name for path in (tmp_path / "3").glob("*.bin")) == [
-        f"pixels-{number:05d}.bin" for number in (0, 2, 3, 4, 5, 6, 7)
-    ]
-    for index in range(431):
-        assert packed[0].name(index) == packed[1].name(index)
-        np.testing.assert_array_equal(packed[0].read(index), packed[1].read(index))
-
-
 def shorten(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-1])
 

@@ -90,15 +90,11 @@ def test_classes(tmp_path):
 def test_tar_folder_and_copies_are_equal(tmp_path, prefix):
     folder = trees.write(tmp_path / "folder", trees.mini())
     archive = trees.write_tar(tmp_path / "data.tar", trees.mini(), prefix)
-    for split in SPLITS:
-        plain, packed = (
-            open_segmentation(f"coco-things-mini:{path}", split) for path in (folder, archive)
-        )
-        copy = pickle.loads(pickle.dumps(packed))
-        assert len(plain) == len(packed) == 1
-        for other in (packed, copy):
-            np.testing.assert_array_equal(plain.read(0).image, other.read(0).image)
-            np.testing.assert_array_equal(plain.read(0).labels, other.read(0).labels)
+    plain, packed = (open_segmentation(f"coco-things-mini:{x}", "val") for x in (folder, archive))
+    assert len(plain) == len(packed) == 1
+    for other in (packed, pickle.loads(pickle.dumps(packed))):
+        np.testing.assert_array_equal(plain.read(0).image, other.read(0).image)
+        np.testing.assert_array_equal(plain.read(0).labels, other.read(0).labels)
 
 
 def test_broken_tars(tmp_path):
@@ -116,11 +112,6 @@ def test_exif_does_not_turn_a_labeled_photograph(tmp_path):
     trees.write(tmp_path, trees.folder() | {"images/val/y.jpg": turned})
     image = open_segmentation(f"folder:{tmp_path}", "val").read(0).image
     assert image.shape == (trees.HEIGHT, trees.WIDTH, 3)
-
-
-def test_nothing_is_decoded_before_it_is_read(tmp_path):
-    broken = dict.fromkeys(trees.ade(), b"")
-    assert len(open_segmentation(f"ade20k:{trees.write(tmp_path, broken)}", "val")) == 1
 
 
 def test_scenes_of_the_two_splits_differ():
@@ -142,7 +133,6 @@ JSON = "annotations/panoptic_val2017.json"
             *("coco-things", trees.panoptic, {"val2017/000000000003.jpg": None}),
             "ROOT/val2017/000000000003.jpg is missing: see ",
         ),
-        ("coco-stuff", trees.stuff, {"stuffthingmaps": None}, "stuffthingmaps/val2017 is missing"),
         ("voc12", trees.voc, {"SegmentationClass/d.png": None}, "d.png is missing: see "),
         ("voc12", trees.voc, {"ImageSets/Segmentation/val.txt": b"\n"}, "*.jpg is missing"),
         (

@@ -1,15 +1,24 @@
-"""Images to patch features: sizes, kept features, errors from workers; moments of features."""
+"""Backbones for evaluation, and images to patch features: sizes, kept features, moments."""
 
+import shutil
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from croc.config import write_config
 from croc.eval.datasets import LabeledImage
 from croc.eval.features import Moments, PatchFeatures, in_order, kept_ratio
 from croc.eval.machine import Machine
+from croc.method.croc import Croc
+from croc.method.mae import Mae
+from croc.weights.backbones import fingerprint
+from croc.weights.checkpoint import checkpoints, load_checkpoint
+from croc.weights.open import open_backbone
 from tests.eval.fakes import Counting, MeanColor, Patches
+from tests.tiny import tiny_config, tiny_mae
 
 SMALL: dict[str, Any] = {"image_px": 32, "label_px": 8, "blocks": 1, "batch": 2}
 
@@ -85,3 +94,63 @@ def test_moments_equal_torchs():
     torch.testing.assert_close(moments.mean, flat.mean(dim=1).float())
     torch.testing.assert_close(moments.deviation, flat.std(dim=1).float(), atol=1e-3, rtol=1e-3)
     torch.testing.assert_close(moments.covariance, flat.cov(correction=0), atol=1e-2, rtol=1e-3)
+
+
+PATCHES = "vit.patch_embed.proj.weight"
+
+
+def test_a_runs_teacher_is_evaluated_or_else_its_student(run: Path, tmp_path: Path):
+    backbone, earlier = open_backbone(str(run)), open_backbone(str(checkpoints(run)[0]))
+    assert (backbone.name, earlier.name, backbone.stride_px) == ("tiny@3", "tiny@2", 8)
+    assert fingerprint(earlier) != fingerprint(backbone) == fingerprint(open_backbone(str(run)))
+    state = load_checkpoint(checkpoints(run)[-1])
+    teacher, student = (
+        state["modules"][name][f"backbone.{PATCHES}"] for name in ("teacher", "student")
+    )
+    assert torch.equal(backbone.state_dict()[PATCHES], teacher)
+    del state["modules"]["teacher"]
+    torch.save(state, tmp_path / "step-00000003.pt")
+    shutil.copy(run / "config.json", tmp_path)
+    alone = open_backbone(str(tmp_path / "step-00000003.pt"))
+    assert torch.equal(alone.state_dict()[PATCHES], student)
+    assert not torch.equal(teacher, student)
+
+
+def test_tokens_of_the_last_blocks_are_normed_and_concatenated(run: Path):
+    backbone = open_backbone(str(run))
+    images = torch.randn(2, 3, 48, 32)
+    seen: list[torch.Tensor] = []
+    for block in backbone.vit.blocks:
+        block.register_forward_hook(lambda *call: seen.append(call[2]))
+    features = backbone.features(images, blocks=2)
+    expected = torch.cat([backbone.vit.norm(tokens)[:, 1:] for tokens in seen], dim=-1)
+    torch.testing.assert_close(features.flatten(2).mT, expected)
+    assert features.shape == (2, 2 * 192, 6, 4)
+
+
+@pytest.mark.parametrize(("name", "width"), [("vit_tiny_patch16_224", 192), ("resnet50", 2048)])
+def test_random_networks_of_timm(name: str, width: int):
+    backbone = open_backbone(f"random:{name}", image_px=64)
+    features = backbone.features(torch.randn(1, 3, 64, 96))
+    assert features.shape == (1, width, 4, 6)
+    assert not features.requires_grad
+    again, other = (open_backbone(f"random:{name}", 64, seed) for seed in (0, 1))
+    assert fingerprint(backbone) == fingerprint(again) != fingerprint(other)
+
+
+@pytest.mark.parametrize("config", [tiny_config(), tiny_mae()])
+def test_a_run_before_its_first_step(config, tmp_path: Path):
+    write_config(tmp_path, config, "tiny")
+    untrained = open_backbone(f"random:{tmp_path}")
+    assert untrained.name == f"{tmp_path.name}@0"
+    torch.manual_seed(config.run.seed)
+    method = (Croc if config == tiny_config() else Mae)(config, torch.device("cpu"))
+    for name, value in method.student.backbone.vit.state_dict().items():
+        assert torch.equal(value, untrained.state_dict()[f"vit.{name}"])
+
+
+def test_a_vit_made_for_pooled_tokens_norms_its_patches_too():
+    backbone = open_backbone("random:vit_little_patch16_reg4_gap_256", image_px=64)
+    features = backbone.features(torch.randn(1, 3, 64, 64))
+    torch.testing.assert_close(features.mean(dim=1), torch.zeros(1, 4, 4), atol=1e-4, rtol=0)
+    torch.testing.assert_close(features.std(dim=1), torch.ones(1, 4, 4), atol=1e-2, rtol=0)

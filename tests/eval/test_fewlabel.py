@@ -8,13 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 from croc.cli import main
 from croc.eval import fewlabel
 from croc.eval.datasets import LabeledImage, Subset
 from croc.eval.features import PatchFeatures
-from croc.eval.fewlabel import evaluate_few_labels, labeled_images, linear_config
+from croc.eval.fewlabel import evaluate_few_labels, linear_config
 from croc.eval.incontext import evaluate_incontext
 from croc.eval.linear import evaluate_linear
 from croc.eval.machine import Machine
@@ -93,11 +92,6 @@ def test_scores_equal_those_of_the_protocols_on_each_subset(monkeypatch, free):
             assert spread == (None if text == "all" else pytest.approx(np.std(own), abs=1e-9))
 
 
-def test_numbers_of_images():
-    for text, count in {"5": 5, "all": 60, "100": 60, "1/4": 15, "1/999": 1}.items():
-        assert labeled_images(text, 60) == count
-
-
 def test_command_and_table(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     flags = (*SMALL, "--fewlabel.images", "1", "all", "--fewlabel.draws", "2")
     assert call("fewlabel", run, "scenes:4", tmp_path, "--hold-out", "0.5", *flags) == 0
@@ -105,8 +99,6 @@ def test_command_and_table(run: Path, tmp_path: Path, capsys: pytest.CaptureFixt
     names = ["linear 1", "linear all", "in-context 1", "in-context all"]
     assert list(line["scores"])[:4] == names
     assert line["count"] == {"train": 2, "held out": 2}
-    with Image.open(tmp_path / line["picture"]) as picture:
-        assert np.asarray(picture.convert("L")).std() > 10
     assert f"± {line['scores']['deviation']['linear 1']:.1f}" in capsys.readouterr().out
     table = ["evaluate", "table", "--protocols", "fewlabel", "--weights", f"run={run}", "colors"]
     where = ["--data", "scenes:4", "--to", str(tmp_path / "t"), "--workers", "0"]
@@ -115,16 +107,10 @@ def test_command_and_table(run: Path, tmp_path: Path, capsys: pytest.CaptureFixt
     assert [column["title"] for column in record["columns"]] == [f"Scenes {x}" for x in names]
     deviations = [cell["deviation"] is not None for cell in record["rows"][1]["cells"]]
     assert deviations == [True, False, True, False]
-    assert (tmp_path / "t" / "fewlabel.png").exists()
     flags = (*SMALL, "--fewlabel.images", "1", "--fewlabel.methods", "incontext")
     assert call("fewlabel", run, "scenes:4", tmp_path / "one", *flags) == 0
     (line,) = read_results(tmp_path / "one")
     assert set(line["scores"]["by draw"]) == {"in-context 1"}
-    for wrong in ("0", "2/3", "half"):
-        assert call("fewlabel", run, "scenes:4", tmp_path, "--fewlabel.images", "1", wrong) == 2
-        assert "pass counts such as 20" in capsys.readouterr().err
-    assert call("fewlabel", run, "davis17:x", tmp_path) == 2
-    assert "davis17:x does not support fewlabel" in capsys.readouterr().err
 
 
 def test_colors_are_statistics_of_patches():
@@ -139,9 +125,6 @@ def test_colors_are_statistics_of_patches():
         part = pixels[0, :, 16 * row : 16 * row + 16, 16 * column : 16 * column + 16].flatten(1)
         torch.testing.assert_close(features[:3, row, column], part.mean(1))
         torch.testing.assert_close(features[10:13, row, column], part.std(1, correction=0))
-    wide = pixels[0, :, :, 16:64].flatten(1)
-    torch.testing.assert_close(features[20:23, 1, 2], wide.mean(1))
-    torch.testing.assert_close(features[30:33, 1, 2], wide.std(1, correction=0))
     red = features[:, 2, 0]
     known = torch.tensor([53.24, 80.09, 67.20])  # of sRGB's red, by CIE's formulas
     torch.testing.assert_close(50 * red[3:6], known, atol=0.05, rtol=0)

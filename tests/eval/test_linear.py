@@ -43,9 +43,7 @@ def test_a_linear_answer_is_learned():
     assert score_of(replace(CONFIG, train_px=4, score_px=4)) == 1
     crops = replace(CONFIG, crop=0.5, image_px=64, train_px=8, score_px=8, steps=200)
     assert score_of(crops) > 0.8
-    windows = replace(
-        CONFIG, resize="keep-ratio", image_px=32, train_px=16, score_px=None, steps=200
-    )
+    windows = replace(CONFIG, resize="keep-ratio", score_px=None, steps=200)
     assert score_of(windows) > 0.7
 
 
@@ -119,7 +117,6 @@ CROPS = [{"crop": 0.3}, {"resize": "keep-ratio", "score_px": None}]
 @pytest.mark.parametrize("change", CROPS)
 def test_crops_take_the_same_part_of_image_and_labels(change: dict):
     crop, labeled = training_crop(replace(CONFIG, **change)), Ramps(1, 0).read(0)
-    assert crop is not None
     flipped = 0
     for step in range(40):
         image, labels = crop(labeled.image, labeled.labels, step, 3)
@@ -136,7 +133,6 @@ def test_crops_follow_seed_step_and_image(change: dict):
 
     def crop(seed: int, step: int, index: int) -> np.ndarray:
         cut = training_crop(replace(CONFIG, **change, seed=seed))
-        assert cut is not None
         return cut(labeled.image, labeled.labels, step, index)[0]
 
     assert np.array_equal(crop(0, 0, 0), crop(0, 0, 0))

@@ -66,7 +66,6 @@ def test_propagation_equals_the_loops(radius: int, best: int):
 
 
 @pytest.mark.cuda
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_gpu_and_cpu_agree():
     generator, gpu = torch.Generator().manual_seed(0), torch.device("cuda")
     frames = F.normalize(torch.randn(8, 64, 30, 52, generator=generator), dim=1)

@@ -7,6 +7,7 @@ import numpy as np
 from PIL import Image
 
 from tests.data.pictures import encode, write_tar  # noqa: F401
+from tests.data.pictures import write as write_file
 
 HEIGHT, WIDTH = 6, 8
 
@@ -42,9 +43,7 @@ def panoptic_png(numbers: np.ndarray) -> bytes:
 
 def write(root: Path, members: dict[str, bytes]) -> Path:
     for name, data in members.items():
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(data)
+        write_file(root / name, data)
     return root
 
 

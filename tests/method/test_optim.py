@@ -140,7 +140,6 @@ def test_muon_updates_queries_keys_and_values_separately_and_adamw_the_rest():
         assert torch.equal(value, values(network)[name]) == (name not in matrices), name
     assert [g["lr"] for g in optimizer.param_groups] == [0.02, 0.01, 0.01]
     assert [g["weight_decay"] for g in optimizer.param_groups] == [0.1, 0.1, 0.0]
-    assert qkv.grad is not None
     rate, width = SETTINGS.lr * MUON.muon_lr_factor, qkv.shape[1]
     for old, gradient, new in zip(before.chunk(3), qkv.grad.chunk(3), qkv.detach().chunk(3)):
         update = orthogonalize(gradient[None])[0] * 0.2 * width**0.5
@@ -154,7 +153,6 @@ def test_muon_skips_steps_with_non_finite_gradients(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(torch.optim, "AdamW", lambda *a, **k: real(*a, **k | {"fused": True}))
     network = Network(tiny_config(), drop_path=0.0)
     optimizer = make_optimizer(network, torch.device("cpu"), MUON)
-    assert isinstance(optimizer, Muon)
     optimizer.found_inf = torch.tensor(0.0)
     take_step(network, optimizer, seed=0)
     before, state = values(network), copy.deepcopy(optimizer.state_dict()["state"])
@@ -162,7 +160,6 @@ def test_muon_skips_steps_with_non_finite_gradients(monkeypatch: pytest.MonkeyPa
     set_lr(optimizer, SETTINGS)
     set_gradients(network, 1)
     qkv = network.backbone.vit.blocks[0].attn.qkv.weight
-    assert qkv.grad is not None
     qkv.grad[0, 0] = torch.inf
     optimizer.step()
     assert all(torch.equal(value, before[name]) for name, value in values(network).items())
@@ -179,13 +176,12 @@ def test_muon_on_gpu_is_close_to_the_cpu_and_never_synchronizes():
     twin = copy.deepcopy(network).cuda()
     on_cpu = make_optimizer(network, torch.device("cpu"), MUON)
     on_gpu = make_optimizer(twin, torch.device("cuda"), MUON)
-    on_gpu.found_inf = torch.zeros((), device="cuda")  # pyright: ignore[reportAttributeAccessIssue]
+    on_gpu.found_inf = torch.zeros((), device="cuda")
     before = values(network)
     for seed in range(3):
         take_step(network, on_cpu, seed)
         set_lr(on_gpu, SETTINGS)
         for parameter, source in zip(twin.parameters(), network.parameters()):
-            assert source.grad is not None
             parameter.grad = source.grad.cuda()
         with forbid_synchronization() if seed else nullcontext():
             on_gpu.step()

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from croc.config import AnchorConfig, CrocConfig, ModelConfig, OptimConfig
-from croc.errors import UserError
 from croc.method.backbone import Backbone
 from croc.method.croc import Network
 from croc.method.losses import gram_distance
@@ -119,13 +118,3 @@ def test_gram_distance_is_exact_under_autocast():
         torch.testing.assert_close(gram_distance(student, anchor), exact)
     (gradient,) = torch.autograd.grad(gram_distance(anchor.requires_grad_(), anchor).sum(), anchor)
     assert gradient.abs().max() == 0  # not NaN
-
-
-def test_contradictory_options_are_refused():
-    config = tiny_config()
-    with pytest.raises(UserError, match=r"--anchor\.weight needs --init"):
-        pretrain(replace(config, anchor=AnchorConfig(weight=1.0)), "tiny")
-    with pytest.raises(UserError, match=r"--optim\.layer-decay needs"):
-        replace(config, optim=replace(config.optim, layer_decay=0.5, matrix_optimizer="muon"))
-    with pytest.raises(UserError, match=r"--model\.train-blocks 3: the network has 2 blocks"):
-        Backbone(ModelConfig("vit_tiny_patch16_224", depth=2, train_blocks=3), 32)

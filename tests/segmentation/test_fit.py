@@ -15,7 +15,7 @@ from croc.eval.datasets import open_segmentation
 from croc.eval.evaluate import split_training
 from croc.eval.features import PatchFeatures, score
 from croc.eval.incontext import fill_memory
-from croc.eval.linear import evaluate_linear, few_label_steps, train_linear
+from croc.eval.linear import evaluate_linear, train_linear
 from croc.eval.machine import Machine
 from croc.eval.protocols import InContextConfig, linear_protocol
 from croc.segmentation.segmenter import load_segmenter
@@ -74,8 +74,6 @@ def test_linear_head_equals_that_of_the_evaluation(tmp_path: Path):
     expected = evaluate_linear(backbone, Machine(), train, val, config).scores
     assert score(patches, [head])[0].scores == pytest.approx(expected, abs=0.05)
     assert segmenter.classes == ("dark", "bright")
-    how = "each half of the images scored by a head trained on the other"
-    assert facts(tmp_path / "head")["score"]["how"] == how
     assert set(facts(tmp_path / "head")["score"]["classes"]) == {"dark", "bright"}
 
 
@@ -87,7 +85,7 @@ def test_incontext_head_equals_that_of_the_evaluation(tmp_path: Path):
     backbone, config = open_backbone(WEIGHTS).float(), InContextConfig(image_px=64)
     memory = fill_memory(PatchFeatures(backbone, Machine(), train, 64, 448, 1), config)
     features = backbone.features(torch.randn(2, 3, 64, 64))
-    torch.testing.assert_close(segmenter.head(features), memory(features))  # pyright: ignore
+    torch.testing.assert_close(segmenter.head(features), memory(features))
     assert 0 <= facts(tmp_path / "head")["score"]["mIoU"] <= 100
 
 
@@ -112,17 +110,3 @@ def test_one_image_is_fitted_but_not_scored(tmp_path: Path, capsys: pytest.Captu
     saved = facts(tmp_path / "head")
     assert saved["score"] is None
     assert saved["labeled pixels"]["absent"] == 0
-    segmenter = load_segmenter(tmp_path / "head")
-    image = np.array(Image.open(tmp_path / "data/images/train/0.png"))
-    labels = np.array(Image.open(tmp_path / "data/labels/train/0.png"))
-    predicted = segmenter.class_map(image)
-    labeled = labels != 255
-    assert (predicted[labeled] == labels[labeled]).mean() > 0.6
-
-
-def test_few_labels_are_trained_for_fewer_steps():
-    steps = [few_label_steps(count, 1500) for count in (1, 5, 20, 50, 100, 1000)]
-    assert steps == sorted(steps)
-    assert steps[0] < 1500
-    assert steps[-2:] == [1500, 1500]
-    assert few_label_steps(1, 10) == 10

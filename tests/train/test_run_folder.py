@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import signal
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -17,12 +16,11 @@ from croc.errors import UserError
 from croc.io import read_metrics
 from croc.train.log import TensorBoard
 from croc.train.loop import pretrain
-from croc.train.run_folder import LOCK, FailedFiles, TrainState, claim_folder
+from croc.train.run_folder import FailedFiles, TrainState, claim_folder
 from croc.weights.checkpoint import checkpoints, load_checkpoint
 from tests.tiny import tiny_config
-from tests.train import after_gradients, metrics_of, train
+from tests.train import after_gradients, metrics_of
 from tests.train.kills import command
-from tests.train.test_processes import launch, wait_for_steps
 
 
 def test_resume_keeps_the_optimizers_fused_flag():
@@ -97,22 +95,6 @@ def test_vanished_folder_is_not_recreated(tmp_path: Path, monkeypatch, capsys):
     assert not away.exists()
 
 
-LONG = ("--optim.epochs", "40")
-
-
-def test_second_process_is_refused_while_the_first_runs(tmp_path: Path, capsys):
-    folder = tmp_path / "run"
-    process = launch(*command(folder, *LONG))
-    wait_for_steps(folder, 3, [process])
-    assert main(command(folder, *LONG)[3:]) == 2
-    line = capsys.readouterr().err.strip()
-    assert line.startswith(f"croc: {folder} is in use by process {process.pid} on ")
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
-    assert (folder / LOCK).exists()
-    train(folder, *LONG, "--run.stop-after-steps", "8")
-
-
 def test_checkpoint_written_before_locking_is_detected(tmp_path: Path):
     """Another process may have trained between the search for checkpoints and the lock."""
     config = tiny_config(tmp_path / "run", stop_after_steps=2, report=False)
@@ -120,11 +102,6 @@ def test_checkpoint_written_before_locking_is_detected(tmp_path: Path):
     claim = claim_folder(folder, config, "tiny", existing=[])
     with pytest.raises(UserError, match="another process has just trained"), claim:
         pass
-
-
-def test_refused_start_leaves_no_folder(tmp_path: Path):
-    assert main(command(tmp_path / "run", "--init", "nowhere")[3:]) == 2
-    assert not (tmp_path / "run").exists()
 
 
 def test_read_only_folder_is_a_one_line_error(small_disk, capsys):

@@ -264,9 +264,7 @@ def byol_sequential(w: State) -> dict[str, Any]:
 
 RESNETS: dict[str, Content] = {
     "moco": moco,
-    "resim": lambda w: moco(w, "module.encoder_q.fpn_lateral5.weight"),
     "resim_detectron2": detectron2("stem.fc.0.weight"),
-    "detco_detectron2": detectron2(),
     "soco_detectron2": detectron2("fpn_lateral2.weight", "box_head.conv1.weight"),
     "soco": soco,
     # zdaxie/PixPro, publish_model.py: only the model is left
@@ -279,8 +277,6 @@ RESNETS: dict[str, Content] = {
         "model": prefixed("module.backbone.", w) | zeros("module.maps_projector.0.weight")
     },
     "densecl": openmmlab("encoder_q.0.", "encoder_k.0.", "queue", "queue2"),
-    "densecl_extracted": lambda w: {"state_dict": w, "author": "OpenSelfSup"},
-    "orl": openmmlab("online_net.0.", "target_net.0.", "local_intra_head.predictor.mlp.0.weight"),
     "byol_openmmlab": openmmlab("online_net.0.", "target_net.0.", "head.predictor.mlp.0.weight"),
     # chigur/byol-convert, from DeepMind's own weights
     "byol_converted": lambda w: (
@@ -290,7 +286,7 @@ RESNETS: dict[str, Content] = {
     "byol_sequential": byol_sequential,
 }
 SAVED: dict[str, Save] = {
-    **dict.fromkeys(("dino_full", "dino_backbone", "moco", "resim", "pixpro"), save_old),
-    **dict.fromkeys(("detco_detectron2", "soco_detectron2"), save_pickle),
+    **dict.fromkeys(("dino_full", "dino_backbone", "moco", "pixpro"), save_old),
+    "soco_detectron2": save_pickle,
 }
 """By projects that do not use torch's present format."""

@@ -1,6 +1,5 @@
 """`croc export`: files and folders give the same weights by themselves; the card describes them."""
 
-import itertools
 import json
 import os
 import shutil
@@ -14,18 +13,19 @@ from safetensors import safe_open
 
 import croc
 from croc.cli import main
-from croc.config import CrocConfig, parse_config
+from croc.config import parse_config
 from croc.eval.evaluate import identify_network
 from croc.eval.results import read_results
 from croc.train.loop import pretrain
 from croc.weights.backbones import fingerprint
-from croc.weights.card import hub_license, make_card
+from croc.weights.card import hub_license
 from croc.weights.checkpoint import checkpoints
-from croc.weights.export import WRITERS, Export, export
+from croc.weights.export import Export, export
 from croc.weights.open import open_backbone
-from croc.weights.record import RunRecord, read_record, without_folder, without_paths
+from croc.weights.record import read_record, without_folder, without_paths
+from tests.eval.commands import call
 from tests.tiny import tiny_config
-from tests.weights.conftest import RECORD, make_file
+from tests.weights.conftest import make_file
 
 IMAGES = torch.rand(2, 3, 48, 32, generator=torch.Generator().manual_seed(0))
 
@@ -73,14 +73,8 @@ def test_every_source(run: Path, bundled: Path, tmp_path: Path, monkeypatch: pyt
         assert fingerprint(croc.load_backbone(f"{folder}/model.safetensors")) == weights
         assert f"\n# {name}\n" in (folder / "README.md").read_text()
         record = read_record(folder / "model.safetensors")
-        assert isinstance(record, RunRecord)
-        assert (record.model, record.patch_px, record.depth) == ("vit_tiny_patch16_224", 8, 2)
         assert (record.image_px, record.step, record.images_seen) == (32, 3, 24)
-        assert (record.recipe, record.method, record.network) == ("tiny", "croc", "teacher")
-        assert record.epochs == pytest.approx(1)
-        config, recipe = parse_config(record.config, "record")
-        assert isinstance(config, CrocConfig)
-        assert (config.cluster, recipe) == (tiny_config().cluster, "tiny")
+        assert parse_config(record.config, "record")[0].model == tiny_config().model
         shutil.rmtree(folder)
 
 
@@ -98,24 +92,17 @@ def test_no_path_leaves_the_machine(run: Path, tmp_path: Path):
         assert str(run.parent).encode() not in path.read_bytes()
 
 
-def evaluate(weights: object, out: Path, *more: str) -> None:
-    small = ("--linear.image-px", "32", "--linear.steps", "5", "--linear.train-px", "16")
-    data = ("--weights", str(weights), "--data", "scenes:8", "--to", str(out), "--workers", "0")
-    assert main(["evaluate", "linear", *data, *small, *more]) == 0
-
-
 def test_the_card_of_a_file(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     """With the scores of these weights, exact or rounded, and of no others."""
     to, out = tmp_path / "a|b.safetensors", tmp_path / "out"
     for weights in (run, f"random:{run}"):
-        evaluate(weights, out, "--hold-out", "0.5")
+        assert call("linear", weights, "scenes:8", out, "--hold-out", "0.5") == 0
     export(Export(str(run), str(tmp_path / "same.safetensors")))
-    evaluate(tmp_path / "same.safetensors", out)
+    assert call("linear", tmp_path / "same.safetensors", "scenes:8", out) == 0
     capsys.readouterr()
     scores = ("--scores", str(out / "results.jsonl"))
     license = ("--license", "mine | *alone*")
     assert main(["export", str(run), "--to", str(to), *scores, *license]) == 0
-    assert capsys.readouterr().out.split() == [str(to), str(to.with_suffix(".md"))]
     text = to.with_suffix(".md").read_text()
     exact, _, rounded = (line["scores"]["mIoU"] for line in read_results(out))
     assert f"| Scenes, 50% of its training split | mIoU {exact:.1f} | before rounding |" in text
@@ -123,9 +110,7 @@ def test_the_card_of_a_file(run: Path, tmp_path: Path, capsys: pytest.CaptureFix
     assert text.count("| mIoU") == 2
     for part in (r"mine \| \*alone\*", r"# a\|b", "24 (1 epochs)", "tiny, step 3"):
         assert part in text
-    assert "mean (0.485, 0.456, 0.406) and std (0.229, 0.224, 0.225)" in text
     assert "@inproceedings{stegmuller2023croc" in text
-    assert '"k_start": 5' in text
 
 
 def test_front_matter_and_licenses(run: Path, tmp_path: Path):
@@ -135,19 +120,11 @@ def test_front_matter_and_licenses(run: Path, tmp_path: Path):
     assert licenses == ["mit", None, None, "apache-2.0"]
     file = make_file(tmp_path / "a.safetensors", "vit_tiny_patch16_224")
     (same,) = export(Export(str(file), "timm", folder=str(tmp_path / "same")))
-    tags = ("timm", "self-supervised", "dense-features", "vision-transformer", "croc")
-    assert (
-        (same / "README.md")
-        .read_text()
-        .startswith(
-            "---\nlicense: apache-2.0\nlibrary_name: timm\npipeline_tag: image-feature-extraction\n"
-            "tags:\n" + "".join(f'- "{tag}"\n' for tag in tags) + "---\n\n# a\n"
-        )
-    )
+    front = "---\nlicense: apache-2.0\nlibrary_name: timm\npipeline_tag: image-feature-extraction\n"
+    assert (same / "README.md").read_text().startswith(front)
     (other,) = export(Export(str(file), "timm", folder=str(tmp_path / "o"), license="ask me: mine"))
     card = (other / "README.md").read_text()
     assert card.startswith("---\nlicense: other\nlicense_name: see-the-card\n")
-    assert "| license | ask me: mine |" in card
     assert json.loads((other / "config.json").read_text())["pretrained_cfg"]["license"] == "other"
 
     config = tiny_config(tmp_path / "second", stop_after_steps=1, report=False)
@@ -156,14 +133,6 @@ def test_front_matter_and_licenses(run: Path, tmp_path: Path):
     card = (folder / "README.md").read_text()
     for part in ("license: other", "| started from | tiny |", "trained further without labels"):
         assert part in card
-
-
-def test_names_are_quoted_in_code():
-    facts: dict[str, Any] = {"architecture": "ViT", "dtype": "float32", "numbers": 1, "prefix": 1}
-    for kind, push in itertools.product((*WRITERS, None), (None, "me/mine")):
-        facts |= {"kind": kind, "push": push, "model_class": "ViTModel", "folder": 'a"b\\c\nü'}
-        card = make_card("a", RECORD, **facts)
-        compile(card.partition("```python\n")[2].partition("```")[0], "card", "exec")
 
 
 def test_a_folder_is_whole_and_new(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -1,7 +1,6 @@
 """The explorer's server in a thread of the test, and plain requests to it."""
 
 import http.client
-import io
 import json
 import threading
 import time
@@ -11,14 +10,12 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
-import numpy as np
-from PIL import Image
-
 from croc.config import ClusterConfig
 from croc.lab.app import open_port
 from croc.lab.app.explorer import Explorer
 from croc.lab.show.look import Look
 from croc.weights.checkpoint import untrained
+from tests.data.pictures import encode, noise
 from tests.tiny import tiny_config
 
 BOXES = [[10, 20, 200, 180], [120, 100, 220, 240]]
@@ -99,7 +96,4 @@ def listening(server: Any) -> Iterator[Served]:
 
 def encoded(kind: str = "PNG", width: int = 120, height: int = 80, **options: Any) -> bytes:
     """A picture of noise as a file's bytes."""
-    pixels = np.random.default_rng(0).integers(0, 256, (height, width, 3), np.uint8)
-    file = io.BytesIO()
-    Image.fromarray(pixels).save(file, kind, **options)
-    return file.getvalue()
+    return encode(noise(height, width), kind, **options)

@@ -16,7 +16,7 @@ from croc.method.photometric import normalize
 from croc.method.randomness import sample_key
 from croc.method.types import Views
 from croc.method.views import Crops, crop, patch_centers
-from tests.lab.app.serving import BOXES, Served, serving, tiny_model
+from tests.lab.app.serving import BOXES, Served
 
 
 def pixels_of(url: str) -> np.ndarray:
@@ -68,15 +68,6 @@ def test_clusters_equal_locate(served: Served, changes: dict[str, Any]) -> None:
     assert np.abs(pixels_of(answer["maps"]) - expected.numpy()).max() <= 0.51
 
 
-def test_released_variant_shows_every_share() -> None:
-    with serving(tiny_model(variant="released")) as served:
-        answer = served.ask("clusters").json
-        assert served.ask("clusters", position_weight="inf").status == 200
-    shape = {"k": answer["columns"], "h": 3, "m": 2, "r": 4}
-    shares = rearrange(pixels_of(answer["maps"]), "(h m r) (k c) -> h m r c k", **shape)
-    assert (shares.max(axis=-1) >= 127).all()  # at least half, also where two tie
-
-
 def test_trace_contains_the_chosen_clusters(served: Served) -> None:
     head = 2
     clusters = served.ask("clusters", k_start=7).json
@@ -108,19 +99,3 @@ def test_similarities_are_cosines(served: Served) -> None:
     assert pixels_of(answer["crops"])[5, 2] == 255  # itself
     assert pixels_of(answer["whole"]).shape == (8, 8)
     assert min(pixels_of(answer["crops"]).min(), pixels_of(answer["whole"]).min()) == 0
-
-
-def test_sliders_do_not_run_the_network_again(served: Served, monkeypatch) -> None:
-    backbone, passes = served.server.models[0].backbone, []
-    real = backbone.forward_tokens
-    counting = lambda *args: passes.append(0) or real(*args)  # noqa: E731
-    monkeypatch.setattr(backbone, "forward_tokens", counting)
-    boxes = [[7, 7, 90, 91], BOXES[1]]  # not in the cache yet
-    for changes in ({}, {"k_start": 3}, {"sharpness": 5}, {"position_weight": 0}, {"seed": 2}):
-        served.ask("clusters", boxes=boxes, **changes)
-        assert len(passes) == 1
-    served.ask("trace", boxes=boxes)
-    assert len(passes) == 1
-    served.ask("clusters", boxes=boxes, tokens="keys")
-    served.ask("clusters", boxes=[[8, 7, 90, 91], BOXES[1]])
-    assert len(passes) == 3

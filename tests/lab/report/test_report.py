@@ -1,7 +1,6 @@
 """What training draws and writes on its way, what the page makes of a folder, and the command."""
 
 import json
-import re
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -9,7 +8,6 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-import croc
 from croc.cli import main
 from croc.io import read_metrics
 from croc.lab.report import hook
@@ -69,15 +67,6 @@ def test_a_failure_is_reported_once_and_training_continues(tmp_path: Path, capsy
     assert "as of step 9 of 9" in (run / "report.html").read_text()  # it is only without pictures
 
 
-def test_command_writes_the_page(tmp_path: Path, capsys, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    make_run(tmp_path / "run", 3)
-    assert main(["show", "report", "run"]) == 0
-    assert capsys.readouterr().out == "run/report.html\n"
-    assert main(["show", "report", "run", "run", "--to", "both.html"]) == 0
-    assert "2 runs compared" in Path("both.html").read_text()
-
-
 @pytest.mark.parametrize(
     ("metrics", "step", "curves"),
     [
@@ -92,33 +81,6 @@ def test_live_run_gives_a_page(metrics: str, step: int, curves: int, tmp_path: P
     run = read_run(folder)
     assert (run.step, len(run.metrics)) == (step, curves)
     assert "<title>run</title>" in report([folder])
-
-
-def test_learning_rates_of_earlier_versions_are_read(tmp_path: Path):
-    """They wrote `rate` to metrics.jsonl; a run resumed since then has both names."""
-    folder = make_run(tmp_path / "run", 2)
-    old = json.dumps({"step": 1, "epoch": 0, "rate": 1e-3})
-    new = json.dumps({"step": 3, "epoch": 0, "lr": 1e-3})
-    (folder / "metrics.jsonl").write_text(f"{old}\n{new}\n")
-    rates = [(1, 1e-3), (3, 1e-3)]
-    assert [(x["step"], x["lr"]) for x in croc.Run(folder).metrics()] == rates
-    run = read_run(folder)
-    assert run.metrics["lr"] == rates
-    assert "rate" not in run.metrics
-
-
-def test_cut_off_scores_are_left_out(tmp_path: Path):
-    run = make_run(tmp_path / "run", 5, effective_clusters=3.5, mean_k=4.0)
-    results = add_scores(run)
-    (results.parent / "pictures" / "one.png").unlink()
-    with results.open("a") as file:
-        file.write('{"half')
-    page = report([run])
-    assert "mIoU <strong>23.2</strong>" in page
-    # A token may be spread over half of the clusters, not more.
-    (fact,) = re.findall(r"<dt>clusters per token</dt><dd.*?</dd>", page, re.DOTALL)
-    assert "3.5 of 4.0" in fact
-    assert '"check this"' in fact
 
 
 def test_scores_find_their_runs(tmp_path: Path):
@@ -138,3 +100,11 @@ def test_scores_find_their_runs(tmp_path: Path):
     scores = find_scores(runs, [other])
     assert [score["run"] for score in scores] == [0, 1, 1, None]
     assert [score["source"] is None for score in scores] == [False, True, True, True]
+
+
+def test_command_writes_the_page(tmp_path: Path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    make_run(tmp_path / "run", 3)
+    assert main(["show", "report", "run", "run", "--to", "both.html"]) == 0
+    assert capsys.readouterr().out == "both.html\n"
+    assert "2 runs compared" in Path("both.html").read_text()

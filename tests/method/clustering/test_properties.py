@@ -118,17 +118,6 @@ def test_degenerate_inputs_give_finite_results(variant: str, weight: float, name
             assert_sound(run(case.to(dtype)), options, atol * max(20, sharpness))
 
 
-@pytest.mark.parametrize("k_max", [None, 4])
-def test_equal_costs_choose_the_largest_k(k_max: int | None) -> None:
-    """If all tokens are equal, the cost of every step is 0 in `released`."""
-    case = make_case(0, config("released", k_start=6, k_max=k_max, position_weight=0.0))
-    tokens = torch.zeros_like(case.tokens)
-    tokens[..., 2] = 1
-    result = run(case.changed(tokens=tokens))
-    assert (result.cost == 0).all()
-    assert (result.count == (k_max or 6)).all()
-
-
 @both
 def test_computes_in_float32(variant: str) -> None:
     """Under autocast, and on bfloat16 tokens."""
@@ -139,19 +128,6 @@ def test_computes_in_float32(variant: str) -> None:
     rounded = case.changed(tokens=case.tokens.bfloat16())
     assert run(rounded).assignments.dtype == torch.float32
     assert_same(run(rounded), run(case.changed(tokens=rounded.tokens.float())), atol=0)
-
-
-@pytest.mark.parametrize(
-    ("dtype", "low", "atol"), [(torch.float32, 1e-30, 1e-4), (torch.float64, 1e-200, 1e-10)]
-)
-def test_token_without_saliency_is_assigned_like_the_limit(dtype, low: float, atol: float):
-    """In `paper`, saliency 0 gives the assignment of a vanishingly small saliency."""
-    case = make_case(0, config(k_start=6), empty=True).to(dtype)
-    assert (case.saliency == 0).any()
-    result = run(case)
-    assert_same(result, run(case.changed(saliency=case.saliency.clamp_min(low))), atol)
-    for m, part in enumerate(case.saliency.chunk(2, dim=-1)):
-        assert (result.assignments[m][part == 0].sum(-1) > 0.99).all()
 
 
 # --- seeds ----------------------------------------------------------------------------------
