@@ -221,19 +221,22 @@ class Croc:
             all_targets = [targets for _, _, targets in micro_batches]
             with profile_range("loss"):
                 centers = {name: self._center(name, all_targets) for name in self.centers}
-            totals = self.count_items(all_targets)
+            weights = self.loss_weights(all_targets)
         metrics: dict[str, Tensor] = {}
         for index, (pixels, sample_keys, targets) in enumerate(micro_batches):
             with skip_gradient_sync(fabric, student, is_last=index + 1 == len(micro_batches)):
                 losses = student(pixels, sample_keys, targets, centers, self.temp)
-                means = self.mean_losses(losses, targets, totals)
+                means = {
+                    name: (weights[index][name.partition("_")[2]] * values).sum()
+                    for name, values in losses.items()
+                }
                 loss = self.total_loss(means)
                 with profile_range("backward"):
                     # DDP takes the mean over processes, but the contributions must be summed.
                     fabric.backward(loss * process_count())
             for name, value in {"loss": loss, **means}.items():
                 metrics[name] = metrics.get(name, 0) + value.detach()
-        return metrics | self.other_metrics(metrics, all_targets, totals)
+        return metrics | self.other_metrics(metrics, all_targets, weights)
 
     @torch.no_grad()
     def compute_targets(self, views: Views, sample_keys: Int64[Tensor, "B"]) -> Targets:
@@ -277,37 +280,23 @@ class Croc:
         count = torch.stack([x.valid[name].sum() for x in targets]).sum().float()
         return self.centers[name].update(total, VIEWS * count)
 
-    def count_items(self, targets: list[Targets]) -> dict[str, Float[Tensor, ""]]:
-        """What the sums of the losses are divided by, over the step and all processes: the number
-        of images, of images that have any valid cluster, and of masked patches. In `released`, the
-        number of valid clusters of this process. `k` is the sum of the chosen K, before pruning."""
-        valid = {name: torch.cat([x.valid[name] for x in targets]) for name in targets[0].valid}
-        if "cluster" in valid and not self.is_released:
-            valid["cluster"] = valid["cluster"].any(dim=2).any(dim=1)
-        counts = {name: items.sum() for name, items in valid.items()}
-        clusters = [x.clusters for x in targets if x.clusters is not None]
-        if clusters:
-            counts["k"] = torch.cat([x.count for x in clusters]).sum()
-        totals = sum_over_processes(torch.stack(list(counts.values())).float())
-        totals = dict(zip(counts, totals.clamp_min(1)))
-        if self.is_released:  # the contributions of the processes are then a mean
-            totals["cluster"] = counts["cluster"].float().clamp_min(1) * process_count()
-        return totals
+    def loss_weights(self, targets: list[Targets]) -> list[dict[str, Tensor]]:
+        """The weights of the images, clusters and masked patches of each micro-batch. Those of one
+        kind sum to 1 over the step and all processes, and are 0 for items that are not valid.
 
-    def mean_losses(
-        self, losses: dict[str, Tensor], targets: Targets, totals: dict[str, Tensor]
-    ) -> dict[str, Tensor]:
-        """This micro-batch's contribution to the mean of each loss and entropy, which are 0 for
-        items that are not valid. For clusters, it is the mean over the clusters of an image, then
-        over the images that have any; in `released`, over all clusters of the process."""
-        means = {}
-        for name, values in losses.items():
-            item = name.partition("_")[2]
-            if item == "cluster" and not self.is_released:
-                clusters = targets.valid["cluster"].sum(dim=(1, 2))
-                values = values.sum(dim=(1, 2)) / clusters.clamp_min(1)
-            means[name] = values.sum() / totals[item]
-        return means
+        Images weigh the same, and so do patches. The weight of an image that has any valid clusters
+        is shared by these; in `released`, all valid clusters of a process weigh the same.
+        """
+        weights = [{name: valid.float() for name, valid in x.valid.items()} for x in targets]
+        if "cluster" in self.centers and not self.is_released:
+            for each in weights:
+                each["cluster"] /= each["cluster"].sum(dim=(1, 2), keepdim=True).clamp_min(1)
+        own = torch.stack([torch.stack([x.sum() for x in each.values()]) for each in weights])
+        sums = dict(zip(weights[0], sum_over_processes(own.sum(dim=0))))
+        if self.is_released:  # the contributions of the processes are then a mean
+            number = list(weights[0]).index("cluster")
+            sums["cluster"] = own[:, number].sum() * process_count()
+        return [{name: w / sums[name].clamp_min(1) for name, w in each.items()} for each in weights]
 
     def total_loss(self, means: dict[str, Tensor]) -> Float[Tensor, ""]:
         """The paper's total loss, and the terms of our additions."""
@@ -320,24 +309,26 @@ class Croc:
         return loss
 
     def other_metrics(
-        self, means: dict[str, Tensor], targets: list[Targets], totals: dict[str, Tensor]
+        self, means: dict[str, Tensor], targets: list[Targets], weights: list[dict[str, Tensor]]
     ) -> dict[str, Tensor]:
         """How far the student is from the teacher, and how the images are clustered."""
         metrics = {"kl_image": means["loss_image"] - means["entropy_image"]}
-        clusters = [x.clusters for x in targets if x.clusters is not None]
-        if not clusters:
+        if "cluster" not in self.centers:
             return metrics
         metrics["kl_cluster"] = means["loss_cluster"] - means["entropy_cluster"]
-        softness = [self.softness(x.assignments) for x in clusters]
-        by_head = {
-            "mean_k": torch.cat([x.count for x in clusters]).float(),
-            "effective_clusters": torch.cat([effective for effective, _ in softness]),
-            "largest_assignment": torch.cat([largest for _, largest in softness]),
-        }
-        for name, values in by_head.items():
-            metrics[name] = values.mean(dim=1).sum() / totals["image"]
-        valid = torch.cat([x.valid for x in clusters])
-        return metrics | {"valid_fraction": valid.sum() / totals["k"]}
+        for x, weight in zip(targets, weights):
+            assert x.clusters is not None
+            effective, largest = self.softness(x.clusters.assignments)
+            k = x.clusters.count.float()
+            for name, by_head in {
+                "mean_k": k,
+                "valid_fraction": x.clusters.valid.sum(dim=-1) / k,
+                "effective_clusters": effective,
+                "largest_assignment": largest,
+            }.items():
+                mean = (weight["image"] * by_head.mean(dim=1)).sum()
+                metrics[name] = metrics.get(name, 0) + mean
+        return metrics
 
     def freeze_prototypes(self, schedule: ScheduleState) -> None:
         """In the first epochs the prototypes get no gradient."""
