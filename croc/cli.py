@@ -38,11 +38,11 @@ HELP = """CrOC: dense visual features from unlabeled images of scenes.
   croc show clusters [IMAGE ...] --run RUN
                                      plot the clusters of each head in two views of an image
   croc show merging IMAGE --run RUN  plot how clusters are merged, with the cost at each K
-  croc show features IMAGE ... --run RUN
+  croc show features [IMAGE ...] --run RUN
                                      plot token PCA, similarity to a patch, attention maps
   croc show report RUN ...           write an HTML report: curves, clusters, scores, settings
   croc show weights FILE             inspect a checkpoint from CrOC or another project
-  croc app RUN [RUN2]                explore the clusters of two crops in a browser
+  croc app [RUN [RUN2]]              explore the clusters of two crops in a browser
   croc app label FOLDER --weights WEIGHTS
                                      label images by clicking patches, in a browser
   croc segment fit --weights WEIGHTS --data folder:LABELED --to HEAD

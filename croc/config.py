@@ -270,8 +270,8 @@ class ClusterConfig(Section):
     """The weight of each token: its CLS attention, as in the paper, or the same for all. Initial
     centroids are sampled in proportion to it, and clusters are balanced by total weight."""
     sizes: Literal["balanced", "free"] = "balanced"
-    """balanced: clusters have nearly equal total weights, as in the paper. free: each token goes to
-    the centroids with the lowest cost."""
+    """balanced: clusters have nearly equal total weights, as in the paper. free: each token is
+    assigned by softmax(−λ · cost), whatever the sizes of the clusters."""
     k_max: int | None = None
     """The largest K that may be chosen; by default --cluster.k-start."""
     k_select: Literal["cost", "fixed"] = "cost"

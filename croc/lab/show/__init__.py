@@ -16,14 +16,14 @@ PICTURES = (".png", ".jpg", ".pdf", ".svg")
 @dataclass(frozen=True)
 class _Show:
     run: str | None = None
-    """Run folder."""
+    """Run folder. Pass either this or --weights."""
     step: int | None = None
     """Step of the checkpoint; 0 is the untrained network. By default the last one."""
     weights: str | None = None
-    """Instead of a run: the name of bundled weights, a file written by croc export, or
+    """The name of bundled weights, a run folder, a file written by croc export, hf:USER/NAME, or
     random:NAME for an untrained timm ViT."""
     heads: tuple[int, ...] | None = None
-    """Indices of the attention heads to show, from 0."""
+    """Indices of the attention heads to show, from 0; by default all (merging: the first three)."""
     to: str | None = None
     """Output file; by default KIND.png in the run folder, or NAME-KIND.png in the current
     directory."""
