@@ -95,7 +95,7 @@ def make_head(options: DiscoverOptions, folder: Path, settings: dict[str, Any]) 
     check_storable(backbone)
     sizes = WithinConfig(image_px=options.image_px, blocks=options.blocks)
     px = fit_image_size(sizes, backbone).image_px
-    files, _ = list_images(options.images, folder.absolute())
+    files, _ = list_images(options.images, folder)
     order = np.random.Generator(np.random.Philox(sample_key(options.seed, 0, 0) % 2**63))
     order = order.permutation(len(files))[:SAMPLE]
     working: Any = copy.deepcopy(backbone).to(machine.device, machine.precision)

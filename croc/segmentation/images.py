@@ -4,6 +4,7 @@ import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -29,16 +30,19 @@ class ImageFile:
 
 def list_images(sources: Sequence[str], exclude: Path) -> tuple[list[ImageFile], str]:
     """Return the images (folders are searched recursively) and their common root. Files below
-    `exclude`, the output folder, are left out: it may contain masks of an earlier run."""
+    `exclude`, the output folder, are left out, whichever path leads to them: it may contain masks
+    of an earlier run."""
     if not sources:
         raise UserError("pass image folders or files as IMAGES")
     paths: dict[Path, None] = {}
     tops = []
+    real, output = cache(os.path.realpath), os.path.realpath(exclude)
     for source in map(os.path.expanduser, sources):
         path = Path(os.path.abspath(source))
         if path.is_dir():
-            inside = (Path(os.fsdecode(name)) for name in sorted(walk_images(os.fsencode(path))))
-            paths |= dict.fromkeys(file for file in inside if not file.is_relative_to(exclude))
+            for file in map(Path, map(os.fsdecode, sorted(walk_images(os.fsencode(path))))):
+                if not Path(real(file.parent)).is_relative_to(output):
+                    paths[file] = None
             tops.append(path)
         elif path.is_file() and is_image(os.fsencode(path.name)):
             paths[path] = None
@@ -49,12 +53,18 @@ def list_images(sources: Sequence[str], exclude: Path) -> tuple[list[ImageFile],
     if not paths:
         raise UserError(f"no images in {', '.join(sources)} (searched recursively)")
     root = os.path.commonpath(tops)
-    bare = {path: path.relative_to(root).with_suffix("").as_posix() for path in paths}
-    count = Counter(name.lower() for name in bare.values())  # some file systems ignore case
-    return [
-        ImageFile(path, path.relative_to(root).as_posix() if count[name.lower()] > 1 else name)
-        for path, name in bare.items()
-    ], root
+    full = {path: path.relative_to(root).as_posix() for path in paths}
+    names = {path: os.path.splitext(name)[0] for path, name in full.items()}
+    while True:  # a.jpg and a.png keep their ends, so a.jpg.png must, too
+        count = Counter(map(str.lower, names.values()))  # some file systems ignore case
+        shared = {
+            path: full[path]
+            for path, name in names.items()
+            if count[name.lower()] > 1 and name != full[path]
+        }
+        if not shared:
+            return [ImageFile(path, name) for path, name in names.items()], root
+        names |= shared
 
 
 @dataclass(frozen=True)
