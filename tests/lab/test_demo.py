@@ -95,5 +95,7 @@ def test_a_run_that_is_resumed_needs_the_rest(tmp_path: Path, capsys):
     capsys.readouterr()
     rows = printed_rows([*run, "--dry-run"], capsys)
     assert rows["steps"] == "5 at batch size 8, resuming from step 4"
+    rows = printed_rows(["--run.stop-after-steps", "1", "--dry-run"], capsys)
+    assert rows["steps"] == "1 at batch size 8"
     assert (tmp_path / "run/metrics.jsonl").read_text() == before
     assert read_metrics(tmp_path / "run")[-1]["step"] == 4
