@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 
 import croc
 from croc.errors import UserError
@@ -14,7 +15,6 @@ from croc.eval.features import Moments
 from croc.eval.linear import Layer
 from croc.method.photometric import normalize
 from croc.segmentation.segmenter import (
-    MAX_LOGITS,
     argmax_upsampled,
     fold_standardization,
     load_segmenter,
@@ -72,14 +72,15 @@ def test_folded_standardization_gives_the_same_logits():
     torch.testing.assert_close(folded, expected, atol=1e-4, rtol=1e-5)
 
 
-def test_argmax_in_chunks_equals_argmax(monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("size", [(30, 20), (3, 40), (1, 1), (90, 7)])
+def test_argmax_in_bands_equals_argmax(size: tuple[int, int], monkeypatch: pytest.MonkeyPatch):
     scores = torch.randn(9, 4, 5)
     scores[7] = scores[2]  # the first of equal scores wins
-    whole = argmax_upsampled(scores, (30, 20))
-    monkeypatch.setattr("croc.segmentation.segmenter.MAX_LOGITS", 2 * 30 * 20)
-    assert MAX_LOGITS > 9 * 30 * 20
-    assert np.array_equal(argmax_upsampled(scores, (30, 20)), whole)
-    assert 7 not in whole
+    whole = F.interpolate(scores[None], size=size, mode="bilinear")[0].argmax(dim=0).numpy()
+    assert np.array_equal(argmax_upsampled(scores, size), whole)
+    monkeypatch.setattr("croc.segmentation.segmenter.MAX_BAND", 2 * 9 * size[1])
+    monkeypatch.setattr("croc.segmentation.segmenter.MAX_WIDE", 3 * 9 * size[1])
+    assert np.array_equal(argmax_upsampled(scores, size), whole)
 
 
 @pytest.fixture
