@@ -12,7 +12,7 @@ from jaxtyping import UInt8
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from croc.data.decode import WHOLE_PX, UndecodableImage, decode_image
+from croc.data.decode import WHOLE_PX, UndecodableImage, decode_image, downscale_image
 from croc.data.sources import is_image, walk_images
 from croc.errors import UserError
 from croc.eval.features import resize_image
@@ -69,8 +69,8 @@ def list_images(sources: Sequence[str], exclude: Path) -> tuple[list[ImageFile],
 
 @dataclass(frozen=True)
 class Loaded:
-    """A decoded image; `pixels`, the network's input, is None if the image is cut into tiles, and
-    `image` is None if only its size is needed."""
+    """A decoded image of this size; `pixels`, the network's input, is None if the image is cut into
+    tiles. `image` is for overlays and filters, perhaps smaller, and None if nothing needs it."""
 
     file: ImageFile
     size: tuple[int, int]
@@ -87,8 +87,8 @@ class Reader(Dataset[Loaded | ImageFile]):
     image_px: int
     unit_px: int | None = None
     tiled: bool = False
-    keep_image: bool = False
-    """Whether to return the image itself, too."""
+    shown_px: int | None = None
+    """To return the image itself, too: its maximum length, unless it is cut into tiles."""
 
     def __getitem__(self, index: int) -> Loaded | ImageFile:
         file = self.files[index]
@@ -98,5 +98,6 @@ class Reader(Dataset[Loaded | ImageFile]):
         except (UndecodableImage, OSError) as error:
             return replace(file, problem=one_line(str(error)))
         pixels = None if self.tiled else resize_image(image, self.image_px, self.unit_px)
-        keep_image = self.keep_image or self.tiled
-        return Loaded(file, image.shape[:2], pixels, image if keep_image else None)
+        shown_px = WHOLE_PX if self.tiled else self.shown_px
+        shown = downscale_image(image, shown_px) if shown_px else None
+        return Loaded(file, image.shape[:2], pixels, shown)

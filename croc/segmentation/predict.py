@@ -20,6 +20,7 @@ from PIL.PngImagePlugin import PngInfo
 from torch import Tensor
 
 from croc import __version__
+from croc.data.decode import WHOLE_PX, downscale_image
 from croc.data.loader import iterate
 from croc.data.sources import printable
 from croc.errors import UserError
@@ -161,15 +162,13 @@ def _save_npz(shares: np.ndarray, path: Path) -> None:
 
 
 def paint(
-    image: UInt8[np.ndarray, "H W 3"],
+    image: UInt8[np.ndarray, "h w 3"],
     classes: UInt8[np.ndarray, "H W"],
     colors: Sequence[tuple[int, int, int]],
 ) -> Image.Image:
     """The image blended half and half with its class colors, at most 1280 px long."""
-    scale = min(1.0, OVERLAY_PX / max(classes.shape))
-    size = (max(1, round(classes.shape[1] * scale)), max(1, round(classes.shape[0] * scale)))
-    small = Image.fromarray(image).resize(size, Image.Resampling.BILINEAR, reducing_gap=2.0)
-    labels = np.array(Image.fromarray(classes).resize(size, Image.Resampling.NEAREST))
+    small = Image.fromarray(downscale_image(image, OVERLAY_PX))
+    labels = np.array(Image.fromarray(classes).resize(small.size, Image.Resampling.NEAREST))
     tint = Image.fromarray(np.array(colors, np.uint8)[labels])
     return Image.blend(small, tint, 0.5)
 
@@ -229,11 +228,10 @@ def write_masks(files: Sequence[ImageFile], output: Output, workers: int) -> lis
     """Write the masks of these images; return those that cannot be decoded."""
     segmenter, options = output.segmenter, output.options
     failed: list[ImageFile] = []
-    keep_image, tiled = (
-        options.overlays or options.upsampling == "guided",
-        options.tile_px is not None,
-    )
-    reader = Reader(files, segmenter.image_px, segmenter.unit_px, tiled, keep_image)
+    shown_px = OVERLAY_PX if options.overlays else None
+    shown_px = WHOLE_PX if options.upsampling == "guided" else shown_px
+    tiled = options.tile_px is not None
+    reader = Reader(files, segmenter.image_px, segmenter.unit_px, tiled, shown_px)
     items = iterate(reader, range(len(files)), workers=workers, ahead=4)
 
     def readable() -> Iterator[Loaded]:

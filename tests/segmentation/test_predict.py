@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from croc.cli import main
-from croc.segmentation.images import list_images
+from croc.segmentation.images import Loaded, Reader, list_images
 from croc.segmentation.segmenter import load_segmenter, save_segmenter
 from tests.segmentation.heads import make_head
 
@@ -130,6 +130,19 @@ def test_every_image_has_its_own_mask(tmp_path: Path):
     listed, _ = list_images([str(tmp_path)], tmp_path / "masks")
     masks = {file.path.name: file.name for file in listed}
     assert masks == {**{name: name for name in names}, "b.png": "b"}
+
+
+def test_overlays_of_large_images_are_small(head: Path, tmp_path: Path):
+    draw_photo(tmp_path / "photos" / "a.png", 0, (2000, 500))
+    assert predict(head, tmp_path / "photos", "--to", tmp_path / "masks", "--overlays") == 0
+    assert read(tmp_path / "masks" / "a.png").shape == (500, 2000)
+    with Image.open(tmp_path / "masks" / "overlays" / "a.jpg") as overlay:
+        assert overlay.size == (1280, 320)
+    listed, _ = list_images([str(tmp_path / "photos")], tmp_path / "masks")
+    loaded = Reader(listed, 64, shown_px=1280)[0]  # what a reading process sends
+    assert isinstance(loaded, Loaded)
+    assert loaded.image is not None
+    assert (loaded.size, loaded.image.shape) == ((500, 2000), (320, 1280, 3))
 
 
 def test_edited_masks_are_kept(head: Path, photos: Photos, tmp_path: Path, capsys):
