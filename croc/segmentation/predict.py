@@ -1,5 +1,6 @@
 """`croc segment predict`: a mask for every image, streamed; resumes after an interruption."""
 
+import csv
 import hashlib
 import json
 import os
@@ -31,15 +32,17 @@ from croc.segmentation.edges import follow_edges
 from croc.segmentation.images import ImageFile, Loaded, Reader, list_images
 from croc.segmentation.options import PredictOptions
 from croc.segmentation.rle import write_coco
-from croc.segmentation.scores import score_images
+from croc.segmentation.scores import certainty, score_images
 from croc.segmentation.segmenter import Segmenter, argmax_upsampled, head_hash, load_segmenter
 from croc.signals import catch_signals
 from croc.tables import count_noun
 from croc.weights.backbones import check_fit
 
-SETTINGS, FORMAT = "settings.json", 1
+SETTINGS, TABLE, FORMAT = "settings.json", "masks.csv", 1
 SETTINGS_KEY = "croc"
 """The key of a text in each PNG: the hash of the settings that the mask was made with."""
+VALUES_KEY = "croc values"
+"""The key of another one: the mask's row of masks.csv, without the file."""
 OVERLAY_PX = 1280
 WRITERS, MAX_PENDING_WRITES = 4, 16
 MAX_LISTED_FAILURES = 20
@@ -143,11 +146,35 @@ class Output:
         if self.options.probabilities:
             _write(probabilities, partial(_save_npz, shares.half().cpu().numpy()))
         mask = Image.fromarray(classes)
+        values = [f"{certainty(shares):.4f}", *class_percentages(mask, len(shares))]
         colors = [value for color in self.segmenter.colors for value in color]
         mask.putpalette(colors + [0] * (768 - len(colors)))  # a full palette keeps 8 bits
         info = PngInfo()
         info.add_text(SETTINGS_KEY, self.settings_hash)
+        info.add_text(VALUES_KEY, ",".join(values))
         _write(self.mask(loaded.file), partial(mask.save, format="PNG", pnginfo=info))
+
+    def write_table(self, files: Sequence[ImageFile], root: str) -> Path:
+        """masks.csv, least certain first; edited masks have no certainty and come last."""
+        classes, rows = self.segmenter.classes, []
+        for file in files:
+            with Image.open(self.mask(file)) as mask:
+                values = mask.info.get(VALUES_KEY, "").split(",")
+                if values == [""]:
+                    values += class_percentages(mask, len(classes))
+            rows.append([printable(os.fsencode(file.path.relative_to(root))), *values])
+        rows.sort(key=lambda row: float(row[1] or "inf"))
+        path = self.folder / TABLE
+        with (
+            replacing(path) as partial_file,
+            partial_file.open("w", encoding="utf-8", newline="") as opened,
+        ):
+            csv.writer(opened).writerows([["file", "certainty", *classes], *rows])
+        return path
+
+
+def class_percentages(mask: Image.Image, classes: int) -> list[str]:
+    return [f"{100 * n / (mask.width * mask.height):.2f}" for n in mask.histogram()[:classes]]
 
 
 def _write(path: Path, save: Any) -> None:
@@ -200,8 +227,9 @@ def predict(options: PredictOptions) -> list[str]:
     states = {file: output.state(file) for file in files}
     missing = [file for file, state in states.items() if state == "missing"]
     path = folder / "masks.json"
-    if missing:
-        path.unlink(missing_ok=True)  # it belongs to the masks that are replaced
+    for summary in (path, folder / TABLE):
+        if missing:
+            summary.unlink(missing_ok=True)  # it belongs to the masks that are replaced
     failed = write_masks(missing, output, machine.workers)
     if len(failed) == len(files):
         raise UserError("no image can be decoded")
@@ -212,10 +240,12 @@ def predict(options: PredictOptions) -> list[str]:
     if edited := list(states.values()).count("edited"):
         note += f", {count_noun(edited, 'edited mask')} kept"
     lines = [f"{count_noun(len(files) - len(failed), 'mask')} in {folder}{note}"]
+    undecoded = set(failed)
+    written = [file for file in files if file not in undecoded]
+    lines.append(f"certainty and classes of each: {output.write_table(written, root)}")
     if options.rle:
-        masks = [(str(file.path), output.mask(file)) for file in files if file not in failed]
-        relative = [(Path(name).relative_to(root).as_posix(), mask) for name, mask in masks]
-        write_coco(path, relative, segmenter.classes)
+        masks = [(file.path.relative_to(root).as_posix(), output.mask(file)) for file in written]
+        write_coco(path, masks, segmenter.classes)
         lines.append(f"all masks in COCO's format: {path}")
     for file in failed[:MAX_LISTED_FAILURES]:
         name = printable(os.fsencode(file.path))

@@ -1,5 +1,6 @@
 """Masks of folders: names, contents, and resuming without repeated or lost work."""
 
+import csv
 import json
 import os
 import signal
@@ -100,14 +101,15 @@ def test_masks_are_kept_until_settings_change(head: Path, photos: Photos, tmp_pa
     assert predict(head, source, "--to", masks, "--batch", "2") == 0
     after = files(masks)
     assert set(after) == {*before, "new.png"}
-    same = set(before) - {"a.png", "settings.json"}
+    same = set(before) - {"a.png", "settings.json", "masks.csv"}
     assert {name: after[name] for name in same} == {name: before[name] for name in same}
     assert after["a.png"][1] == before["a.png"][1]
     assert predict(head, source, "--to", masks, "--overlays", "--rle") == 0
     overlaid = files(masks)
     assert {"masks.json", "overlays/legend.png", "overlays/sub/a.jpg"} <= set(overlaid)
     assert predict(head, source, "--to", masks) == 0  # the same masks, fewer outputs
-    assert files(masks) | {"settings.json": None} == overlaid | {"settings.json": None}
+    rewritten = {"settings.json": None, "masks.csv": None}
+    assert files(masks) | rewritten == overlaid | rewritten
     assert predict(head, source, "--to", masks, "--tile-px", "32") == 0
     tiled = files(masks)
     assert all(tiled[name][0] > after[name][0] for name in after)
@@ -143,6 +145,32 @@ def test_overlays_of_large_images_are_small(head: Path, tmp_path: Path):
     assert isinstance(loaded, Loaded)
     assert loaded.image is not None
     assert (loaded.size, loaded.image.shape) == ((500, 2000), (320, 1280, 3))
+
+
+def test_table_has_a_row_for_every_mask(head: Path, photos: Photos, tmp_path: Path):
+    source, masks = tmp_path / "photos", tmp_path / "masks"
+    (source / "broken.jpg").write_bytes(b"no image")
+
+    def rows() -> dict[str, list[str]]:
+        with (masks / "masks.csv").open(newline="") as file:
+            heading, *lines = csv.reader(file)
+        assert heading == ["file", "certainty", "class 0", "class 1", "class 2"]
+        certainties = [float(line[1] or "inf") for line in lines]
+        assert certainties == sorted(certainties)
+        return {line[0]: line[1:] for line in lines}
+
+    assert predict(head, source, "--to", masks, "--probabilities") == 0
+    before = rows()
+    assert set(before) == set(photos)
+    with np.load(masks / "probabilities" / "c.npz") as content:
+        best = np.sort(content["probabilities"].astype(float), axis=0)
+    assert float(before["c.webp"][0]) == pytest.approx((best[-1] - best[-2]).mean(), abs=2e-3)
+    expected = np.bincount(read(masks / "c.png").ravel(), minlength=3) / (40 * 30)
+    assert [float(x) for x in before["c.webp"][1:]] == pytest.approx(100 * expected, abs=0.01)
+    Image.fromarray(np.full((30, 40), 2, np.uint8)).save(masks / "c.png")  # edited
+    (masks / "a.png").unlink()
+    assert predict(head, source, "--to", masks) == 0
+    assert rows() == before | {"c.webp": ["", "0.00", "0.00", "100.00"]}
 
 
 def test_edited_masks_are_kept(head: Path, photos: Photos, tmp_path: Path, capsys):
