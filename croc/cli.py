@@ -244,29 +244,16 @@ def export_command(arguments: list[str]) -> None:
 
 
 def segment_command(name: str, arguments: list[str]) -> None:
+    """Calls the function in the module of its name."""
     from croc.segmentation import options
 
-    program = f"croc segment {name}"
     if name == "fit":
-        request = options.parse_fit(arguments)
-        from croc.segmentation.fit import fit_head
-
-        print(fit_head(*request))
-    elif name == "predict":
-        predict_options = parse(options.PredictOptions, arguments, program)
-        from croc.segmentation.predict import predict
-
-        print(*predict(predict_options), sep="\n")
-    elif name == "discover":
-        discover_options = parse(options.DiscoverOptions, arguments, program)
-        from croc.segmentation.discover import discover
-
-        print(*discover(discover_options), sep="\n")
+        request: Any = options.parse_fit(arguments)
     else:
-        export_options = parse(options.ExportOptions, arguments, program)
-        from croc.segmentation.export import export_head
-
-        print(export_head(export_options))
+        kind = getattr(options, f"{name.capitalize()}Options")
+        request = [parse(kind, arguments, f"croc segment {name}")]
+    module = importlib.import_module(f"croc.segmentation.{name}")
+    print(*getattr(module, name)(*request), sep="\n")
 
 
 COMMANDS: dict[tuple[str, ...], Callable[[list[str]], bool | None]] = {

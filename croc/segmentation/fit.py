@@ -38,8 +38,8 @@ MIN_IMAGES_TO_HOLD_OUT = 50
 Config = LinearConfig | InContextConfig
 
 
-def fit_head(options: FitOptions, config: Config, is_length_chosen: bool = False) -> str:
-    """Train, score and save; returns a summary."""
+def fit(options: FitOptions, config: Config, is_length_chosen: bool = False) -> list[str]:
+    """Train, score and save; return the lines to print."""
     started = time.perf_counter()
     check_new(options.to)
     machine = find_machine(options, fast=True)
@@ -102,7 +102,7 @@ def fit_head(options: FitOptions, config: Config, is_length_chosen: bool = False
     if scores:
         by_class = scores["classes"].items()
         lines.append(", ".join(f"{name} {x:.1f}" for name, x in by_class if x is not None))
-    return "\n".join(lines)
+    return lines
 
 
 def count_pixels(patches: PatchFeatures) -> dict[str, int]:
