@@ -69,16 +69,15 @@ Every command accepts --help. croc pretrain --help lists the recipes; croc --ver
 version.
 """
 
-WORKER_DIED = (
-    "a loader process was killed, often because memory ran out: lower --data.workers or "
-    "--data.max-side-px; the same command resumes from the last checkpoint"
-)
+WORKER_DIED = "a loader process was killed, often because memory ran out: lower"
+OUT_OF_MEMORY = "out of GPU memory: check whether other programs use the GPU, or lower"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; user errors become a one-line message and exit code 2."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        _run(list(sys.argv[1:] if arguments is None else arguments))
+        _run(words)
         sys.stdout.flush()  # here, where a closed pipe is handled
         return 0
     except UserError as error:
@@ -96,14 +95,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
         where = f" ({error.filename})" if error.filename else ""
         message, code = f"{error.strerror or error}{where}", 2
     except RuntimeError as error:
-        if "DataLoader worker" not in str(error):
+        if type(error).__name__ == "OutOfMemoryError":  # torch's, which may not be imported
+            message, code = f"{OUT_OF_MEMORY} {memory_options(words, on_gpu=True)}", 2
+        elif "DataLoader worker" in str(error):
+            message, code = f"{WORKER_DIED} {memory_options(words, on_gpu=False)}", 1
+        else:
             raise
-        message, code = WORKER_DIED, 1
     except KeyboardInterrupt as error:
         message, code = str(error) or "interrupted", 130
     name = "croc" if is_first_process() else f"croc, process {process_number()}"
     print(f"{name}: {message}", file=sys.stderr)
     return code
+
+
+def memory_options(words: Sequence[str], *, on_gpu: bool) -> str:
+    """What a command may lower to need less memory."""
+    is_streamed = words[:2] in (["segment", "predict"], ["segment", "discover"])
+    if on_gpu:
+        return "--batch" if is_streamed else "the batch size (--linear.batch) or the image size"
+    if words[0] in ("demo", *WITH_RECIPE):
+        options = "--data.workers or --data.max-side-px"
+        return f"{options}; the same command resumes from the last checkpoint"
+    return "--workers" + "; the same command makes the remaining masks" * is_streamed
 
 
 def _run(arguments: list[str]) -> None:
@@ -235,29 +248,16 @@ def export_command(arguments: list[str]) -> None:
 
 
 def segment_command(name: str, arguments: list[str]) -> None:
+    """Calls the function in the module of its name."""
     from croc.segmentation import options
 
-    program = f"croc segment {name}"
     if name == "fit":
-        request = options.parse_fit(arguments)
-        from croc.segmentation.fit import fit_head
-
-        print(fit_head(*request))
-    elif name == "predict":
-        predict_options = parse(options.PredictOptions, arguments, program)
-        from croc.segmentation.predict import predict
-
-        print(*predict(predict_options), sep="\n")
-    elif name == "discover":
-        discover_options = parse(options.DiscoverOptions, arguments, program)
-        from croc.segmentation.discover import discover
-
-        print(*discover(discover_options), sep="\n")
+        request: Any = options.parse_fit(arguments)
     else:
-        export_options = parse(options.ExportOptions, arguments, program)
-        from croc.segmentation.export import export_head
-
-        print(export_head(export_options))
+        kind = getattr(options, f"{name.capitalize()}Options")
+        request = [parse(kind, arguments, f"croc segment {name}")]
+    module = importlib.import_module(f"croc.segmentation.{name}")
+    print(*getattr(module, name)(*request), sep="\n")
 
 
 COMMANDS: dict[tuple[str, ...], Callable[[list[str]], bool | None]] = {

@@ -2,6 +2,7 @@
 
 import contextlib
 import fcntl
+import hashlib
 import json
 import os
 import platform
@@ -23,6 +24,8 @@ RENAMED = {
     "place": "position",
 }
 """Metrics and gauges that earlier versions wrote under another name."""
+MAX_NAME_BYTES = 200
+"""The temporary path of a longer name has a hash: file systems allow 255 bytes."""
 LIBRARIES = ("torch", "torchvision", "timm", "numpy", "scipy", "pillow", "faiss-cpu")
 
 
@@ -32,8 +35,10 @@ def replacing(path: Path, *, shared: bool = False) -> Iterator[Path]:
 
     `shared` is for a path that several processes may write at the same time.
     """
-    process = f".{os.getpid()}" if shared else ""
-    partial = path.with_name(f"{path.name}{process}.partial")
+    name, process = path.name, f".{os.getpid()}" if shared else ""
+    if len(os.fsencode(name)) > MAX_NAME_BYTES:
+        name = hashlib.sha256(os.fsencode(name)).hexdigest()
+    partial = path.with_name(f"{name}{process}.partial")
     try:
         yield partial
         partial.replace(path)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
+from croc import cli
 from croc.cli import main
 from croc.config import CONFIG_FILE
 from croc.io import read_metrics
@@ -90,6 +91,28 @@ def test_config_json_repeats_or_resumes_a_run(tmp_path: Path, capsys: Output):
     moved = first.rename(tmp_path / "moved")
     assert main(["pretrain", str(moved / CONFIG_FILE), "--run.stop-after-steps", "3"]) == 0
     assert f"{moved}: resumes from step 2" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("command", "error", "advice"),
+    [
+        ("segment predict", torch.OutOfMemoryError("CUDA"), "or lower --batch"),
+        ("evaluate linear", torch.OutOfMemoryError("CUDA"), "or lower the batch size (--linear.b"),
+        ("segment predict", RuntimeError("DataLoader worker"), "lower --workers; the same command"),
+        ("evaluate linear", RuntimeError("DataLoader worker"), "lower --workers"),
+        ("pretrain demo", RuntimeError("DataLoader worker"), "lower --data.workers or"),
+    ],
+)
+def test_lack_of_memory_is_one_line(
+    command: str, error: Exception, advice: str, capsys: Output, monkeypatch: pytest.MonkeyPatch
+):
+    def fail(_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(cli, "_run", fail)
+    assert main(command.split()) in (1, 2)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert advice in line
 
 
 def test_closed_pipe_is_no_error():

@@ -21,7 +21,7 @@ from croc.data.loader import iterate
 from croc.errors import UserError
 from croc.eval.datasets import SegmentationData, Subset
 from croc.eval.machine import Machine
-from croc.eval.metrics import confusion, iou, scores_by_class
+from croc.eval.metrics import IGNORED, confusion, iou, scores_by_class
 from croc.io import free_memory
 from croc.method.photometric import normalize
 from croc.weights.backbones import DenseBackbone
@@ -96,11 +96,12 @@ class PatchFeatures:
         *,
         batch: int = 32,
         keep_ratio: bool = False,
+        fill: bool = False,
     ) -> None:
         self.backbone, self.machine, self.data, self.blocks = backbone, machine, data, blocks
         self.device, self.quiet = machine.device, False
         unit_px = backbone.stride_px if keep_ratio else None
-        self.reader = Reader(data, image_px, label_px, unit_px)
+        self.reader = Reader(data, image_px, label_px, unit_px, fill=fill)
         sizes_vary, on_gpu = keep_ratio or label_px is None, self.device.type == "cuda"
         self.batch = 1 if sizes_vary else batch
         free = torch.cuda.mem_get_info(self.device)[0] if on_gpu else free_memory()
@@ -187,6 +188,9 @@ class Reader(Dataset[Any]):
     unit_px: int | None = None
     order: Sequence[Sequence[int]] = ()
     crop: Crop | None = None
+    fill: bool = False
+    """Whether pixels that are unlabeled after resizing take the most frequent label of their area,
+    so that thin strokes do not vanish."""
 
     def __getitem__(self, step: int) -> Any:
         try:
@@ -205,9 +209,26 @@ class Reader(Dataset[Any]):
             image, labels = self.crop(image, labels, step, index)
         if self.label_px is not None:
             size = (self.label_px, self.label_px)
-            labels = Image.fromarray(labels).resize(size, Image.Resampling.NEAREST)
+            resized = np.array(Image.fromarray(labels).resize(size, Image.Resampling.NEAREST))
+            labels = fill_unlabeled(resized, labels) if self.fill else resized
         pixels = resize_image(image, self.image_px, self.unit_px)
         return pixels, torch.from_numpy(np.array(labels))
+
+
+def fill_unlabeled(
+    small: UInt8[np.ndarray, "h w"], labels: UInt8[np.ndarray, "H W"]
+) -> UInt8[np.ndarray, "h w"]:
+    """Give unlabeled pixels of a reduced label map the most frequent label of their area."""
+    if not (small == IGNORED).any():
+        return small
+    down, across = (np.arange(n) * m // n for n, m in zip(labels.shape, small.shape))
+    empty = (small == IGNORED)[down][:, across]
+    y, x = np.nonzero(empty & (labels != IGNORED))
+    area = down[y] * small.shape[1] + across[x]
+    pairs, counts = np.unique(256 * area + labels[y, x], return_counts=True)
+    filled, pairs = small.ravel().copy(), pairs[np.argsort(counts, kind="stable")]
+    filled[pairs // 256] = pairs % 256  # the most frequent label of an area comes last
+    return filled.reshape(small.shape)
 
 
 def in_order(count: int, batch: int) -> list[range]:

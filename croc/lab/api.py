@@ -153,6 +153,8 @@ def features(
             device = "cuda" if torch.cuda.is_available() else "cpu"
     if device is not None:
         backbone.to(device)
+    if batch < 1:
+        raise UserError(f"batch must be at least 1, not {batch}")
     remaining = iter(_as_iterable(images))
     results: list[Features] = []
     while chunk := list(islice(remaining, batch)):  # an iterator may open a file for each image
@@ -246,6 +248,8 @@ def _input_size(backbone: FrozenBackbone, size: tuple[int, int], size_px: Any) -
         native = backbone.vit.patch_embed.img_size if isinstance(backbone, VitBackbone) else None
         size_px = min(448, 2 * max(native)) if native else 448
     if not isinstance(size_px, Sequence):
+        if size_px < 1:
+            raise UserError(f"size_px must be at least 1, not {size_px}")
         return whole_patches(size, int(size_px), backbone.stride_px)
     height, width = size_px
     for side in (height, width):
@@ -531,6 +535,9 @@ def evaluate(
         croc.errors.UserError: unknown option step; perhaps you meant steps
     """
     _check_names([protocol], [*DEFAULTS, "all"], noun="protocol")
+    if not isinstance(weights, str | os.PathLike):
+        kind = type(weights).__name__
+        raise UserError(f"weights must be a path or name, as for croc.load_backbone, not {kind}")
     machine = {"device": device, "precision": precision, "workers": workers, "hold_out": hold_out}
     evaluation = _change(EvaluateOptions(os.fspath(weights), data), machine)
     if protocol == "all":

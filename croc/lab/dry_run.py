@@ -68,7 +68,8 @@ def dry_run(config: PretrainConfig, recipe: str) -> None:
         ended = time.time()
         if not is_first_process():
             return
-        *_, before, last = read_metrics(path)
+        start = {"step": 0, "seconds": 0.0}  # of a run of a single step
+        *_, before, last = [start, *read_metrics(path)]
         step_s = (last["seconds"] - before["seconds"]) / (last["step"] - before["step"])
         checkpoint_bytes = checkpoints(path)[-1].stat().st_size
         # What follows the last line of the metrics: a checkpoint, its gauges, the report.

@@ -1,12 +1,14 @@
 """`croc sweep`: train every setting with every seed, score every run, and plot the ablation.
 
-A sweep has no state of its own: what is finished follows from the runs' checkpoints and from
-evaluations/results.jsonl, whose cells are not computed again. Any number of processes may share it.
-A process locks a run's file in locks/ while it works on the run; the lock ends with the process,
-even if that is killed.
+What is finished follows from the runs' checkpoints and from evaluations/results.jsonl, whose cells
+are not computed again. Any number of processes may share a sweep. A process locks a run's file in
+locks/ while it works on the run; the lock ends with the process, even if that is killed. What fails
+is added to failures.jsonl, so that processes that have already started do not try it again.
 """
 
+import contextlib
 import gc
+import json
 import math
 import os
 import re
@@ -30,9 +32,12 @@ from croc.data.sources import open_source
 from croc.errors import Interrupted, UserError
 from croc.eval.evaluate import open_data
 from croc.eval.protocols import PROTOCOLS, read_options
+from croc.eval.results import read_results
 from croc.eval.table import (
     STOPPED,
+    Row,
     TableOptions,
+    cell_key,
     compute,
     error_line,
     log,
@@ -40,7 +45,7 @@ from croc.eval.table import (
     print_table,
 )
 from croc.eval.table_formats import fill_cells, layout, make_record, write_record
-from croc.io import try_lock
+from croc.io import read_lines, try_lock
 from croc.lab.report.hook import ReportHook
 from croc.plotting import COLORS, save_chart, span_enough, verbatim
 from croc.recipes import open_recipe
@@ -50,7 +55,7 @@ from croc.train.run_folder import check_run_folder
 from croc.weights.checkpoint import checkpoints, step_of
 from croc.weights.init import follow_init
 
-PICTURE = "sweep.png"
+PICTURE, FAILURES = "sweep.png", "failures.jsonl"
 POLL_SECONDS = 1.0
 EVALUATION = (*(f"--{protocol}." for protocol in PROTOCOLS), "--device", "--precision", "--workers")
 """Prefixes of the options of `croc evaluate table`."""
@@ -82,8 +87,9 @@ class SweepConfig:
     that model selection does not overfit to the validation split."""
 
     def __post_init__(self) -> None:
+        is_varied = self.vary is not None
         require(
-            (self.vary is not None) == bool(self.values) != bool(self.settings),
+            is_varied == bool(self.values) and is_varied != bool(self.settings),
             "pass either --sweep.vary OPTION --sweep.values A B …, or "
             "--sweep.settings NAME=OPTIONS …",
         )
@@ -226,30 +232,51 @@ def run_sweep(recipe: str, sweep: SweepConfig, runs: Sequence[Run], evaluation: 
     data = open_data(requests, evaluations)
     last_steps = check_runs(runs)
     columns = layout(requests)
+    earlier = len(read_failures(folder))  # to be tried again
+    rows: dict[str, Row] = {}
     cells: dict[str, list[dict[str, Any]]] = {}
-    failures: list[dict[str, str]] = []
     record: dict[str, Any] = {}
     files: list[str] = []
-    remaining = list(runs)
+    visited: set[str] = set()
+
+    def new_failures() -> list[dict[str, str]]:
+        labels = {run.name for run in runs}
+        return [line for line in read_failures(folder)[earlier:] if line["label"] in labels]
+
+    def plan(run: Run) -> Row:
+        if run.name not in rows:
+            rows[run.name] = plan_row(run.name, str(run.folder), requests, data, options)
+        return rows[run.name]
+
     for run in unlocked_runs(runs, folder / "locks"):
-        try:
-            train(run, last_steps[run.setting])
-            row = plan_row(run.name, str(run.folder), requests, data, options)
-            scores, failed_cells = compute([row], data, options, evaluations)
-            cells[run.name] = fill_cells(columns, scores[run.name])
-            failures += failed_cells
-        except Interrupted:  # the run has saved a checkpoint
-            raise
-        except Exception as error:  # the other runs may still succeed
-            if not isinstance(error, UserError):
-                traceback.print_exception(error)
-            reason = error_line(error)
-            failure = {"label": run.name, "protocol": "training", "data": run.recipe}
-            failures.append({**failure, "reason": reason})
-            log(f"failed: {run.name}: {reason}")
-        remaining.remove(run)
-        names = "; ".join(run.name for run in remaining)
-        notes = [f"Not finished yet: {names}."] if remaining else []
+        if all(line["label"] != run.name for line in new_failures()):
+            try:
+                train(run, last_steps[run.setting])
+                _, failed = compute([plan(run)], data, options, evaluations)
+            except Interrupted:  # the run has saved a checkpoint
+                raise
+            except Exception as error:  # the other runs may still succeed
+                if not isinstance(error, UserError):
+                    traceback.print_exception(error)
+                reason = error_line(error)
+                failure = {"label": run.name, "protocol": "training", "data": run.recipe}
+                failed = [{**failure, "reason": reason}]
+                log(f"failed: {run.name}: {reason}")
+            with (folder / FAILURES).open("a") as file:  # one write: processes may share it
+                file.write("".join(json.dumps(failure) + "\n" for failure in failed))
+        visited.add(run.name)
+        failures = new_failures()
+        results = {cell_key(line): line["scores"] for line in read_results(evaluations)}
+        for other in runs:  # those of other processes, too
+            with contextlib.suppress(UserError):  # of a damaged checkpoint, once it is visited
+                if is_trained(other, last_steps[other.setting]):
+                    keys = {(x.name, x.data): key for x, key in plan(other).cells}
+                    scores = {name: results[key] for name, key in keys.items() if key in results}
+                    if len(scores) == len(keys) or other.name in visited:
+                        cells[other.name] = fill_cells(columns, scores)
+        done = {*cells, *(failure["label"] for failure in failures)}
+        names = "; ".join(run.name for run in runs if run.name not in done)
+        notes = [f"Not finished yet: {names}."] if names else []
         record = make_record(columns, summarize(runs, cells), requests, notes, failures)
         files = write_record(record, folder)
         if cells:
@@ -300,10 +327,19 @@ def unlocked_runs(runs: Sequence[Run], locks: Path) -> Iterator[Run]:
 
 def train(run: Run, last_step: int) -> None:
     """Train a run to its last step, unless it has a checkpoint of it."""
-    if not any(step_of(path) >= last_step for path in checkpoints(run.folder)):
+    if not is_trained(run, last_step):
         pretrain(run.config, run.recipe, ReportHook)
         gc.collect()
         torch.cuda.empty_cache()
+
+
+def read_failures(folder: Path) -> list[dict[str, str]]:
+    """Of all processes so far, oldest first."""
+    return read_lines(folder / FAILURES) if (folder / FAILURES).exists() else []
+
+
+def is_trained(run: Run, last_step: int) -> bool:
+    return any(step_of(path) >= last_step for path in checkpoints(run.folder))
 
 
 def summarize(runs: Sequence[Run], cells: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:

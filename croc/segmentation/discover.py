@@ -62,10 +62,12 @@ Example = tuple[ImageFile, int, int, np.ndarray]
 def discover(options: DiscoverOptions) -> list[str]:
     """Make the head and its sheets, if missing, then the masks; return the lines to print."""
     folder = Path(options.to).expanduser()
-    settings = {name: getattr(options, name) for name in ("classes", "image_px", "blocks", "seed")}
+    names = ("classes", "image_px", "blocks", "restarts", "seed")
+    settings = {name: getattr(options, name) for name in names}
     if (folder / HEAD).is_file():
         metadata, weights = read_head(folder).get("facts", {}), without_folder(options.weights)
-        if metadata.get("config") != settings or metadata.get("weights") != weights:
+        before = {"restarts": DiscoverOptions.restarts, **metadata.get("config", {})}
+        if before != settings or metadata.get("weights") != weights:
             raise UserError(
                 f"{folder} contains a head made with different settings: choose another folder"
             )
@@ -95,11 +97,11 @@ def make_head(options: DiscoverOptions, folder: Path, settings: dict[str, Any]) 
     check_storable(backbone)
     sizes = WithinConfig(image_px=options.image_px, blocks=options.blocks)
     px = fit_image_size(sizes, backbone).image_px
-    files, _ = list_images(options.images, folder.absolute())
+    files, _ = list_images(options.images, folder)
     order = np.random.Generator(np.random.Philox(sample_key(options.seed, 0, 0) % 2**63))
-    order = order.permutation(len(files))[:SAMPLE]
+    order = order.permutation(len(files))[:SAMPLE]  # not sorted: only the first ones may fit
     working: Any = copy.deepcopy(backbone).to(machine.device, machine.precision)
-    reader = Reader([files[index] for index in sorted(order)], px)
+    reader = Reader([files[index] for index in order], px)
     sample, features = compute_features(reader, working, options, machine.workers)
     head, examples, shares = fit_clusters(sample, features, options)
     names = tuple(f"cluster {number}" for number in range(options.classes))

@@ -1,6 +1,5 @@
 """Class scores that follow an image's edges: the guided filter of He, Sun and Tang, 2010."""
 
-from collections.abc import Iterator
 from functools import partial
 
 import numpy as np
@@ -10,7 +9,7 @@ from jaxtyping import Float, UInt8
 from torch import Tensor
 
 from croc.eval.features import upsample
-from croc.segmentation.segmenter import MAX_LOGITS, argmax_in_chunks
+from croc.segmentation.segmenter import upsample_in_bands
 
 WORK_PX = 224
 """The longer side at which the filter's coefficients are computed."""
@@ -50,18 +49,14 @@ def follow_edges(
     products = (guide[:, None] * guide[None]).flatten(0, 1)
     covariance = mean(products).unflatten(0, (3, 3)) - center[:, None] * center[None]
     covariance = covariance.permute(2, 3, 0, 1) + epsilon * torch.eye(3, device=scores.device)
-    inverse = torch.linalg.inv(covariance)
-    classes_per_chunk = max(1, MAX_LOGITS // (4 * height * width))
-
-    def chunks() -> Iterator[Tensor]:
-        for chunk, base in zip(wide.split(classes_per_chunk), level.split(classes_per_chunk)):
-            joint = mean((chunk[:, None] * guide[None]).flatten(0, 1)).unflatten(0, (-1, 3))
-            joint = joint - base[:, None] * center[None]
-            slope = torch.einsum("hwij,kjhw->kihw", inverse, joint)
-            offset = base - (slope * center).sum(dim=1)
-            slope = mean(slope.flatten(0, 1)).unflatten(0, (-1, 3))
-            slope = upsample(slope, (height, width))
-            offset = upsample(mean(offset)[:, None], (height, width))[:, 0]
-            yield torch.einsum("kihw,ihw->khw", slope, colors) + offset
-
-    return argmax_in_chunks(chunks())
+    joint = mean((wide[:, None] * guide[None]).flatten(0, 1)).unflatten(0, (-1, 3))
+    joint = joint - level[:, None] * center[None]
+    slope = torch.einsum("hwij,kjhw->kihw", torch.linalg.inv(covariance), joint)
+    offset = level - (slope * center).sum(dim=1)
+    functions = mean(torch.cat([slope.flatten(0, 1), offset]))
+    classes = torch.empty((height, width), dtype=torch.uint8, device=scores.device)
+    for rows, band in upsample_in_bands(functions, (height, width)):
+        slopes, offsets = band.split([3 * len(scores), len(scores)])
+        by_color = (slopes.unflatten(0, (-1, 3)) * colors[:, rows]).sum(dim=1)
+        classes[rows] = (by_color + offsets).max(dim=0).indices
+    return classes.cpu().numpy()

@@ -78,7 +78,7 @@ def resampling_at_any_size() -> Iterator[None]:
             setattr(module, name, usual)
 
 
-def export_head(options: ExportOptions) -> str:
+def export(options: ExportOptions) -> list[str]:
     path = Path(options.to)
     if path.suffix not in (".onnx", ".pt2"):
         raise UserError(f"--to {options.to}: pass a file that ends in .onnx or .pt2")
@@ -118,4 +118,4 @@ def export_head(options: ExportOptions) -> str:
             named = partial.with_suffix(".pt2")  # torch insists on the name's end
             torch.export.save(program, named, extra_files={"metadata.json": json.dumps(metadata)})
             named.rename(partial)
-    return f"{path}: maps images in [0, 1] to the indices of {len(segmenter.classes)} classes"
+    return [f"{path}: maps images in [0, 1] to the indices of {len(segmenter.classes)} classes"]

@@ -8,12 +8,11 @@ from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
 from croc.errors import UserError
-from croc.eval.datasets import SegmentationData, Subset, open_segmentation
+from croc.eval.datasets import Subset, open_segmentation
 from croc.eval.evaluate import fit_image_size, split_training
 from croc.eval.features import PatchFeatures, Report, score
 from croc.eval.incontext import fill_memory
@@ -36,13 +35,11 @@ from croc.weights.record import without_folder
 
 MIN_IMAGES_TO_HOLD_OUT = 50
 """With this many images, some are held out; with fewer, all are scored, by two-fold validation."""
-MAX_COUNTED_IMAGES = 2_000
-"""Labeled pixels are counted before training only if there are at most this many images."""
 Config = LinearConfig | InContextConfig
 
 
-def fit_head(options: FitOptions, config: Config, is_length_chosen: bool = False) -> str:
-    """Train, score and save; returns a summary."""
+def fit(options: FitOptions, config: Config, is_length_chosen: bool = False) -> list[str]:
+    """Train, score and save; return the lines to print."""
     started = time.perf_counter()
     check_new(options.to)
     machine = find_machine(options, fast=True)
@@ -53,7 +50,6 @@ def fit_head(options: FitOptions, config: Config, is_length_chosen: bool = False
     backbone = open_backbone(options.weights)
     check_storable(backbone)
     config = fit_image_size(config, backbone)
-    pixels = count_pixels(data) if len(data) <= MAX_COUNTED_IMAGES else None
 
     def config_for(images: int) -> Any:
         if is_length_chosen or not isinstance(config, LinearConfig) or not config.steps:
@@ -64,9 +60,10 @@ def fit_head(options: FitOptions, config: Config, is_length_chosen: bool = False
     working: Any = copy.deepcopy(backbone).to(machine.device, machine.precision)
     linear = isinstance(config, LinearConfig)
     sizes = (config.image_px, config.train_px if linear else config.label_px, config.blocks)
-    patches = PatchFeatures(working, machine, data, *sizes)
+    patches = PatchFeatures(working, machine, data, *sizes, fill=True)
     if not (linear and training_crop(config)):
         patches.keep()
+    pixels = count_pixels(patches) if patches.cached else None
     scores, best = score_heads(patches, config_for, options.hold_out)
     config = config_for(len(data))
     if isinstance(config, LinearConfig):
@@ -105,16 +102,13 @@ def fit_head(options: FitOptions, config: Config, is_length_chosen: bool = False
     if scores:
         by_class = scores["classes"].items()
         lines.append(", ".join(f"{name} {x:.1f}" for name, x in by_class if x is not None))
-    return "\n".join(lines)
+    return lines
 
 
-def count_pixels(data: SegmentationData) -> dict[str, int]:
-    """Labeled pixels of each class. Every label map is read, so that bad ones are found before
-    training; classes without a pixel are reported."""
-    counts = np.zeros(256, np.int64)
-    for index in range(len(data)):
-        counts += np.bincount(data.read(index).labels.ravel(), minlength=256)
-    by_class = dict(zip(data.classes, counts.tolist()))
+def count_pixels(patches: PatchFeatures) -> dict[str, int]:
+    """Labeled pixels of each class at the size of training; classes without one are reported."""
+    labels: Any = patches.cached and patches.cached[1]
+    by_class = dict(zip(patches.data.classes, labels.flatten().bincount(minlength=256).tolist()))
     missing = [name for name, count in by_class.items() if not count]
     if len(missing) == len(by_class):
         raise UserError(f"no training pixel is labeled: all labels are {IGNORED}")
@@ -173,7 +167,8 @@ def score_fold(
     if isinstance(config, LinearConfig) and config.score_px != config.train_px:
         source = (patches.backbone, patches.machine, patches.data)
         sizes = (config.image_px, config.score_px, config.blocks)
-        scored = PatchFeatures(*source, *sizes, keep_ratio=config.resize == "keep-ratio")
+        keep_ratio = config.resize == "keep-ratio"
+        scored = PatchFeatures(*source, *sizes, keep_ratio=keep_ratio, fill=True)
     return score(scored.subset(val.numbers), heads)
 
 

@@ -1,15 +1,17 @@
 """`croc segment predict`: a mask for every image, streamed; resumes after an interruption."""
 
+import csv
 import hashlib
 import json
+import os
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -19,7 +21,9 @@ from PIL.PngImagePlugin import PngInfo
 from torch import Tensor
 
 from croc import __version__
+from croc.data.decode import WHOLE_PX, downscale_image
 from croc.data.loader import iterate
+from croc.data.sources import printable
 from croc.errors import UserError
 from croc.eval.features import progress
 from croc.eval.machine import find_machine
@@ -28,15 +32,17 @@ from croc.segmentation.edges import follow_edges
 from croc.segmentation.images import ImageFile, Loaded, Reader, list_images
 from croc.segmentation.options import PredictOptions
 from croc.segmentation.rle import write_coco
-from croc.segmentation.scores import score_images
+from croc.segmentation.scores import certainty, score_images
 from croc.segmentation.segmenter import Segmenter, argmax_upsampled, head_hash, load_segmenter
 from croc.signals import catch_signals
 from croc.tables import count_noun
 from croc.weights.backbones import check_fit
 
-SETTINGS, FORMAT = "settings.json", 1
+SETTINGS, TABLE, FORMAT = "settings.json", "masks.csv", 1
 SETTINGS_KEY = "croc"
 """The key of a text in each PNG: the hash of the settings that the mask was made with."""
+VALUES_KEY = "croc values"
+"""The key of another one: the mask's row of masks.csv, without the file."""
 OVERLAY_PX = 1280
 WRITERS, MAX_PENDING_WRITES = 4, 16
 MAX_LISTED_FAILURES = 20
@@ -70,25 +76,37 @@ class Output:
     def mask(self, file: ImageFile) -> Path:
         return self.folder / f"{file.name}.png"
 
-    def extra_files(self, file: ImageFile) -> dict[Path, bool]:
-        """The overlay and the probabilities that go with a mask, and whether to write them."""
-        return {
-            self.folder / "overlays" / f"{file.name}.jpg": self.options.overlays,
-            self.folder / "probabilities" / f"{file.name}.npz": self.options.probabilities,
-        }
+    def overlay(self, file: ImageFile) -> Path:
+        return self.folder / "overlays" / f"{file.name}.jpg"
 
-    def has(self, file: ImageFile) -> bool:
-        """Whether its mask was made with these settings; it is the last file written."""
+    def probabilities(self, file: ImageFile) -> Path:
+        return self.folder / "probabilities" / f"{file.name}.npz"
+
+    def state(self, file: ImageFile) -> Literal["missing", "finished", "edited"]:
+        """Whether its mask was made with these settings, after the image was last changed; or was
+        edited: a mask that another program has saved does not have our text."""
+        mask = self.mask(file)
         try:
-            with Image.open(self.mask(file)) as image:
-                is_current = image.info.get(SETTINGS_KEY) == self.settings_hash
+            with Image.open(mask) as image:
+                settings, mode = image.info.get(SETTINGS_KEY), image.mode
+            is_newer = mask.stat().st_mtime_ns >= file.path.stat().st_mtime_ns
         except OSError:
-            return False
-        return is_current and all(
-            path.exists() for path, is_on in self.extra_files(file).items() if is_on
+            return "missing"
+        if settings is None:
+            if mode not in ("L", "P"):
+                kind = "is not an 8-bit gray or palette PNG: save it as one"
+                raise UserError(f"the edited mask {mask} {kind}, or delete it to have it remade")
+            return "edited"
+        options = self.options
+        is_finished = (  # the mask is the last file written
+            is_newer
+            and settings == self.settings_hash
+            and (not options.overlays or self.overlay(file).exists())
+            and (not options.probabilities or self.probabilities(file).exists())
         )
+        return "finished" if is_finished else "missing"
 
-    def open(self, root: str) -> None:
+    def open(self, files: Sequence[ImageFile], root: str) -> None:
         """Create the folder, or check that its masks are of this head and these images."""
         settings_file = self.folder / SETTINGS
         content = {
@@ -102,6 +120,10 @@ class Output:
             other = [name for name in ("head", "photographs") if before[name] != content[name]]
         except FileNotFoundError:
             other = []
+            if foreign := next((mask for mask in map(self.mask, files) if mask.exists()), None):
+                raise UserError(
+                    f"{foreign} was not written by croc segment predict: choose another --to"
+                ) from None
         except (ValueError, KeyError, TypeError):
             raise UserError(f"{settings_file} cannot be read: choose another --to") from None
         if other:
@@ -114,23 +136,45 @@ class Output:
             partial_file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
     def write(self, loaded: Loaded, classes: UInt8[np.ndarray, "H W"], scores: Tensor) -> None:
-        extra_files = self.extra_files(loaded.file)
-        for path, is_on in extra_files.items():
-            if not is_on:
-                path.unlink(missing_ok=True)  # it belongs to the mask that is replaced
-        overlay, probabilities = extra_files
+        shares = scores if self.segmenter.kind == "incontext" else scores.softmax(dim=0)
+        overlay, probabilities = self.overlay(loaded.file), self.probabilities(loaded.file)
+        for path in (overlay, probabilities):
+            path.unlink(missing_ok=True)  # it belongs to the mask that is replaced
         if self.options.overlays and loaded.image is not None:
             painted = paint(loaded.image, classes, self.segmenter.colors)
             _write(overlay, partial(painted.save, format="JPEG", quality=90))
         if self.options.probabilities:
-            shares = scores if self.segmenter.kind == "incontext" else scores.softmax(dim=0)
             _write(probabilities, partial(_save_npz, shares.half().cpu().numpy()))
         mask = Image.fromarray(classes)
+        values = [f"{certainty(shares):.4f}", *class_percentages(mask, len(shares))]
         colors = [value for color in self.segmenter.colors for value in color]
         mask.putpalette(colors + [0] * (768 - len(colors)))  # a full palette keeps 8 bits
         info = PngInfo()
         info.add_text(SETTINGS_KEY, self.settings_hash)
+        info.add_text(VALUES_KEY, ",".join(values))
         _write(self.mask(loaded.file), partial(mask.save, format="PNG", pnginfo=info))
+
+    def write_table(self, files: Sequence[ImageFile], root: str) -> Path:
+        """masks.csv, least certain first; edited masks have no certainty and come last."""
+        classes, rows = self.segmenter.classes, []
+        for file in files:
+            with Image.open(self.mask(file)) as mask:
+                values = mask.info.get(VALUES_KEY, "").split(",")
+                if values == [""]:
+                    values += class_percentages(mask, len(classes))
+            rows.append([printable(os.fsencode(file.path.relative_to(root))), *values])
+        rows.sort(key=lambda row: float(row[1] or "inf"))
+        path = self.folder / TABLE
+        with (
+            replacing(path) as partial_file,
+            partial_file.open("w", encoding="utf-8", newline="") as opened,
+        ):
+            csv.writer(opened).writerows([["file", "certainty", *classes], *rows])
+        return path
+
+
+def class_percentages(mask: Image.Image, classes: int) -> list[str]:
+    return [f"{100 * n / (mask.width * mask.height):.2f}" for n in mask.histogram()[:classes]]
 
 
 def _write(path: Path, save: Any) -> None:
@@ -145,15 +189,13 @@ def _save_npz(shares: np.ndarray, path: Path) -> None:
 
 
 def paint(
-    image: UInt8[np.ndarray, "H W 3"],
+    image: UInt8[np.ndarray, "h w 3"],
     classes: UInt8[np.ndarray, "H W"],
     colors: Sequence[tuple[int, int, int]],
 ) -> Image.Image:
     """The image blended half and half with its class colors, at most 1280 px long."""
-    scale = min(1.0, OVERLAY_PX / max(classes.shape))
-    size = (max(1, round(classes.shape[1] * scale)), max(1, round(classes.shape[0] * scale)))
-    small = Image.fromarray(image).resize(size, Image.Resampling.BILINEAR, reducing_gap=2.0)
-    labels = np.array(Image.fromarray(classes).resize(size, Image.Resampling.NEAREST))
+    small = Image.fromarray(downscale_image(image, OVERLAY_PX))
+    labels = np.array(Image.fromarray(classes).resize(small.size, Image.Resampling.NEAREST))
     tint = Image.fromarray(np.array(colors, np.uint8)[labels])
     return Image.blend(small, tint, 0.5)
 
@@ -177,33 +219,37 @@ def predict(options: PredictOptions) -> list[str]:
     if options.tile_px is not None:
         check_fit(segmenter.backbone, options.tile_px, segmenter.blocks, "--tile-px: tiles")
     folder = Path(options.to).expanduser()
-    files, root = list_images(options.images, folder.absolute())
+    files, root = list_images(options.images, folder)
     head = head_hash(segmenter)  # before it may be rounded to bfloat16
     segmenter = segmenter.to(machine.device, machine.precision)
     output = Output(folder, head, segmenter, options)
-    output.open(root)
-    missing = [file for file in files if not output.has(file)]
+    output.open(files, root)
+    states = {file: output.state(file) for file in files}
+    missing = [file for file, state in states.items() if state == "missing"]
     path = folder / "masks.json"
-    if missing:
-        path.unlink(missing_ok=True)  # it belongs to the masks that are replaced
+    for summary in (path, folder / TABLE):
+        if missing:
+            summary.unlink(missing_ok=True)  # it belongs to the masks that are replaced
     failed = write_masks(missing, output, machine.workers)
     if len(failed) == len(files):
-        (folder / SETTINGS).unlink()
-        with suppress(OSError):  # it contains other files
-            folder.rmdir()
         raise UserError("no image can be decoded")
     if options.overlays:
         draw_legend(segmenter).save(folder / "overlays" / "legend.png")
     kept = len(files) - len(missing)
     note = f", {kept:,} of them from before" if kept else ""
+    if edited := list(states.values()).count("edited"):
+        note += f", {count_noun(edited, 'edited mask')} kept"
     lines = [f"{count_noun(len(files) - len(failed), 'mask')} in {folder}{note}"]
+    undecoded = set(failed)
+    written = [file for file in files if file not in undecoded]
+    lines.append(f"certainty and classes of each: {output.write_table(written, root)}")
     if options.rle:
-        masks = [(str(file.path), output.mask(file)) for file in files if file not in failed]
-        relative = [(Path(name).relative_to(root).as_posix(), mask) for name, mask in masks]
-        write_coco(path, relative, segmenter.classes)
+        masks = [(file.path.relative_to(root).as_posix(), output.mask(file)) for file in written]
+        write_coco(path, masks, segmenter.classes)
         lines.append(f"all masks in COCO's format: {path}")
     for file in failed[:MAX_LISTED_FAILURES]:
-        lines.append(f"skipped, cannot be decoded: {file.path} ({file.problem})")
+        name = printable(os.fsencode(file.path))
+        lines.append(f"skipped, cannot be decoded: {name} ({file.problem})")
     unlisted = len(failed) - MAX_LISTED_FAILURES
     return lines + [f"and {unlisted} more"] * (unlisted > 0)
 
@@ -212,11 +258,10 @@ def write_masks(files: Sequence[ImageFile], output: Output, workers: int) -> lis
     """Write the masks of these images; return those that cannot be decoded."""
     segmenter, options = output.segmenter, output.options
     failed: list[ImageFile] = []
-    keep_image, tiled = (
-        options.overlays or options.upsampling == "guided",
-        options.tile_px is not None,
-    )
-    reader = Reader(files, segmenter.image_px, segmenter.unit_px, tiled, keep_image)
+    shown_px = OVERLAY_PX if options.overlays else None
+    shown_px = WHOLE_PX if options.upsampling == "guided" else shown_px
+    tiled = options.tile_px is not None
+    reader = Reader(files, segmenter.image_px, segmenter.unit_px, tiled, shown_px)
     items = iterate(reader, range(len(files)), workers=workers, ahead=4)
 
     def readable() -> Iterator[Loaded]:

@@ -30,6 +30,12 @@ def score_images(
         yield from zip(images, segmenter.scores(network_input(images, segmenter.device)))
 
 
+def certainty(probabilities: Float[Tensor, "classes rows columns"]) -> float:
+    """The mean over patches of the margin between the two most probable classes."""
+    best = probabilities.topk(min(2, len(probabilities)), dim=0).values
+    return float((best[0] - best[1:].sum(dim=0)).mean())
+
+
 def in_batches(loaded: Iterable[Loaded], size: int) -> Iterator[list[Loaded]]:
     """At most `size` consecutive images whose inputs have the same shape."""
     for _, images in groupby(loaded, key=lambda image: image.pixels.shape):  # pyright: ignore

@@ -12,7 +12,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -38,8 +38,8 @@ from croc.weights.open import open_backbone, save_backbone
 
 FORMAT = 1
 HEAD, TENSORS, BACKBONE = "head.json", "head.safetensors", "backbone.safetensors"
-MAX_LOGITS = 2**24
-"""Upsampled logits (classes × pixels) kept in memory at once; more are computed in chunks."""
+MAX_BAND, MAX_WIDE = 2**20, 2**24
+"""Upsampled values that are computed at once: of both axes (on a CPU), and of one."""
 Color = tuple[int, int, int]
 HEAD_SCHEMA: dict[str, Any] = {
     "kind": Literal["linear", "incontext"],
@@ -100,25 +100,36 @@ def argmax_upsampled(
     scores: Float[Tensor, "classes rows columns"], size: tuple[int, ...]
 ) -> UInt8[np.ndarray, "H W"]:
     """The class of the highest upsampled score at each pixel, the first of equal ones."""
-    chunks = scores.split(max(1, MAX_LOGITS // (size[0] * size[1])))
-    return argmax_in_chunks(upsample(chunk[None].float(), size)[0] for chunk in chunks)
-
-
-def argmax_in_chunks(chunks: Iterable[Float[Tensor, "_ H W"]]) -> UInt8[np.ndarray, "H W"]:
-    """The same, from scores at full image size that arrive in chunks of classes."""
-    best: Any = None
-    classes: Any = None
-    start = 0
-    for chunk in chunks:
-        top, index = chunk.max(dim=0)
-        index = (index + start).to(torch.uint8)
-        start += len(chunk)
-        if best is None:
-            best, classes = top, index
-        else:
-            classes = index.where(top > best, classes)
-            best = best.maximum(top)
+    classes = torch.empty(size, dtype=torch.uint8, device=scores.device)
+    for rows, band in upsample_in_bands(scores.float(), size):
+        classes[rows] = band.max(dim=0).indices  # on CPUs faster than argmax
     return classes.cpu().numpy()
+
+
+def upsample_in_bands(
+    planes: Float[Tensor, "n h w"], size: tuple[int, ...]
+) -> Iterator[tuple[slice, Float[Tensor, "n _ W"]]]:
+    """Bilinear, as `upsample`: some rows of the result at a time, few enough for a CPU's cache.
+
+    Columns come first, for as many of the planes' rows as MAX_WIDE allows. Nothing here waits for
+    a GPU.
+    """
+    (count, source, _), (height, width) = planes.shape, size
+    y = ((torch.arange(height) + 0.5) * source / height - 0.5).clamp(0, source - 1)
+    above, below = y.long(), (y.long() + 1).clamp_max(source - 1)
+    weight = (y - above)[:, None].to(planes.device)
+    indices = torch.stack([above, below]).to(planes.device)
+    step = max(1, (MAX_BAND if planes.device.type == "cpu" else MAX_WIDE) // (count * width))
+    first, last, wide = 0, -1, planes
+    for start in range(0, height, step):
+        rows = slice(start, start + step)
+        if (needed := int(below[rows][-1])) > last:
+            first = int(above[start])
+            last = max(needed, min(source, first + MAX_WIDE // (count * width)) - 1)
+            part = planes[None, :, first : last + 1]
+            wide = upsample(part, (last + 1 - first, width))[0]
+        upper, lower = (wide.index_select(1, each) for each in indices[:, rows] - first)
+        yield rows, upper.lerp_(lower, weight[rows])
 
 
 def fold_standardization(layer: Layer) -> nn.Conv2d:

@@ -11,6 +11,7 @@ import pytest
 from croc.cli import main
 from croc.eval import protocols
 from croc.eval.results import read_results
+from croc.io import read_metrics
 from croc.lab import demo
 from croc.weights.export import Export, export
 from tests.data.pictures import write
@@ -77,3 +78,16 @@ def test_what_a_folder_with_broken_files_needs(tmp_path: Path, capsys, monkeypat
     assert rows["undecodable"] == "1 of the first 40"
     assert rows["steps"] == "200 at batch size 8"
     assert re.fullmatch(r"[\d.]+ GiB for 2 checkpoints, \d+ GiB free", rows["disk"])
+
+
+def test_a_run_that_is_resumed_needs_the_rest(tmp_path: Path, capsys):
+    run = ["--run.folder", str(tmp_path / "run"), "--run.no-report"]
+    assert main(["pretrain", "demo", *FLAGS, *run, "--run.stop-after-steps", "4"]) == 0
+    before = (tmp_path / "run/metrics.jsonl").read_text()
+    capsys.readouterr()
+    rows = printed_rows([*run, "--dry-run"], capsys)
+    assert rows["steps"] == "5 at batch size 8, resuming from step 4"
+    rows = printed_rows(["--run.stop-after-steps", "1", "--dry-run"], capsys)
+    assert rows["steps"] == "1 at batch size 8"
+    assert (tmp_path / "run/metrics.jsonl").read_text() == before
+    assert read_metrics(tmp_path / "run")[-1]["step"] == 4

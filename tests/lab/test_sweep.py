@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import statistics
 import subprocess
@@ -156,6 +157,31 @@ def test_a_failing_run_costs_no_other(tmp_path: Path, trained: list[str], monkey
     assert croc_sweep(tmp_path, *settings) == 0
     assert trained == ["learns-seed-0", "small-memory-seed-0"]
     assert len(read_record(tmp_path)["rows"]) == 2
+
+
+def test_a_table_has_the_runs_of_other_processes(tmp_path: Path, trained: list[str], monkeypatch):
+    """The first value was finished by another process, or fails in one after this has started."""
+    assert croc_sweep(tmp_path, *LAMBDA, "1") == 0
+    tables: list[list[str]] = []
+    failure = {"label": "1, seed 0", "protocol": "training", "data": "demo", "reason": "NaN"}
+
+    def reverse(runs: Any, locks: Path) -> Any:
+        for run in reversed(runs):
+            yield run
+            tables.append([row["label"] for row in read_record(tmp_path)["rows"]])
+
+    def fail(runs: Any, locks: Path) -> Any:
+        shutil.rmtree(tmp_path / "runs" / "1-seed-0")
+        (tmp_path / "failures.jsonl").write_text(json.dumps(failure) + "\n")
+        yield from runs
+
+    monkeypatch.setattr(sweep, "unlocked_runs", reverse)
+    assert croc_sweep(tmp_path, *TWO_RUNS) == 0
+    assert tables == [["1", "2"], ["1", "2"]]
+    monkeypatch.setattr(sweep, "unlocked_runs", fail)
+    assert croc_sweep(tmp_path, *TWO_RUNS) == 1
+    assert trained == ["1-seed-0", "2-seed-0"]
+    assert read_record(tmp_path)["failed"] == [failure]
 
 
 LOCKS_THE_FIRST = """

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from PIL import Image
 
 from croc.cli import main
 from croc.eval.kmeans import nearest
+from croc.segmentation import discover as discover_module
 from croc.segmentation.discover import fit_clusters
 from croc.segmentation.images import ImageFile
 from croc.segmentation.options import DiscoverOptions
@@ -91,5 +93,20 @@ def test_same_command_adds_missing_masks(photos: Path, tmp_path: Path, capsys):
     assert (head / "masks" / "0.png").stat().st_mtime_ns == first
     assert load_segmenter(head).classes == ("road", "sky", "wall")
     capsys.readouterr()
-    assert discover(photos, head, "--classes", "4") == 2
-    assert "contains a head made with different settings" in capsys.readouterr().err
+    for options in (("--classes", "4"), ("--classes", "3", "--restarts", "9")):
+        assert discover(photos, head, *options) == 2
+        assert "contains a head made with different settings" in capsys.readouterr().err
+
+
+def test_sample_limited_by_memory_is_random(photos: Path, tmp_path: Path, monkeypatch):
+    sampled: list[str] = []
+
+    def note(sample: list[ImageFile], *rest: Any) -> Any:
+        sampled.extend(file.name for file in sample)
+        return fit_clusters(sample, *rest)
+
+    monkeypatch.setattr(discover_module, "fit_clusters", note)
+    monkeypatch.setattr(discover_module, "SAMPLE_BYTES", 1)  # of the first batch only
+    assert discover(photos, tmp_path / "head", "--classes", "2", "--batch", "5") == 0
+    assert len(sampled) == 5
+    assert sorted(sampled) != sorted(path.stem for path in photos.iterdir())[:5]

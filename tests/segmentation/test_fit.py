@@ -13,7 +13,7 @@ from PIL import Image
 from croc.cli import main
 from croc.eval.datasets import open_segmentation
 from croc.eval.evaluate import split_training
-from croc.eval.features import PatchFeatures, score
+from croc.eval.features import PatchFeatures, fill_unlabeled, score
 from croc.eval.incontext import fill_memory
 from croc.eval.linear import evaluate_linear, train_linear
 from croc.eval.machine import Machine
@@ -110,3 +110,24 @@ def test_one_image_is_fitted_but_not_scored(tmp_path: Path, capsys: pytest.Captu
     saved = facts(tmp_path / "head")
     assert saved["score"] is None
     assert saved["labeled pixels"]["absent"] == 0
+
+
+def test_thin_strokes_are_not_lost(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """One of a pixel, on images of 400 × 300 px that are reduced to 16 × 16 labels."""
+    data = make_data(tmp_path / "data", 2)
+    for path in (tmp_path / "data" / "labels" / "train").iterdir():
+        labels = np.full((300, 400), 255, np.uint8)
+        labels[20, 30:120], labels[200, 250:390] = 0, 1
+        Image.fromarray(labels).save(path)
+        Image.fromarray(labels).convert("RGB").save(tmp_path / "data/images/train" / path.name)
+    assert fit(data, tmp_path / "head", "--hold-out", "0") == 0
+    counts = facts(tmp_path / "head")["labeled pixels"]
+    assert counts == {"dark": 2 * 4, "bright": 2 * 6}
+    assert "no pixels are labeled" not in capsys.readouterr().err
+
+
+def test_areas_take_their_most_frequent_label():
+    labels = np.array([[255, 1, 255, 255], [2, 2, 255, 255], [3, 3, 7, 255], [3, 3, 255, 255]])
+    small = np.array([[255, 255], [5, 255]], np.uint8)
+    filled = fill_unlabeled(small, labels.astype(np.uint8))
+    assert filled.tolist() == [[2, 255], [5, 7]]

@@ -1,6 +1,8 @@
 """Masks of folders, resumed without repeated or lost work, and run-length encoded."""
 
+import csv
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +10,7 @@ import pytest
 from PIL import Image
 
 from croc.cli import main
+from croc.segmentation.images import Loaded, Reader, list_images
 from croc.segmentation.rle import encode_mask, write_coco
 from croc.segmentation.segmenter import load_segmenter, save_segmenter
 from tests.segmentation.heads import make_head
@@ -89,14 +92,15 @@ def test_masks_are_kept_until_settings_change(head: Path, photos: Photos, tmp_pa
     assert predict(head, source, "--to", masks, "--batch", "2") == 0
     after = files(masks)
     assert set(after) == {*before, "new.png"}
-    same = set(before) - {"a.png", "settings.json"}
+    same = set(before) - {"a.png", "settings.json", "masks.csv"}
     assert {name: after[name] for name in same} == {name: before[name] for name in same}
     assert after["a.png"][1] == before["a.png"][1]
     assert predict(head, source, "--to", masks, "--overlays", "--rle") == 0
     overlaid = files(masks)
     assert {"masks.json", "overlays/legend.png", "overlays/sub/a.jpg"} <= set(overlaid)
     assert predict(head, source, "--to", masks) == 0  # the same masks, fewer outputs
-    assert files(masks) | {"settings.json": None} == overlaid | {"settings.json": None}
+    rewritten = {"settings.json": None, "masks.csv": None}
+    assert files(masks) | rewritten == overlaid | rewritten
     assert predict(head, source, "--to", masks, "--tile-px", "32") == 0
     tiled = files(masks)
     assert all(tiled[name][0] > after[name][0] for name in after)
@@ -106,9 +110,105 @@ def test_masks_are_kept_until_settings_change(head: Path, photos: Photos, tmp_pa
 
 def test_masks_inside_the_folder_are_not_photographs(head: Path, photos: Photos, tmp_path: Path):
     source = tmp_path / "photos"
-    for _ in range(2):
-        assert predict(head, source, "--to", source / "masks") == 0
+    (tmp_path / "link").symlink_to(source)
+    for to in ("masks", "sub/../masks", "../link/masks"):
+        assert predict(head, source, "--to", f"{source}/{to}") == 0
     assert sum(path.suffix == ".png" for path in (source / "masks").rglob("*")) == len(photos)
+
+
+def test_every_image_has_its_own_mask(tmp_path: Path):
+    names = ("a.jpg", "a.png", "a.jpg.png", "A.jpg.png.png", "b.png")
+    for number, name in enumerate(names):
+        draw_photo(tmp_path / name, number)
+    listed, _ = list_images([str(tmp_path)], tmp_path / "masks")
+    masks = {file.path.name: file.name for file in listed}
+    assert masks == {**{name: name for name in names}, "b.png": "b"}
+
+
+def test_overlays_of_large_images_are_small(head: Path, tmp_path: Path):
+    draw_photo(tmp_path / "photos" / "a.png", 0, (2000, 500))
+    assert predict(head, tmp_path / "photos", "--to", tmp_path / "masks", "--overlays") == 0
+    assert read(tmp_path / "masks" / "a.png").shape == (500, 2000)
+    with Image.open(tmp_path / "masks" / "overlays" / "a.jpg") as overlay:
+        assert overlay.size == (1280, 320)
+    listed, _ = list_images([str(tmp_path / "photos")], tmp_path / "masks")
+    loaded = Reader(listed, 64, shown_px=1280)[0]  # what a reading process sends
+    assert isinstance(loaded, Loaded)
+    assert loaded.image is not None
+    assert (loaded.size, loaded.image.shape) == ((500, 2000), (320, 1280, 3))
+
+
+def test_table_has_a_row_for_every_mask(head: Path, photos: Photos, tmp_path: Path):
+    source, masks = tmp_path / "photos", tmp_path / "masks"
+    (source / "broken.jpg").write_bytes(b"no image")
+
+    def rows() -> dict[str, list[str]]:
+        with (masks / "masks.csv").open(newline="") as file:
+            heading, *lines = csv.reader(file)
+        assert heading == ["file", "certainty", "class 0", "class 1", "class 2"]
+        certainties = [float(line[1] or "inf") for line in lines]
+        assert certainties == sorted(certainties)
+        return {line[0]: line[1:] for line in lines}
+
+    assert predict(head, source, "--to", masks, "--probabilities") == 0
+    before = rows()
+    assert set(before) == set(photos)
+    with np.load(masks / "probabilities" / "c.npz") as content:
+        best = np.sort(content["probabilities"].astype(float), axis=0)
+    assert float(before["c.webp"][0]) == pytest.approx((best[-1] - best[-2]).mean(), abs=2e-3)
+    expected = np.bincount(read(masks / "c.png").ravel(), minlength=3) / (40 * 30)
+    assert [float(x) for x in before["c.webp"][1:]] == pytest.approx(100 * expected, abs=0.01)
+    Image.fromarray(np.full((30, 40), 2, np.uint8)).save(masks / "c.png")  # edited
+    (masks / "a.png").unlink()
+    assert predict(head, source, "--to", masks) == 0
+    assert rows() == before | {"c.webp": ["", "0.00", "0.00", "100.00"]}
+
+
+def test_edited_masks_are_kept(head: Path, photos: Photos, tmp_path: Path, capsys):
+    source, masks = tmp_path / "photos", tmp_path / "masks"
+    assert predict(head, source, "--to", masks) == 0
+    with Image.open(masks / "a.png") as image:
+        edited = image.copy()
+    edited.paste(2, (0, 0, 40, 30))
+    edited.save(masks / "a.png")
+    draw_photo(source / "a.png", 7)  # neither a changed photo nor other settings replace it
+    assert predict(head, source, "--to", masks, "--tile-px", "32") == 0
+    assert (read(masks / "a.png") == 2).all()
+    line = "5 masks in {}, 1 of them from before, 1 edited mask kept"
+    assert line.format(masks) in capsys.readouterr().out
+    edited.convert("RGB").save(masks / "a.png")
+    assert predict(head, source, "--to", masks) == 2
+    assert "a.png is not an 8-bit gray or palette PNG" in capsys.readouterr().err
+    (masks / "settings.json").unlink()  # then nothing shows that the masks are ours
+    assert predict(head, source, "--to", masks) == 2
+    assert "was not written by croc segment predict" in capsys.readouterr().err
+
+
+def test_mask_of_a_replaced_photo_is_made_again(head: Path, photos: Photos, tmp_path: Path):
+    source, masks = tmp_path / "photos", tmp_path / "masks"
+    assert predict(head, source, "--to", masks) == 0
+    before = files(masks)
+    draw_photo(source / "a.png", 8, (20, 10))
+    assert predict(head, source, "--to", masks) == 0
+    changed = {name for name, file in files(masks).items() if file != before[name]}
+    assert changed - {"masks.csv"} == {"a.png", "settings.json"}
+    assert read(masks / "a.png").shape == (10, 20)
+
+
+def test_long_and_latin_1_names(head: Path, tmp_path: Path):
+    source = tmp_path / "photos"
+    draw_photo(source / f"{245 * 'x'}.png", 0)
+    (source / os.fsdecode(b"caf\xe9.jpg")).write_bytes(b"broken")
+    command = ["segment", "predict", str(head), str(source), "--to", str(tmp_path / "masks")]
+    done = subprocess.run(
+        [sys.executable, "-m", "croc", *command, "--workers", "0"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONIOENCODING": "utf-8:strict"},
+    )
+    assert done.returncode == 0, done.stderr
+    assert f"skipped, cannot be decoded: {source}/caf\\xe9.jpg" in done.stdout
+    assert (tmp_path / "masks" / f"{245 * 'x'}.png").exists()
 
 
 def test_corrupt_files_are_skipped_and_listed(head: Path, photos: Photos, tmp_path: Path, capsys):
@@ -120,7 +220,6 @@ def test_corrupt_files_are_skipped_and_listed(head: Path, photos: Photos, tmp_pa
     assert lines[-1].startswith(f"skipped, cannot be decoded: {corrupt} (")
     assert predict(head, corrupt, "--to", tmp_path / "none") == 2
     assert "no image can be decoded" in capsys.readouterr().err
-    assert not (tmp_path / "none").exists()
 
 
 def test_full_disk_leaves_complete_masks(head: Path, tmp_path: Path, small_disk, capsys):

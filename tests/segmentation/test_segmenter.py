@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 
 import croc
 from croc.cli import main
@@ -17,7 +18,7 @@ from croc.errors import UserError
 from croc.method.photometric import normalize
 from croc.segmentation.edges import follow_edges
 from croc.segmentation.scores import _starts, score_tiles
-from croc.segmentation.segmenter import MAX_LOGITS, argmax_upsampled, load_segmenter, save_segmenter
+from croc.segmentation.segmenter import argmax_upsampled, load_segmenter, save_segmenter
 from croc.weights.open import open_backbone
 from tests.segmentation.heads import make_head
 
@@ -60,14 +61,15 @@ def test_head_of_a_published_file_is_self_contained(tmp_path: Path):
     assert torch.equal(load_segmenter(tmp_path / "head").scores(images), segmenter.scores(images))
 
 
-def test_argmax_in_chunks_equals_argmax(monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("size", [(30, 20), (3, 40), (1, 1), (90, 7)])
+def test_argmax_in_bands_equals_argmax(size: tuple[int, int], monkeypatch: pytest.MonkeyPatch):
     scores = torch.randn(9, 4, 5)
     scores[7] = scores[2]  # the first of equal scores wins
-    whole = argmax_upsampled(scores, (30, 20))
-    monkeypatch.setattr("croc.segmentation.segmenter.MAX_LOGITS", 2 * 30 * 20)
-    assert MAX_LOGITS > 9 * 30 * 20
-    assert np.array_equal(argmax_upsampled(scores, (30, 20)), whole)
-    assert 7 not in whole
+    whole = F.interpolate(scores[None], size=size, mode="bilinear")[0].argmax(dim=0).numpy()
+    assert np.array_equal(argmax_upsampled(scores, size), whole)
+    monkeypatch.setattr("croc.segmentation.segmenter.MAX_BAND", 2 * 9 * size[1])
+    monkeypatch.setattr("croc.segmentation.segmenter.MAX_WIDE", 3 * 9 * size[1])
+    assert np.array_equal(argmax_upsampled(scores, size), whole)
 
 
 @pytest.fixture
