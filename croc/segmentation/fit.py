@@ -139,7 +139,7 @@ def score_heads(
     reports = []
     for number, (train, val) in enumerate(folds, start=1):
         part = f"half {number} of 2" if len(folds) > 1 else "held-out images"
-        print(f"estimating the score: {part}", file=sys.stderr)
+        print(f"estimating the score: {part} (--hold-out 0 skips this)", file=sys.stderr)
         try:
             reports.append(score_fold(patches, train, val, config_for(len(train))))
         except UserError as error:  # a half of a few partly labeled images may have no labels
