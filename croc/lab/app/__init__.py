@@ -95,7 +95,7 @@ def serve(server: Any, listening: socket.socket, title: str) -> None:
     port = listening.getsockname()[1]
     print(f"{title}: open http://{HOST}:{port} in a browser; press Ctrl-C to stop", flush=True)
     with contextlib.suppress(KeyboardInterrupt):
-        server.listener(port).run(sockets=[listening])
+        server.listener().run(sockets=[listening])
     server.close()
 
 
