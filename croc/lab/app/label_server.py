@@ -210,7 +210,7 @@ class LabelServer(LocalServer):
         segmenter = replace(photos.segmenter, head=head, classes=classes, colors=colors)
         new, folder = self.to / "new", self.to / "export"
         shutil.rmtree(new, ignore_errors=True)
-        metadata = {"made": "croc app label", "clicks": len(labels["clicks"])}
+        metadata = {"made by": "croc app label", "clicks": len(labels["clicks"])}
         save_segmenter(segmenter, new / "head", metadata)
         for done, (index, size) in enumerate(photos.sizes.items()):
             if self.stopping:

@@ -104,6 +104,8 @@ def test_exported_head_gives_the_masks_of_the_page(photos: Path, segmenter: Segm
         assert sorted(order) == sorted(map(str, shown))
         assert all(0 <= value <= 1 for value in order.values())
     head = croc.load_segmenter(export["head"])
+    facts = json.loads((Path(export["head"]) / "head.json").read_text())["facts"]
+    assert facts["made by"] == "croc app label"
     assert head.classes == ("background", "blue")
     assert head.colors[1] == (12, 151, 255)
     for number, mask in shown.items():
