@@ -3,6 +3,7 @@
 import base64
 import io
 import json
+import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -144,9 +145,13 @@ def test_tokens_and_labels_are_kept_and_changed_photographs_computed_again(
         after = masks_of(served, 0, 1)
     assert all((before[n] == after[n]).all() for n in (0, 1))
     Image.fromarray(make_scene(7, 1, 64).image).save(photos / "1.png")
+    os.utime(photos / "1.png", (0, 0))  # unpacked from an archive: older than its tokens
+    broken = sorted((photos.parent / "to" / "tokens").rglob("*.safetensors"))[2:4]
+    broken[0].write_bytes(b"")
+    broken[1].write_bytes(broken[1].read_bytes()[:1000])
     with labeling(photos, segmenter) as served:
         settled(served)
-        assert len(computed) == 7
+        assert len(computed) == 9
         assert masks_of(served, 1)[1].shape == (64, 64)
 
 
