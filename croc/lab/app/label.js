@@ -1,23 +1,20 @@
 // The labeling page: classes, clicks and masks. After every change the labels are saved, then the
 // masks on screen are requested, and others once they are scrolled into view.
 
-import { count, fetchJson, makeLane, showMessage } from "./api.js";
+import { count, fetchJson, showMessage } from "./api.js";
 import { keepUp } from "./label_progress.js";
+import { canUndo, change, choose, ERASER, openLabels, store, undo } from "./label_store.js";
 import { addTile, drawDots, sortTiles, tiles, visible } from "./label_tiles.js";
 
 const AT_ONCE = 12; // masks per request: few, so that the first appear soon
-const ERASER = -1;
 
 const part = (id) => document.getElementById(id);
 let start = null;
-let labels = { classes: [], clicks: [] };
-let chosen = 1; // a class, or ERASER
-let revision = 0; // of the labels that the server has
-const undoable = [];
+let revision = 0; // of what the masks depend on
+let masked = {}; // the labels of that revision
 
 async function begin() {
   start = await fetchJson("/api/start");
-  labels = { classes: start.classes, clicks: start.clicks };
   part("about").textContent = `${start.folder}, with ${start.weights}; labels in ${start.to}/labels.json`;
   part("undo").addEventListener("click", undo);
   part("add").addEventListener("click", addClass);
@@ -38,41 +35,23 @@ async function begin() {
       .catch((error) => showMessage(error.message));
   });
   document.addEventListener("keydown", press);
-  show();
+  openLabels(start, show, showSaved);
   keepUp(start, addPhotographs, showReady);
 }
 
 // Labels.
 
-const save = makeLane("/api/labels", async () => {
+function showSaved(saved) {
+  if (saved.classes === masked.classes && saved.clicks === masked.clicks) return;
+  masked = saved;
   revision++;
-  await refresh();
-});
-
-function change(classes, clicks) {
-  undoable.push(labels);
-  setLabels({ classes, clicks });
-}
-
-function undo() {
-  if (undoable.length) setLabels(undoable.pop());
-}
-
-function setLabels(changed) {
-  labels = changed;
-  chosen = Math.min(chosen, labels.classes.length - 1);
-  show();
-  save(labels);
-}
-
-function choose(number) {
-  chosen = number;
-  show();
+  refresh();
 }
 
 // A click on a photograph, in shares of its width and height; one on the same patch is replaced.
 function click(photo, x, y) {
   const [rows, columns] = start.grid;
+  const { labels, chosen } = store;
   const inPhoto = labels.clicks.filter((other) => other.photo === photo);
   let old = inPhoto.find((other) => Math.floor(other.x * columns) === Math.floor(x * columns) &&
     Math.floor(other.y * rows) === Math.floor(y * rows));
@@ -84,25 +63,31 @@ function click(photo, x, y) {
   }
   const clicks = labels.clicks.filter((other) => other !== old);
   if (chosen !== ERASER) clicks.push({ photo, x, y, class: chosen });
-  change(labels.classes, clicks);
+  change({ clicks });
 }
 
 function addClass() {
-  const used = labels.classes.map(({ color }) => color.toLowerCase());
+  const { classes } = store.labels;
+  const used = classes.map(({ color }) => color.toLowerCase());
+  const names = classes.map(({ name }) => name);
   const color = start.palette.find((free) => !used.includes(free)) ?? start.palette[0];
-  chosen = labels.classes.length;
-  change([...labels.classes, { name: `class ${chosen}`, color }], labels.clicks);
-  rename(chosen);
+  let name = classes.length;
+  while (names.includes(`class ${name}`)) name++;
+  change({ classes: [...classes, { name: `class ${name}`, color }] }, classes.length);
+  rename(classes.length);
 }
 
+// A chosen class stays chosen; instead of the removed one, it is the one before.
 function removeClass(number) {
+  const { labels, chosen } = store;
   const clicks = labels.clicks.filter((entry) => entry.class !== number)
     .map((entry) => ({ ...entry, class: entry.class - (entry.class > number ? 1 : 0) }));
-  change(labels.classes.filter((_, n) => n !== number), clicks);
+  const classes = labels.classes.filter((_, n) => n !== number);
+  change({ classes, clicks }, chosen >= number ? chosen - 1 : chosen);
 }
 
-const setClass = (number, values) => change(
-  labels.classes.map((old, n) => (n === number ? { ...old, ...values } : old)), labels.clicks);
+const setClass = (number, values) => change({ classes: store.labels.classes.map(
+  (old, n) => (n === number ? { ...old, ...values } : old)) });
 
 function press(event) {
   if (event.target.matches("input[type=text]") || event.altKey) return;
@@ -110,7 +95,7 @@ function press(event) {
     if (event.key !== "z") return;
     undo();
   } else if (event.key === "e") choose(ERASER);
-  else if (event.key >= "1" && event.key <= String(Math.min(9, labels.classes.length))) {
+  else if (event.key >= "1" && event.key <= String(Math.min(9, store.labels.classes.length))) {
     choose(Number(event.key) - 1);
   } else return;
   event.preventDefault();
@@ -119,10 +104,11 @@ function press(event) {
 // The page.
 
 function show() {
+  const { labels, chosen } = store;
   part("classes").replaceChildren(...labels.classes.map(makeClass));
   part("eraser").setAttribute("aria-pressed", String(chosen === ERASER));
   part("tiles").classList.toggle("erasing", chosen === ERASER);
-  part("undo").disabled = !undoable.length;
+  part("undo").disabled = !canUndo();
   const colors = labels.classes.map(({ color }) => color);
   drawDots(labels.clicks, colors);
   showReady();
@@ -137,6 +123,7 @@ function showReady(ready = allReady) {
     refresh();
   }
   allReady = ready;
+  const { labels, chosen } = store;
   const isFitted = new Set(labels.clicks.map((entry) => entry.class)).size > 1;
   part("hint").hidden = isFitted;
   part("hint").textContent = labels.clicks.length
@@ -150,6 +137,7 @@ function showReady(ready = allReady) {
 function makeClass({ name, color }, number) {
   const swatch = make("input", { type: "color", value: color, "aria-label": `Color of ${name}` });
   swatch.addEventListener("change", () => setClass(number, { color: swatch.value }));
+  const { labels, chosen } = store;
   const clicks = labels.clicks.filter((entry) => entry.class === number).length;
   const choosing = make("button", { type: "button", class: "choose",
     "aria-pressed": String(number === chosen), title: number < 9 ? `Key ${number + 1}` : null },
@@ -166,15 +154,17 @@ function makeClass({ name, color }, number) {
 
 function rename(number) {
   const row = part("classes").children[number];
-  const { name } = labels.classes[number];
+  const { name } = store.labels.classes[number];
   const field = make("input", { type: "text", value: name, maxlength: 80, "aria-label": "Name" });
   let done = false;
   const end = (keep) => {
     if (done) return; // removing the field blurs it
     done = true;
     const changed = field.value.trim();
-    if (keep && changed && changed !== name) setClass(number, { name: changed });
+    const isTaken = store.labels.classes.some((other) => other.name === changed);
+    if (keep && changed && !isTaken) setClass(number, { name: changed });
     else show();
+    if (keep && isTaken && changed !== name) showMessage(`There is already a class called ${changed}.`);
   };
   field.addEventListener("blur", () => end(true));
   field.addEventListener("keydown", (event) => {
@@ -190,7 +180,7 @@ function addPhotographs(ready) {
   for (const [index, height, width] of ready) {
     addTile({ index, name: start.names[index], wide: width / height }, start.grid, click, refresh);
   }
-  drawDots(labels.clicks, labels.classes.map(({ color }) => color));
+  drawDots(store.labels.clicks, store.labels.classes.map(({ color }) => color));
 }
 
 let refreshing = false;

@@ -92,15 +92,23 @@ class LocalServer:
             raise HTTPException(404)
         return Response(self.files[name], media_type=TYPES[name.rpartition(".")[2]])
 
-    def post(self, name: str, read: Callable[[Any], Any], find: Callable[[Any], Any]) -> Route:
-        """Answer with what `find` returns for the query that `read` makes of the page's JSON."""
+    def post(
+        self,
+        name: str,
+        read: Callable[[Any], Any],
+        find: Callable[[Any], Any],
+        at_once: bool = False,
+    ) -> Route:
+        """Answer with what `find` returns for the query that `read` makes of the page's JSON:
+        in the one thread of all answers, or at once."""
 
         async def answer(request: Request) -> Response:
             try:
                 query = read(await request.json())
-            except (LookupError, TypeError, ValueError) as error:
+            except (AttributeError, LookupError, TypeError, ValueError) as error:
                 raise HTTPException(400, f"Not a query: {str(error)[:80]}") from None
-            return JSONResponse(await self.run(partial(find, query)))
+            work = partial(find, query)
+            return JSONResponse(work() if at_once else await self.run(work))
 
         return Route(f"/api/{name}", answer, methods=["POST"])
 

@@ -4,6 +4,7 @@ import base64
 import io
 import json
 import os
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ from torch import nn
 
 import croc
 from croc.data.scenes import make_scene
+from croc.errors import UserError
 from croc.lab.app.label_server import LabelServer
 from croc.segmentation.segmenter import Segmenter
 from croc.weights.open import open_backbone
@@ -83,6 +85,13 @@ CLICKS = [
 ]
 
 
+def save(served: Served, revision: int | None = None, **changes: Any) -> Any:
+    if revision is None:
+        revision = served.request("GET", "/api/start").json["revision"]
+    fields = {"revision": revision, "classes": CLASSES, "clicks": CLICKS, "more": "dropped"}
+    return post(served, "labels", **(fields | changes))
+
+
 def masks_of(served: Served, *numbers: int) -> dict[int, np.ndarray]:
     answer = post(served, "masks", photographs=numbers).json["masks"]
     files = {n: base64.b64decode(entry["mask"].partition(",")[2]) for n, entry in answer.items()}
@@ -95,7 +104,7 @@ def test_exported_head_gives_the_masks_of_the_page(photos: Path, segmenter: Segm
         assert settled(served)["skipped"] == [["broken.jpg", "not a readable image"]]
         assert masks_of(served, 0) == {}  # no clicks yet
         assert post(served, "export", photographs=[]).status == 400
-        assert post(served, "labels", classes=CLASSES, clicks=CLICKS).status == 200
+        assert save(served).status == 200
         names = served.server.photos.names
         shown = masks_of(served, *range(len(names)))
         assert len(shown) == 6
@@ -134,7 +143,7 @@ def test_tokens_and_labels_are_kept_and_changed_photographs_computed_again(
     monkeypatch.setattr(type(segmenter.backbone), "features", counting)
     with labeling(photos, segmenter) as served:
         settled(served)
-        post(served, "labels", classes=CLASSES, clicks=CLICKS)
+        save(served)
         before = masks_of(served, 0, 1)
     assert len(computed) == 6
     with labeling(photos, segmenter) as served:
@@ -158,15 +167,59 @@ def test_tokens_and_labels_are_kept_and_changed_photographs_computed_again(
 def test_bad_requests_change_nothing(photos: Path, segmenter: Segmenter) -> None:
     with labeling(photos, segmenter) as served:
         settled(served)
-        post(served, "labels", classes=CLASSES, clicks=CLICKS)
+        save(served)
         saved = (photos.parent / "to" / "labels.json").read_bytes()
         for body in (b"", b"[]", b'{"photographs": "a"}'):
             assert served.request("POST", "/api/masks", body).status == 400
+        click, (one, two) = CLICKS[0], CLASSES
+        for changes in (
+            *({"classes": classes} for classes in (None, [], [one, one], [one, {"name": "b"}])),
+            *({"classes": [one, two | entry]} for entry in ({"name": "a\nb"}, {"color": "red"})),
+            *({"clicks": [click | entry]} for entry in ({"x": 1}, {"y": "a"}, {"class": 2})),
+            *({"clicks": clicks} for clicks in (None, [{}], [click | {"photo": 1}])),
+        ):
+            assert save(served, **changes).status == 400
+        assert post(served, "labels", x=1).status == 400
         assert post(served, "masks", photographs=[-1, 99]).json == {"masks": {}}
         assert served.request("GET", "/api/photographs/99").status == 404
         alone = {"Origin": NO_ORIGIN}
         assert served.request("POST", "/api/labels", b"{}", alone).status == 403
         assert (photos.parent / "to" / "labels.json").read_bytes() == saved
+
+
+def test_labels_of_another_folder_are_refused(photos: Path, segmenter: Segmenter) -> None:
+    to = photos.parent / "to"
+    with labeling(photos, segmenter) as served:
+        save(served)
+    content = json.loads((to / "labels.json").read_text())
+    assert content == {"folder": str(photos), "revision": 1, "classes": CLASSES, "clicks": CLICKS}
+    with pytest.raises(UserError, match=r"contains the labels of .*/photos: choose another --to"):
+        LabelServer(photos / "more", to, segmenter)
+    (to / "labels.json").write_text('{"classes": []}')
+    with pytest.raises(UserError, match=r"labels.json cannot be read: classes must be 1 to 255"):
+        LabelServer(photos, to, segmenter)
+
+
+def test_save_based_on_older_labels_is_refused(photos: Path, segmenter: Segmenter) -> None:
+    with labeling(photos, segmenter) as served:
+        assert save(served, revision=0).json == {"revision": 1}
+        assert save(served, revision=0, clicks=[]).status == 409
+        assert len(clicks_of(photos)) == 4
+    with labeling(photos, segmenter) as served:
+        assert save(served, revision=0, clicks=[]).status == 409
+        assert save(served, revision=1, clicks=[]).status == 200
+
+
+def test_save_does_not_wait_for_masks(photos: Path, segmenter: Segmenter) -> None:
+    """Nor is it lost at Ctrl-C while they are computed."""
+    with labeling(photos, segmenter) as served:
+        release = threading.Event()
+        served.server.pool.submit(release.wait)
+        try:
+            assert save(served).status == 200
+            assert len(clicks_of(photos)) == 4
+        finally:
+            release.set()
 
 
 MASKS = "[...document.querySelectorAll('.mask')].map(mask => mask.hidden ? '' : mask.src)"
@@ -269,3 +322,49 @@ def test_label_page_on_a_phone_in_the_dark(photos: Path, segmenter: Segmenter) -
         click(page, "1.png", 0.1)
         page.keyboard.press("1")
         assert any(click(page, "1.png", 0.9))
+
+
+@BROWSER
+def test_newer_labels_of_another_tab_are_loaded(photos: Path, segmenter: Segmenter) -> None:
+    with labeling(photos, segmenter) as served, label_page(served, expected="409") as page:
+        click(page, "0.png", 0.1)
+        save(served)  # the other tab
+        click(page, "0.png", 0.3)
+        until(page, "document.querySelectorAll('.dot').length === 4")
+        assert "changed in another tab" in page.locator("#message").inner_text()
+        assert page.locator("#undo").is_disabled()
+        click(page, "1.png", 0.1)
+        until(page, "document.getElementById('message').hidden")
+        assert len(clicks_of(photos)) == 5
+
+
+@BROWSER
+def test_failed_save_is_repeated(photos: Path, segmenter: Segmenter) -> None:
+    with labeling(photos, segmenter) as served, label_page(served, expected="500") as page:
+        page.route("**/api/labels", lambda route: route.fulfill(status=500, body="{}"), times=1)
+        box = page.locator(".stage").first.bounding_box()
+        page.mouse.click(box["x"] + 9, box["y"] + 9)
+        until(page, "/not saved/.test(document.getElementById('message').textContent)")
+        asks = "!window.dispatchEvent(new Event('beforeunload', { cancelable: true }))"
+        assert page.evaluate(asks)
+        until(page, "document.getElementById('message').hidden")
+        assert not page.evaluate(asks)
+        assert len(clicks_of(photos)) == 1
+
+
+@BROWSER
+def test_removed_class_leaves_the_chosen_one(photos: Path, segmenter: Segmenter) -> None:
+    chosen = ".choose[aria-pressed=true] .name"
+    with labeling(photos, segmenter) as served, label_page(served) as page:
+        for name in ("b", "c", "d"):
+            page.locator("#add").click()
+            page.keyboard.type(name)
+            page.keyboard.press("Enter")
+        page.locator(".choose").nth(3).click()
+        page.locator(".remove").first.click()  # object
+        assert page.locator(chosen).inner_text() == "c"
+        page.locator("#undo").click()
+        assert page.locator(chosen).inner_text() == "c"
+        page.locator(".choose").nth(1).click()
+        page.locator("#undo").click()  # d's name
+        assert page.locator(chosen).inner_text() == "object"
