@@ -67,7 +67,7 @@ class LabelServer(LocalServer):
         if not try_lock(self.lock):
             self.lock.close()
             raise UserError(f"another croc app label uses {to}: stop it, or choose another --to")
-        self.labels = open_labels(folder, to)
+        self.labels: dict[str, Any] = open_labels(folder, to)
         self.worker = ThreadPoolExecutor(1, "croc tokens", torch.set_num_threads, (cores(),))
         self._start(self._compute)
 
