@@ -4,7 +4,7 @@
 import { count, fetchJson, showMessage } from "./api.js";
 import { keepUp } from "./label_progress.js";
 import { canUndo, change, choose, ERASER, openLabels, store, undo } from "./label_store.js";
-import { addTile, drawDots, sortTiles, tiles, visible } from "./label_tiles.js";
+import { addTile, drawDots, pointedTile, showDone, sortTiles, visible } from "./label_tiles.js";
 
 const AT_ONCE = 12; // masks per request: few, so that the first appear soon
 
@@ -29,6 +29,7 @@ async function begin() {
     part(id).addEventListener("input", () =>
       part("tiles").style.setProperty(property, `${part(id).value}${unit}`));
   }
+  part("not-done").addEventListener("change", show);
   part("export").addEventListener("click", () => {
     fetchJson("/api/export", { method: "POST", body: "{}" })
       .then(() => keepUp(start, addPhotographs, showReady))
@@ -89,12 +90,18 @@ function removeClass(number) {
 const setClass = (number, values) => change({ classes: store.labels.classes.map(
   (old, n) => (n === number ? { ...old, ...values } : old)) });
 
+function toggleDone(name) {
+  const { done } = store.labels;
+  change({ done: done.includes(name) ? done.filter((other) => other !== name) : [...done, name] });
+}
+
 function press(event) {
   if (event.target.matches("input[type=text]") || event.altKey) return;
   if (event.ctrlKey || event.metaKey) {
     if (event.key !== "z") return;
     undo();
   } else if (event.key === "e") choose(ERASER);
+  else if (event.key === "f" && pointedTile()) toggleDone(pointedTile().name);
   else if (event.key >= "1" && event.key <= String(Math.min(9, store.labels.classes.length))) {
     choose(Number(event.key) - 1);
   } else return;
@@ -109,21 +116,25 @@ function show() {
   part("eraser").setAttribute("aria-pressed", String(chosen === ERASER));
   part("tiles").classList.toggle("erasing", chosen === ERASER);
   part("undo").disabled = !canUndo();
-  const colors = labels.classes.map(({ color }) => color);
-  drawDots(labels.clicks, colors);
+  showPhotographs();
   showReady();
 }
 
 // `ready`: whether all photographs have their tokens. The first of them standardize the features,
 // so masks that were made before may have changed a little.
 let allReady = false;
-function showReady(ready = allReady) {
+let unreadable = 0;
+function showReady(ready = allReady, skipped = unreadable) {
   if (ready && !allReady) {
     revision++;
     refresh();
   }
   allReady = ready;
+  unreadable = skipped;
   const { labels, chosen } = store;
+  const marked = new Set(labels.done); // some may not be in the folder any more
+  const done = start.names.filter((name) => marked.has(name)).length;
+  part("done-count").textContent = `${done} of ${start.names.length - skipped} done`;
   const isFitted = new Set(labels.clicks.map((entry) => entry.class)).size > 1;
   part("hint").hidden = isFitted;
   part("hint").textContent = labels.clicks.length
@@ -178,9 +189,16 @@ function rename(number) {
 
 function addPhotographs(ready) {
   for (const [index, height, width] of ready) {
-    addTile({ index, name: start.names[index], wide: width / height }, start.grid, click, refresh);
+    addTile({ index, name: start.names[index], wide: width / height }, start.grid,
+      { click, toggleDone, changed: refresh });
   }
-  drawDots(store.labels.clicks, store.labels.classes.map(({ color }) => color));
+  showPhotographs();
+}
+
+function showPhotographs() {
+  const { classes, clicks, done } = store.labels;
+  drawDots(clicks, classes.map(({ color }) => color));
+  showDone(done, part("not-done").checked);
 }
 
 let refreshing = false;

@@ -18,7 +18,7 @@ export async function keepUp({ names }, addPhotographs, showReady) {
       const done = ready + answer.skipped.length;
       const isRunning = showExport(answer.export);
       showTokens(done, names.length, answer.skipped);
-      showReady(done === names.length && !isRunning);
+      showReady(done === names.length && !isRunning, answer.skipped.length);
       if (answer.problem) showMessage(answer.problem);
       if (answer.problem || (done === names.length && !isRunning)) break;
       await new Promise((end) => { setTimeout(end, EVERY_MS); });

@@ -24,7 +24,11 @@ export function sortTiles(compare) {
   window.scrollTo({ top: 0 });
 }
 
-export function addTile({ index, name, wide }, [rows, columns], click, changed) {
+// The one under the pointer or with the focus.
+let pointed = null;
+export const pointedTile = () => (pointed?.node.hidden ? null : pointed);
+
+export function addTile({ index, name, wide }, [rows, columns], { click, toggleDone, changed }) {
   const mask = make("img", { class: "mask", alt: "", draggable: "false", hidden: "" });
   const dots = make("div", { class: "dots" });
   const patch = make("div", { class: "patch", hidden: "" });
@@ -35,10 +39,17 @@ export function addTile({ index, name, wide }, [rows, columns], click, changed) 
   mask, dots, patch);
   const certainty = make("span", { class: "certainty", title:
     "Certainty: mean margin between the two most probable classes of a patch" });
+  const done = make("button", { type: "button", class: "done", "aria-label": `${name} is done`,
+    title: "Done (key F)" }, "✓");
+  done.addEventListener("click", () => toggleDone(name));
   const node = make("figure", { class: "tile" }, stage,
-    make("figcaption", {}, make("span", { class: "name", title: name }, name), certainty));
+    make("figcaption", {}, make("span", { class: "name", title: name }, name), certainty, done));
   node.style.setProperty("--wide", wide);
-  const tile = { index, name, node, dots, revision: -1 };
+  const tile = { index, name, node, dots, done, revision: -1 };
+  for (const kind of ["pointerenter", "focusin"]) {
+    node.addEventListener(kind, () => { pointed = tile; });
+  }
+  node.addEventListener("pointerleave", () => { pointed = null; });
   tile.show = (answer, revision) => {
     tile.revision = revision;
     mask.hidden = !answer;
@@ -93,5 +104,13 @@ export function drawDots(clicks, colors) {
         background: colors[click.class] });
       return dot;
     }));
+  }
+}
+
+export function showDone(names, hide) {
+  const all = new Set(names);
+  for (const { name, node, done } of tiles) {
+    done.setAttribute("aria-pressed", String(all.has(name)));
+    node.hidden = hide && all.has(name);
   }
 }

@@ -2,7 +2,8 @@
 
 {"folder": "/home/me/street", "revision": 3,
  "classes": [{"name": "background", "color": "#808080"}, …],
- "clicks": [{"photo": "a/b.jpg", "x": 0.31, "y": 0.72, "class": 0}, …]}
+ "clicks": [{"photo": "a/b.jpg", "x": 0.31, "y": 0.72, "class": 0}, …],
+ "done": ["a/b.jpg", …]}
 
 x and y are shares of the image's width and height, classes are numbered from 0. Every save
 increases the revision; the page sends the one that its changes are based on.
@@ -23,6 +24,7 @@ START = {
         {"name": "object", "color": "#0c97ff"},
     ],
     "clicks": [],
+    "done": [],
 }
 """The labels of a new folder."""
 MAX_CLASSES = 255
@@ -30,7 +32,7 @@ MALFORMED = (AttributeError, LookupError, TypeError, ValueError)
 
 
 def read_labels(content: Any) -> dict[str, Any]:
-    """Classes and clicks, checked, and nothing else; raises one of MALFORMED."""
+    """What the page may change, checked, and nothing else; raises one of MALFORMED."""
     classes = [
         {"name": entry["name"].strip(), "color": entry["color"].lower()}
         for entry in content["classes"]
@@ -50,7 +52,10 @@ def read_labels(content: Any) -> dict[str, Any]:
         if not is_inside or click["class"] not in range(len(classes)):
             raise ValueError(f"no such place or class: {click}")
         check_photo(click["photo"])
-    return {"classes": classes, "clicks": clicks}
+    done = list(content.get("done", ()))
+    for name in done:
+        check_photo(name)
+    return {"classes": classes, "clicks": clicks, "done": done}
 
 
 def check_photo(name: Any) -> None:

@@ -177,6 +177,7 @@ def test_bad_requests_change_nothing(photos: Path, segmenter: Segmenter) -> None
             *({"classes": [one, two | entry]} for entry in ({"name": "a\nb"}, {"color": "red"})),
             *({"clicks": [click | entry]} for entry in ({"x": 1}, {"y": "a"}, {"class": 2})),
             *({"clicks": clicks} for clicks in (None, [{}], [click | {"photo": 1}])),
+            {"done": [1]},
         ):
             assert save(served, **changes).status == 400
         assert post(served, "labels", x=1).status == 400
@@ -192,7 +193,8 @@ def test_labels_of_another_folder_are_refused(photos: Path, segmenter: Segmenter
     with labeling(photos, segmenter) as served:
         save(served)
     content = json.loads((to / "labels.json").read_text())
-    assert content == {"folder": str(photos), "revision": 1, "classes": CLASSES, "clicks": CLICKS}
+    labels = {"classes": CLASSES, "clicks": CLICKS, "done": []}
+    assert content == {"folder": str(photos), "revision": 1} | labels
     with pytest.raises(UserError, match=r"contains the labels of .*/photos: choose another --to"):
         LabelServer(photos / "more", to, segmenter)
     (to / "labels.json").write_text('{"classes": []}')
@@ -368,3 +370,24 @@ def test_removed_class_leaves_the_chosen_one(photos: Path, segmenter: Segmenter)
         page.locator(".choose").nth(1).click()
         page.locator("#undo").click()  # d's name
         assert page.locator(chosen).inner_text() == "object"
+
+
+@BROWSER
+def test_photographs_are_marked_done(photos: Path, segmenter: Segmenter) -> None:
+    shown = "[...document.querySelectorAll('.tile:not([hidden]) .name')].map(n => n.textContent)"
+    with labeling(photos, segmenter) as served, label_page(served) as page:
+        page.locator(".tile .done").nth(1).click()
+        page.locator(".tile .stage").nth(3).hover()
+        page.keyboard.press("f")
+        assert page.locator("#done-count").inner_text() == "2 of 6 done"
+        page.locator("#not-done").check()
+        assert page.evaluate(shown) == ["0.png", "2.png", "4.png", "more/5.png"]
+        page.reload()
+        until(page, "document.querySelectorAll('.done[aria-pressed=true]').length === 2")
+        page.locator(".tile .done").nth(1).click()
+        assert page.locator("#done-count").inner_text() == "1 of 6 done"
+        page.locator("#undo").click()
+        until(page, f"{BUSY} === 'false'")
+    assert json.loads((photos.parent / "to" / "labels.json").read_text())["done"] == [
+        *("1.png", "3.png"),
+    ]
