@@ -45,10 +45,12 @@ function showTokens(done, all, skipped) {
     ...skipped.map(([name, why]) => make("li", {}, `${name}: ${why}`)));
 }
 
-function showExport({ state, done, head, masks }) {
+function showExport({ state, done, head, masks, labeled }) {
   const texts = {
     running: () => `Writing masks: ${done} …`,
-    done: () => `Head in ${head}; ${plural(done, "mask")} in ${masks}.`,
+    done: () => `Head in ${head}; ${plural(done, "mask")} in ${masks}; ` +
+      (labeled[0] ? `training data of ${plural(labeled[0], "photograph")} in ${labeled[1]}.`
+        : "no training data, since no photograph is marked done."),
   };
   if (state in texts) part("export-text").textContent = texts[state]();
   return state === "running";

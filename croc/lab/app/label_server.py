@@ -1,19 +1,15 @@
 """`croc app label`: images, labels of clicked patches, the head fitted to them, masks, exports."""
 
-import shutil
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int64, UInt8
-from PIL import Image
+from jaxtyping import Float, Int64
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -24,11 +20,12 @@ from croc.data.decode import fitting_size
 from croc.errors import UserError
 from croc.eval.features import Moments
 from croc.io import cores, try_lock
+from croc.lab.app.label_export import export_labels, to_image
 from croc.lab.app.labels import open_labels, read_labels, save_labels
 from croc.lab.app.local import LocalServer, png_url
 from croc.lab.app.photos import Photos
 from croc.plotting import PALETTE_HEX
-from croc.segmentation.segmenter import Segmenter, argmax_upsampled, save_segmenter
+from croc.segmentation.segmenter import Segmenter, argmax_upsampled
 from croc.tables import one_line
 from croc.weights.backbones import check_fit
 from croc.weights.open import open_backbone
@@ -206,31 +203,10 @@ class LabelServer(LocalServer):
 
     @torch.inference_mode()
     def _export(self, head: nn.Conv2d, labels: dict[str, Any]) -> None:
-        """Write the head and all masks, in place of those of an earlier export."""
-        photos = self.photos
-        classes = tuple(entry["name"] for entry in labels["classes"])
-        colors: Any = tuple(tuple(bytes.fromhex(x["color"][1:])) for x in labels["classes"])
-        segmenter = replace(photos.segmenter, head=head, classes=classes, colors=colors)
-        new, folder = self.to / "new", self.to / "export"
-        shutil.rmtree(new, ignore_errors=True)
-        metadata = {"made by": "croc app label", "clicks": len(labels["clicks"])}
-        save_segmenter(segmenter, new / "head", metadata)
-        for done, (index, size) in enumerate(photos.sizes.items()):
+        for state in export_labels(head, labels, self.photos, self.to):
             if self.stopping:
                 return
-            scores = head(photos.tokens(index)[None].float())[0]
-            path = new / "masks" / f"{photos.mask_names[index]}.png"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            to_image(argmax_upsampled(scores, size), labels).save(path)
-            self.export_state = {"state": "running", "done": done + 1}
-        shutil.rmtree(folder, ignore_errors=True)
-        new.rename(folder)
-        self.export_state = {
-            "state": "done",
-            "done": len(photos.sizes),
-            "head": str(folder / "head"),
-            "masks": str(folder / "masks"),
-        }
+            self.export_state = state
 
 
 def clicked_patches(photos: Photos, grid: int, clicks: list[dict[str, Any]]) -> dict[Patch, int]:
@@ -276,13 +252,6 @@ def certainty(scores: Float[Tensor, "classes rows columns"]) -> float:
     """The mean over patches of the margin between the two most probable classes."""
     best = scores.softmax(dim=0).topk(2, dim=0).values
     return float((best[0] - best[1]).mean())
-
-
-def to_image(classes: UInt8[np.ndarray, "h w"], labels: dict[str, Any]) -> Image.Image:
-    image = Image.fromarray(classes)
-    colors = b"".join(bytes.fromhex(entry["color"][1:]) for entry in labels["classes"])
-    image.putpalette(colors + bytes(768 - len(colors)))  # a full palette keeps 8 bits
-    return image
 
 
 def read_change(content: Any) -> tuple[int, dict[str, Any]]:

@@ -18,8 +18,10 @@ from PIL import Image
 from torch import nn
 
 import croc
+from croc.data.decode import decode_image
 from croc.data.scenes import make_scene
 from croc.errors import UserError
+from croc.eval.datasets import open_segmentation
 from croc.lab.app.label_server import LabelServer
 from croc.segmentation.segmenter import Segmenter
 from croc.weights.open import open_backbone
@@ -186,6 +188,36 @@ def test_bad_requests_change_nothing(photos: Path, segmenter: Segmenter) -> None
         alone = {"Origin": NO_ORIGIN}
         assert served.request("POST", "/api/labels", b"{}", alone).status == 403
         assert (photos.parent / "to" / "labels.json").read_bytes() == saved
+
+
+def test_done_photographs_are_exported_as_training_data(photos: Path, segmenter: Segmenter) -> None:
+    """Also those that are not stored as they are shown, and whose names are the same in two folders
+    or with another ending."""
+    exif = Image.Exif()
+    exif[0x0112] = 6  # a phone held upright
+    turned = Image.open(photos / "1.png")
+    turned.save(photos / "turned.jpg", exif=exif)
+    turned.convert("RGBA").save(photos / "2.webp")
+    turned.save(photos / "more-5.jpg")
+    done = ["0.png", "2.png", "2.webp", "more-5.jpg", "more/5.png", "turned.jpg", "gone.jpg"]
+    with labeling(photos, segmenter) as served:
+        settled(served)
+        save(served, done=done)
+        post(served, "export")
+        count, folder = settled(served, exporting=True)["export"]["labeled"]
+    data = open_segmentation(f"folder:{folder}", "train")
+    assert (len(data), count, data.classes) == (6, 6, ("background", "blue"))
+    images = Path(folder) / "images" / "train"
+    assert sorted(path.name for path in images.iterdir()) == [
+        *("0.png", "2.png.png", "2.webp.png", "more-5-7.jpg", "more-5-8.png", "turned.png"),
+    ]
+    assert (images / "0.png").samefile(photos / "0.png")
+    read = {data.name(n): data.read(n) for n in range(6)}
+    assert read["turned"].labels.shape == (90, 80)
+    masks = Path(folder).parent / "masks"
+    assert (read["more-5-8"].labels == np.asarray(Image.open(masks / "more" / "5.png"))).all()
+    shown = decode_image((photos / "2.webp").read_bytes(), 999)
+    assert (read["2.webp"].image == shown).all()
 
 
 def test_labels_of_another_folder_are_refused(photos: Path, segmenter: Segmenter) -> None:
