@@ -4,9 +4,11 @@
 import { count, fetchJson, showMessage } from "./api.js";
 import { keepUp } from "./label_progress.js";
 import { canUndo, change, choose, ERASER, openLabels, store, undo } from "./label_store.js";
-import { addTile, drawDots, pointedTile, showDone, sortTiles, visible } from "./label_tiles.js";
+import { addTile, drawDots, pointedTile, showDone, sortTiles, tiles, visible } from "./label_tiles.js";
+import { openViewer, prepareViewer, showViewed, turnPage, viewedPhoto } from "./label_viewer.js";
 
 const AT_ONCE = 12; // masks per request: few, so that the first appear soon
+const VIEWER_PX = 1280; // longer side of the mask of one that is viewed
 
 const part = (id) => document.getElementById(id);
 let start = null;
@@ -16,18 +18,24 @@ let masked = {}; // the labels of that revision
 async function begin() {
   start = await fetchJson("/api/start");
   part("about").textContent = `${start.folder}, with ${start.weights}; labels in ${start.to}/labels.json`;
-  part("undo").addEventListener("click", undo);
   part("add").addEventListener("click", addClass);
-  part("eraser").addEventListener("click", () => choose(ERASER));
+  for (const id of ["undo", "viewer-undo"]) part(id).addEventListener("click", undo);
+  for (const id of ["eraser", "viewer-eraser"]) {
+    part(id).addEventListener("click", () => choose(ERASER));
+  }
   part("uncertain").addEventListener("click", sortByCertainty);
   part("by-name").addEventListener("click", () => {
     sortTiles((a, b) => a.index - b.index);
     part("by-name").hidden = true;
   });
-  for (const [id, unit] of [["size", "rem"], ["opacity", ""]]) {
-    const property = id === "size" ? "--tall" : "--opacity";
-    part(id).addEventListener("input", () =>
-      part("tiles").style.setProperty(property, `${part(id).value}${unit}`));
+  part("size").addEventListener("input", () =>
+    part("tiles").style.setProperty("--tall", `${part("size").value}rem`));
+  const opacities = ["opacity", "viewer-opacity"].map(part);
+  for (const slider of opacities) {
+    slider.addEventListener("input", () => {
+      for (const other of opacities) other.value = slider.value;
+      document.body.style.setProperty("--opacity", slider.value);
+    });
   }
   part("not-done").addEventListener("change", show);
   part("export").addEventListener("click", () => {
@@ -36,6 +44,10 @@ async function begin() {
       .catch((error) => showMessage(error.message));
   });
   document.addEventListener("keydown", press);
+  prepareViewer({ grid: start.grid, click, toggleDone, changed: () => {
+    showPhotographs();
+    refresh();
+  } });
   openLabels(start, show, showSaved);
   keepUp(start, addPhotographs, showReady);
 }
@@ -97,11 +109,16 @@ function toggleDone(name) {
 
 function press(event) {
   if (event.target.matches("input[type=text]") || event.altKey) return;
+  const photo = viewedPhoto() ?? pointedTile();
   if (event.ctrlKey || event.metaKey) {
     if (event.key !== "z") return;
     undo();
   } else if (event.key === "e") choose(ERASER);
-  else if (event.key === "f" && pointedTile()) toggleDone(pointedTile().name);
+  else if (event.key === "f" && photo) toggleDone(photo.name);
+  else if ("ad".includes(event.key) && viewedPhoto()) turnPage(event.key === "a" ? -1 : 1);
+  else if (event.key === "Enter" && photo && !viewedPhoto() && !event.target.matches("button")) {
+    openViewer(photo);
+  }
   else if (event.key >= "1" && event.key <= String(Math.min(9, store.labels.classes.length))) {
     choose(Number(event.key) - 1);
   } else return;
@@ -113,9 +130,13 @@ function press(event) {
 function show() {
   const { labels, chosen } = store;
   part("classes").replaceChildren(...labels.classes.map(makeClass));
-  part("eraser").setAttribute("aria-pressed", String(chosen === ERASER));
-  part("tiles").classList.toggle("erasing", chosen === ERASER);
-  part("undo").disabled = !canUndo();
+  part("viewer-classes").replaceChildren(...labels.classes.map((entry, number) =>
+    makeChoice(number, make("span", { class: "name" }, entry.name), entry.color)));
+  for (const id of ["eraser", "viewer-eraser"]) {
+    part(id).setAttribute("aria-pressed", String(chosen === ERASER));
+  }
+  for (const id of ["undo", "viewer-undo"]) part(id).disabled = !canUndo();
+  document.body.classList.toggle("erasing", chosen === ERASER);
   showPhotographs();
   showReady();
 }
@@ -148,12 +169,10 @@ function showReady(ready = allReady, skipped = unreadable) {
 function makeClass({ name, color }, number) {
   const swatch = make("input", { type: "color", value: color, "aria-label": `Color of ${name}` });
   swatch.addEventListener("change", () => setClass(number, { color: swatch.value }));
-  const { labels, chosen } = store;
+  const { labels } = store;
   const clicks = labels.clicks.filter((entry) => entry.class === number).length;
-  const choosing = make("button", { type: "button", class: "choose",
-    "aria-pressed": String(number === chosen), title: number < 9 ? `Key ${number + 1}` : null },
-  make("span", { class: "name" }, name), make("span", { class: "soft clicks" }, String(clicks)));
-  choosing.addEventListener("click", () => choose(number));
+  const choosing = makeChoice(number, make("span", { class: "name" }, name),
+    null, make("span", { class: "soft clicks" }, String(clicks)));
   const renaming = make("button", { type: "button", class: "small-button rename",
     "aria-label": `Rename ${name}` }, "✎");
   renaming.addEventListener("click", () => rename(number));
@@ -161,6 +180,15 @@ function makeClass({ name, color }, number) {
     "aria-label": `Remove ${name} and its clicks`, disabled: labels.classes.length < 3 }, "×");
   removing.addEventListener("click", () => removeClass(number));
   return make("li", {}, swatch, choosing, renaming, number ? removing : null);
+}
+
+function makeChoice(number, title, color, more = null) {
+  const button = make("button", { type: "button", class: "choose",
+    "aria-pressed": String(number === store.chosen),
+    title: number < 9 ? `Key ${number + 1}` : null }, title, more);
+  if (color) button.style.setProperty("--color", color);
+  button.addEventListener("click", () => choose(number));
+  return button;
 }
 
 function rename(number) {
@@ -190,15 +218,17 @@ function rename(number) {
 function addPhotographs(ready) {
   for (const [index, height, width] of ready) {
     addTile({ index, name: start.names[index], wide: width / height }, start.grid,
-      { click, toggleDone, changed: refresh });
+      { click, open: openViewer, toggleDone, changed: refresh });
   }
   showPhotographs();
 }
 
 function showPhotographs() {
   const { classes, clicks, done } = store.labels;
-  drawDots(clicks, classes.map(({ color }) => color));
+  const shown = viewedPhoto() ? [viewedPhoto(), ...tiles] : tiles;
+  drawDots(shown, clicks, classes.map(({ color }) => color));
   showDone(done, part("not-done").checked);
+  showViewed(store.labels);
 }
 
 let refreshing = false;
@@ -209,13 +239,17 @@ async function refresh() {
   count(1);
   try {
     for (;;) {
-      const stale = visible().filter((tile) => tile.revision !== revision).slice(0, AT_ONCE);
+      const shown = viewedPhoto() ? [viewedPhoto()] : visible();
+      const stale = shown.filter((tile) => tile.revision !== revision).slice(0, AT_ONCE);
       if (!stale.length) break;
       const requested = revision;
       const photographs = stale.map((tile) => tile.index);
       const { masks } = await fetchJson("/api/masks",
-        { method: "POST", body: JSON.stringify({ photographs }) });
-      for (const tile of stale) tile.show(masks[tile.index], requested);
+        { method: "POST", body: JSON.stringify({ photographs, px: viewedPhoto() && VIEWER_PX }) });
+      for (const tile of stale) {
+        tile.revision = requested;
+        tile.show(masks[tile.index]);
+      }
     }
   } catch (error) {
     showMessage(error.message);

@@ -1,5 +1,6 @@
 """`croc app label`: images, labels of clicked patches, the head fitted to them, masks, exports."""
 
+import asyncio
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,7 +24,7 @@ from croc.io import cores, try_lock
 from croc.lab.app.label_export import export_labels, to_image
 from croc.lab.app.labels import open_labels, read_labels, save_labels
 from croc.lab.app.local import LocalServer, png_url
-from croc.lab.app.photos import Photos
+from croc.lab.app.photos import FULL_PX, Photos
 from croc.plotting import PALETTE_HEX
 from croc.segmentation.segmenter import Segmenter, argmax_upsampled
 from croc.tables import one_line
@@ -36,7 +37,7 @@ labeling, though they differ little (dev/LOG.md)."""
 NEVER = -1e4
 """Logit of a class without clicks."""
 MASK_PX = 320
-"""Longer side of a mask on the page; exported ones have the image's own size."""
+"""Longer side of a mask on the page by default; exported ones have the image's own size."""
 MEASURED = 32
 """Number of images from whose tokens the mean and deviation of the features are computed."""
 
@@ -79,6 +80,7 @@ class LabelServer(LocalServer):
             Route("/api/start", self.start),
             Route("/api/progress", self.progress),
             Route("/api/photographs/{index:int}", self.photograph),
+            Route("/api/photographs/{index:int}/full", self.full_photograph),
             self.post("labels", read_change, self.set_labels, at_once=True),
             self.post("masks", read_numbers, self.find_masks),
             self.post("order", dict, self.find_order),
@@ -113,6 +115,14 @@ class LabelServer(LocalServer):
             raise HTTPException(404)
         return Response(self.photos.jpeg(index), media_type="image/jpeg")
 
+    async def full_photograph(self, request: Request) -> Response:
+        """From the file, in another thread: it may take a while."""
+        index = request.path_params["index"]
+        if index not in self.photos.sizes:
+            raise HTTPException(404)
+        jpeg = await asyncio.to_thread(self.photos.full_jpeg, index)
+        return Response(jpeg, media_type="image/jpeg")
+
     def set_labels(self, change: tuple[int, dict[str, Any]]) -> dict[str, Any]:
         """Save at once; the head is refitted when it is next needed."""
         based_on, labels = change
@@ -145,13 +155,14 @@ class LabelServer(LocalServer):
             self.fitted_to = fitted_to
         return self.head, labels
 
-    def find_masks(self, numbers: list[int]) -> dict[str, Any]:
+    def find_masks(self, query: tuple[list[int], int]) -> dict[str, Any]:
         """A mask and a certainty for each of the photographs; nothing without a head."""
         masks: dict[int, dict[str, Any]] = {}
+        numbers, px = query
         head, labels = self.fit()
         for index, scores in self.scores(head, numbers):
             height, width = self.photos.sizes[index]
-            width, height = fitting_size((width, height), MASK_PX)
+            width, height = fitting_size((width, height), px)
             mask = to_image(argmax_upsampled(scores, (height, width)), labels)
             url = png_url(mask, transparency=bytes([0] + [255] * 254))
             masks[index] = {"mask": url, "certainty": certainty(scores)}
@@ -258,8 +269,10 @@ def read_change(content: Any) -> tuple[int, dict[str, Any]]:
     return content["revision"], read_labels(content)
 
 
-def read_numbers(content: Any) -> list[int]:
-    return [int(number) for number in content["photographs"]]
+def read_numbers(content: Any) -> tuple[list[int], int]:
+    """Of photographs, and the longer side of their masks."""
+    px = min(int(content.get("px") or MASK_PX), FULL_PX)
+    return [int(number) for number in content["photographs"]], px
 
 
 def open_segmenter(weights: str, image_px: int) -> Segmenter:

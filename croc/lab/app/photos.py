@@ -30,6 +30,10 @@ SHOWN_PX = 640
 """Longer side of a photograph on the page."""
 
 
+FULL_PX = 2560
+"""The same of one that is looked at closely."""
+
+
 class Photos:
     """In the order of their names; those in `sizes` are ready."""
 
@@ -78,6 +82,9 @@ class Photos:
 
     def jpeg(self, index: int) -> bytes:
         return self._read(index, "jpeg").numpy().tobytes()
+
+    def full_jpeg(self, index: int) -> bytes:
+        return to_jpeg(decode_image(self.paths[index].read_bytes(), FULL_PX), quality=90)
 
     def _file(self, index: int) -> Path:
         return self.cache / f"{self.mask_names[index]}.safetensors"

@@ -256,7 +256,7 @@ def test_save_does_not_wait_for_masks(photos: Path, segmenter: Segmenter) -> Non
             release.set()
 
 
-MASKS = "[...document.querySelectorAll('.mask')].map(mask => mask.hidden ? '' : mask.src)"
+MASKS = "[...document.querySelectorAll('.tile .mask')].map(mask => mask.hidden ? '' : mask.src)"
 BUSY = "document.getElementById('photographs').getAttribute('aria-busy')"
 
 
@@ -272,7 +272,7 @@ def label_page(served: Served, **options: Any) -> Iterator[Any]:
 def click(page: Any, photo: str, x: float, y: float = 0.4) -> list[str]:
     """In shares of the photograph's sides; the masks that follow."""
     before = page.evaluate(MASKS)
-    stage = page.locator(f".tile:has([title='{photo}']) .stage")
+    stage = page.locator(f".tile:has(.name:text-is('{photo}')) .stage")
     box = stage.bounding_box()
     stage.click(position={"x": x * box["width"], "y": y * box["height"]})
     page.wait_for_timeout(100)
@@ -289,17 +289,19 @@ def clicks_of(photos: Path) -> list[tuple[str, int]]:
 
 @BROWSER
 def test_labels_are_clicked_corrected_and_exported(photos: Path, segmenter: Segmenter) -> None:
+    chosen = "#classes .choose[aria-pressed=true] .name"
+    names = "#classes .choose .name"
     with labeling(photos, segmenter) as served, label_page(served) as page:
         until(page, "document.querySelector('#skipped summary').textContent === '1 skipped'")
         assert page.locator("#export").is_disabled()
         page.locator(".rename").nth(1).click()
         page.keyboard.type("red")
         page.keyboard.press("Enter")
-        assert page.locator(".choose[aria-pressed=true] .name").inner_text() == "red"
+        assert page.locator(chosen).inner_text() == "red"
         assert not any(click(page, "0.png", 0.1))
         assert "another class" in page.locator("#hint").inner_text()
         page.keyboard.press("1")
-        assert page.locator(".choose[aria-pressed=true] .name").inner_text() == "background"
+        assert page.locator(chosen).inner_text() == "background"
         assert all(click(page, "0.png", 0.9))  # masks of all photographs
         assert page.locator("#hint").is_hidden()
         assert page.locator(".dot").count() == 2
@@ -314,11 +316,11 @@ def test_labels_are_clicked_corrected_and_exported(photos: Path, segmenter: Segm
         assert clicks_of(photos) == [("0.png", 1)]
         page.locator("#undo").click()
         until(page, "document.querySelectorAll('.dot').length === 2")
-        page.locator(".choose").nth(2).click()
-        page.locator(".tile:has([title='more/5.png']) .stage").focus()
+        page.locator("#classes .choose").nth(2).click()
+        page.locator(".tile:has(.name:text-is('more/5.png')) .stage").focus()
         for _ in range(4):
             page.keyboard.press("ArrowRight")
-        page.keyboard.press("Enter")
+        page.keyboard.press("Space")
         until(page, "document.querySelectorAll('.dot').length === 3")
 
         page.locator("#uncertain").click()
@@ -326,10 +328,10 @@ def test_labels_are_clicked_corrected_and_exported(photos: Path, segmenter: Segm
         until(page, f"{BUSY} === 'false'")
         shares = [int(text.rstrip("%")) for text in page.locator(".certainty").all_inner_texts()]
         assert shares == sorted(shares)
-        names = "[...document.querySelectorAll('.tile .name')].map(name => name.textContent)"
-        worst_first = page.evaluate(names)
+        titles = "[...document.querySelectorAll('.tile .name')].map(name => name.textContent)"
+        worst_first = page.evaluate(titles)
         page.locator("#by-name").click()
-        assert page.evaluate(names) == sorted(worst_first) != worst_first
+        assert page.evaluate(titles) == sorted(worst_first) != worst_first
 
         page.locator("#export").click()
         until(page, "/6 masks in/.test(document.getElementById('export-text').textContent)")
@@ -339,8 +341,12 @@ def test_labels_are_clicked_corrected_and_exported(photos: Path, segmenter: Segm
         seen = page.evaluate(MASKS)
         page.reload()
         until(page, f"before => JSON.stringify({MASKS}) === JSON.stringify(before)", seen)
-        assert page.locator(".choose .name").all_inner_texts() == ["background", "red", "blue"]
-        assert page.locator(".choose .clicks").all_inner_texts() == ["0", "1", "2"]
+        assert page.locator(names).all_inner_texts() == [
+            "background",
+            "red",
+            "blue",
+        ]
+        assert page.locator("#classes .choose .clicks").all_inner_texts() == ["0", "1", "2"]
         page.locator(".remove").nth(1).click()  # blue
         until(page, "document.querySelectorAll('.dot').length === 1")
 
@@ -388,18 +394,18 @@ def test_failed_save_is_repeated(photos: Path, segmenter: Segmenter) -> None:
 
 @BROWSER
 def test_removed_class_leaves_the_chosen_one(photos: Path, segmenter: Segmenter) -> None:
-    chosen = ".choose[aria-pressed=true] .name"
+    chosen = "#classes .choose[aria-pressed=true] .name"
     with labeling(photos, segmenter) as served, label_page(served) as page:
         for name in ("b", "c", "d"):
             page.locator("#add").click()
             page.keyboard.type(name)
             page.keyboard.press("Enter")
-        page.locator(".choose").nth(3).click()
+        page.locator("#classes .choose").nth(3).click()
         page.locator(".remove").first.click()  # object
         assert page.locator(chosen).inner_text() == "c"
         page.locator("#undo").click()
         assert page.locator(chosen).inner_text() == "c"
-        page.locator(".choose").nth(1).click()
+        page.locator("#classes .choose").nth(1).click()
         page.locator("#undo").click()  # d's name
         assert page.locator(chosen).inner_text() == "object"
 
@@ -423,3 +429,38 @@ def test_photographs_are_marked_done(photos: Path, segmenter: Segmenter) -> None
     assert json.loads((photos.parent / "to" / "labels.json").read_text())["done"] == [
         *("1.png", "3.png"),
     ]
+
+
+@BROWSER
+def test_one_photograph_is_looked_at_closely(photos: Path, segmenter: Segmenter) -> None:
+    with labeling(photos, segmenter) as served, label_page(served) as page:
+        click(page, "0.png", 0.1)
+        page.locator("#not-done").check()
+        page.locator(".tile .stage").nth(0).hover()
+        page.keyboard.press("Enter")
+        viewer = page.locator("#viewer")
+        assert viewer.locator(".dot").count() == 1
+        page.keyboard.press("1")
+        stage = viewer.locator(".stage")
+        box = stage.bounding_box()
+        assert box["width"] > 800
+        stage.click(position={"x": 0.9 * box["width"], "y": 0.5 * box["height"]})
+        page.wait_for_selector("#viewer .mask:visible")
+        assert len(clicks_of(photos)) == 2
+        assert page.locator("#previous").is_disabled()
+        page.keyboard.press("d")
+        assert page.locator("#viewer-name").inner_text() == "1.png"
+        page.keyboard.press("f")
+        page.keyboard.press("d")
+        page.keyboard.press("a")
+        assert page.locator("#viewer-name").inner_text() == "0.png"  # done ones are hidden
+        page.locator("#viewer-opacity").fill("0")
+        page.wait_for_selector("#viewer .mask", state="visible")
+        opacity = "getComputedStyle(document.querySelector('.mask')).opacity"
+        assert page.evaluate(opacity) == page.locator("#opacity").input_value() == "0"
+        page.keyboard.press("Escape")
+        until(page, f"{BUSY} === 'false'")
+        assert sum(map(bool, page.evaluate(MASKS))) == 5  # all that are not hidden
+        page.locator(".tile .name").nth(5).click()
+        assert page.locator("#viewer-name").inner_text() == "more/5.png"
+        assert page.locator("#next").is_disabled()
