@@ -5,7 +5,7 @@ import { count, fetchJson, showMessage } from "./api.js";
 import { keepUp } from "./label_progress.js";
 import { canUndo, change, choose, ERASER, openLabels, store, undo } from "./label_store.js";
 import { addTile, drawDots, pointedTile, showDone, sortTiles, tiles, visible } from "./label_tiles.js";
-import { openViewer, prepareViewer, showViewed, turnPage, viewedPhoto } from "./label_viewer.js";
+import { openViewer, prepareViewer, showViewed, toggleBrush, turnPage, viewedPhoto } from "./label_viewer.js";
 
 const AT_ONCE = 12; // masks per request: few, so that the first appear soon
 const VIEWER_PX = 1280; // longer side of the mask of one that is viewed
@@ -44,10 +44,12 @@ async function begin() {
       .catch((error) => showMessage(error.message));
   });
   document.addEventListener("keydown", press);
-  prepareViewer({ grid: start.grid, click, toggleDone, changed: () => {
-    showPhotographs();
-    refresh();
-  } });
+  prepareViewer({ grid: start.grid, click, paint, toggleDone,
+    color: () => store.labels.classes[store.chosen]?.color ?? "#fff",
+    changed: () => {
+      showPhotographs();
+      refresh();
+    } });
   openLabels(start, show, showSaved);
   keepUp(start, addPhotographs, showReady);
 }
@@ -55,7 +57,7 @@ async function begin() {
 // Labels.
 
 function showSaved(saved) {
-  if (saved.classes === masked.classes && saved.clicks === masked.clicks) return;
+  if (["classes", "clicks", "strokes"].every((part) => saved[part] === masked[part])) return;
   masked = saved;
   revision++;
   refresh();
@@ -79,6 +81,13 @@ function click(photo, x, y) {
   change({ clicks });
 }
 
+// With the eraser, the predicted mask comes back.
+function paint(photo, stroke) {
+  const { labels, chosen } = store;
+  const number = chosen === ERASER ? null : chosen;
+  change({ strokes: [...labels.strokes, { photo, class: number, ...stroke }] });
+}
+
 function addClass() {
   const { classes } = store.labels;
   const used = classes.map(({ color }) => color.toLowerCase());
@@ -93,10 +102,11 @@ function addClass() {
 // A chosen class stays chosen; instead of the removed one, it is the one before.
 function removeClass(number) {
   const { labels, chosen } = store;
-  const clicks = labels.clicks.filter((entry) => entry.class !== number)
-    .map((entry) => ({ ...entry, class: entry.class - (entry.class > number ? 1 : 0) }));
+  const [clicks, strokes] = [labels.clicks, labels.strokes].map((entries) =>
+    entries.filter((entry) => entry.class !== number).map((entry) =>
+      (entry.class > number ? { ...entry, class: entry.class - 1 } : entry)));
   const classes = labels.classes.filter((_, n) => n !== number);
-  change({ classes, clicks }, chosen >= number ? chosen - 1 : chosen);
+  change({ classes, clicks, strokes }, chosen >= number ? chosen - 1 : chosen);
 }
 
 const setClass = (number, values) => change({ classes: store.labels.classes.map(
@@ -115,6 +125,7 @@ function press(event) {
     undo();
   } else if (event.key === "e") choose(ERASER);
   else if (event.key === "f" && photo) toggleDone(photo.name);
+  else if (event.key === "b" && viewedPhoto()) toggleBrush();
   else if ("ad".includes(event.key) && viewedPhoto()) turnPage(event.key === "a" ? -1 : 1);
   else if (event.key === "Enter" && photo && !viewedPhoto() && !event.target.matches("button")) {
     openViewer(photo);
@@ -162,7 +173,7 @@ function showReady(ready = allReady, skipped = unreadable) {
     ? "Now click a patch of another class: masks appear once two classes have a click."
     : `Click a patch of ${labels.classes[Math.max(chosen, 0)].name} in any photograph, then one ` +
       "of another class. Masks of all photographs follow.";
-  part("uncertain").disabled = !isFitted;
+  part("uncertain").disabled = part("brush").disabled = !isFitted;
   part("export").disabled = !isFitted || !ready;
 }
 

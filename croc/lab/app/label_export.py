@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import UInt8
-from PIL import Image
-from torch import nn
+from jaxtyping import Float, UInt8
+from PIL import Image, ImageDraw
+from torch import Tensor, nn
 
 from croc.data.decode import WHOLE_PX, decode_image
 from croc.lab.app.photos import Photos
@@ -27,6 +27,7 @@ from croc.segmentation.segmenter import argmax_upsampled, save_segmenter
 AS_STORED = {"JPEG": (".jpg", ".jpeg"), "PNG": (".png",)}
 """Formats, and their endings, of images that training data may have."""
 ORIENTATION = 0x0112
+UNPAINTED = 255
 
 
 def export_labels(
@@ -45,7 +46,8 @@ def export_labels(
     done = 0
     for number, (index, size) in enumerate(photos.sizes.items(), start=1):
         yield {"state": "running", "done": number}
-        mask = find_mask(head, labels, photos, index, size)
+        scores = head(photos.tokens(index)[None].float())[0]
+        mask = find_mask(scores, labels, photos.names[index], size)
         path = new / "masks" / f"{photos.mask_names[index]}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         mask.save(path)
@@ -71,10 +73,26 @@ def export_labels(
 
 
 def find_mask(
-    head: nn.Conv2d, labels: dict[str, Any], photos: Photos, index: int, size: tuple[int, int]
+    scores: Float[Tensor, "classes rows columns"],
+    labels: dict[str, Any],
+    photo: str,
+    size: tuple[int, int],
 ) -> Image.Image:
-    scores = head(photos.tokens(index)[None].float())[0]
-    return to_image(argmax_upsampled(scores, size), labels)
+    """The classes of the highest scores, and over them the strokes in their order."""
+    classes = argmax_upsampled(scores, size)
+    height, width = size
+    canvas = Image.new("L", (width, height), UNPAINTED)
+    draw = ImageDraw.Draw(canvas)
+    for stroke in labels["strokes"]:
+        if stroke["photo"] == photo:
+            fill = UNPAINTED if stroke["class"] is None else stroke["class"]
+            points = [(x * width, y * height) for x, y in stroke["points"]]
+            radius = stroke["radius"] * width
+            draw.line(points, fill, max(1, round(2 * radius)))
+            for x, y in points:
+                draw.ellipse((x - radius, y - radius, x + radius, y + radius), fill)
+    painted = np.asarray(canvas)
+    return to_image(np.where(painted == UNPAINTED, classes, painted), labels)
 
 
 def to_image(classes: UInt8[np.ndarray, "h w"], labels: dict[str, Any]) -> Image.Image:

@@ -21,12 +21,12 @@ from croc.data.decode import fitting_size
 from croc.errors import UserError
 from croc.eval.features import Moments
 from croc.io import cores, try_lock
-from croc.lab.app.label_export import export_labels, to_image
+from croc.lab.app.label_export import export_labels, find_mask
 from croc.lab.app.labels import open_labels, read_labels, save_labels
 from croc.lab.app.local import LocalServer, png_url
 from croc.lab.app.photos import FULL_PX, Photos
 from croc.plotting import PALETTE_HEX
-from croc.segmentation.segmenter import Segmenter, argmax_upsampled
+from croc.segmentation.segmenter import Segmenter
 from croc.tables import one_line
 from croc.weights.backbones import check_fit
 from croc.weights.open import open_backbone
@@ -163,7 +163,7 @@ class LabelServer(LocalServer):
         for index, scores in self.scores(head, numbers):
             height, width = self.photos.sizes[index]
             width, height = fitting_size((width, height), px)
-            mask = to_image(argmax_upsampled(scores, (height, width)), labels)
+            mask = find_mask(scores, labels, self.photos.names[index], (height, width))
             url = png_url(mask, transparency=bytes([0] + [255] * 254))
             masks[index] = {"mask": url, "certainty": certainty(scores)}
         return {"masks": masks}

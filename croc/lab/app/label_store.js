@@ -5,7 +5,7 @@ import { count, fetchJson, showMessage } from "./api.js";
 const RETRY_MS = 2000;
 export const ERASER = -1;
 export const store = {
-  labels: { classes: [], clicks: [], done: [] }, // never changed in place
+  labels: { classes: [], clicks: [], strokes: [], done: [] }, // never changed in place
   chosen: 1, // a class, or ERASER
 };
 const undoable = [];
@@ -17,7 +17,7 @@ let unanswered = null; // labels whose save failed, though it may have reached t
 let show = null; // called after a change
 let showSaved = null; // called with labels that the server has
 
-const labelsOf = ({ classes, clicks, done }) => ({ classes, clicks, done });
+const labelsOf = ({ classes, clicks, strokes, done }) => ({ classes, clicks, strokes, done });
 
 export function openLabels(start, ...listeners) {
   [show, showSaved] = listeners;

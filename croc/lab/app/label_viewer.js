@@ -1,5 +1,6 @@
 // One photograph, as large as the window or larger.
 
+import { makeBrush } from "./label_brush.js";
 import { makeStage, tiles } from "./label_tiles.js";
 
 const part = (id) => document.getElementById(id);
@@ -7,15 +8,17 @@ const viewer = part("viewer");
 const note = part("message");
 let viewed = null;
 let settings = null;
+const isBrushing = () => viewer.classList.contains("brushing");
 
 export const viewedPhoto = () => (viewer.open ? viewed : null);
 
-// `actions`: grid, click, toggleDone, and changed, which is called once another is shown or none.
+// `actions`: grid, click, paint, color, toggleDone, and changed, which is called once another is shown or none.
 export function prepareViewer(actions) {
   settings = actions;
   part("previous").addEventListener("click", () => turnPage(-1));
   part("next").addEventListener("click", () => turnPage(1));
   part("viewer-done").addEventListener("click", () => settings.toggleDone(viewed.name));
+  part("brush").addEventListener("click", toggleBrush);
   part("close").addEventListener("click", () => viewer.close());
   part("zoom").addEventListener("input", () =>
     viewer.style.setProperty("--zoom", part("zoom").value));
@@ -27,8 +30,15 @@ export function prepareViewer(actions) {
 
 export function openViewer(tile) {
   const { index, name, wide } = tile;
-  const photo = makeStage(tile, `/api/photographs/${index}/full`, settings.grid, settings.click);
-  viewed = { ...photo, index, name, tile };
+  const { grid, click, color, paint } = settings;
+  const photo = makeStage(tile, `/api/photographs/${index}/full`, grid,
+    (...place) => isBrushing() || click(...place));
+  const clear = makeBrush(photo.stage, isBrushing, color, (stroke) => paint(name, stroke));
+  const show = (answer) => {
+    photo.show(answer);
+    clear();
+  };
+  viewed = { ...photo, show, index, name, tile };
   viewer.style.setProperty("--wide", wide);
   part("viewer-name").textContent = name;
   part("viewer-certainty").replaceChildren(photo.certainty);
@@ -51,6 +61,12 @@ function neighbor(step) {
 export function turnPage(step) {
   const next = neighbor(step);
   if (next) openViewer(next);
+}
+
+export function toggleBrush() {
+  if (part("brush").disabled && !isBrushing()) return;
+  const isOn = viewer.classList.toggle("brushing");
+  part("brush").setAttribute("aria-pressed", String(isOn));
 }
 
 export function showViewed({ done }) {

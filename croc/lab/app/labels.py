@@ -3,10 +3,12 @@
 {"folder": "/home/me/street", "revision": 3,
  "classes": [{"name": "background", "color": "#808080"}, …],
  "clicks": [{"photo": "a/b.jpg", "x": 0.31, "y": 0.72, "class": 0}, …],
+ "strokes": [{"photo": "a/b.jpg", "class": 1, "radius": 0.02, "points": [[0.3, 0.7], …]}, …],
  "done": ["a/b.jpg", …]}
 
-x and y are shares of the image's width and height, classes are numbered from 0. Every save
-increases the revision; the page sends the one that its changes are based on.
+x and y are shares of the image's width and height, a radius is one of its width. Classes are
+numbered from 0; a stroke whose class is null erases earlier ones. Every save increases the
+revision; the page sends the one that its changes are based on.
 """
 
 import json
@@ -24,6 +26,7 @@ START = {
         {"name": "object", "color": "#0c97ff"},
     ],
     "clicks": [],
+    "strokes": [],
     "done": [],
 }
 """The labels of a new folder."""
@@ -52,10 +55,19 @@ def read_labels(content: Any) -> dict[str, Any]:
         if not is_inside or click["class"] not in range(len(classes)):
             raise ValueError(f"no such place or class: {click}")
         check_photo(click["photo"])
+    keys = "photo", "class", "radius", "points"
+    strokes = [{key: stroke[key] for key in keys} for stroke in content.get("strokes", ())]
+    for stroke in strokes:
+        is_inside = all(0 <= x < 1 and 0 <= y < 1 for x, y in stroke["points"])
+        if not is_inside or stroke["class"] not in (None, *range(len(classes))):
+            raise ValueError("no such stroke or class")
+        if not 0 < stroke["radius"] < 1:
+            raise ValueError(f"a stroke cannot have the radius {stroke['radius']}")
+        check_photo(stroke["photo"])
     done = list(content.get("done", ()))
     for name in done:
         check_photo(name)
-    return {"classes": classes, "clicks": clicks, "done": done}
+    return {"classes": classes, "clicks": clicks, "strokes": strokes, "done": done}
 
 
 def check_photo(name: Any) -> None:

@@ -170,15 +170,20 @@ def test_bad_requests_change_nothing(photos: Path, segmenter: Segmenter) -> None
     with labeling(photos, segmenter) as served:
         settled(served)
         save(served)
-        saved = (photos.parent / "to" / "labels.json").read_bytes()
         for body in (b"", b"[]", b'{"photographs": "a"}'):
             assert served.request("POST", "/api/masks", body).status == 400
         click, (one, two) = CLICKS[0], CLASSES
+        stroke = {"photo": "0.png", "class": None, "radius": 0.1, "points": [[0.5, 0.5]]}
+        assert save(served, strokes=[stroke]).status == 200
+        assert save(served).status == 200
+        saved = (photos.parent / "to" / "labels.json").read_bytes()
         for changes in (
             *({"classes": classes} for classes in (None, [], [one, one], [one, {"name": "b"}])),
             *({"classes": [one, two | entry]} for entry in ({"name": "a\nb"}, {"color": "red"})),
             *({"clicks": [click | entry]} for entry in ({"x": 1}, {"y": "a"}, {"class": 2})),
             *({"clicks": clicks} for clicks in (None, [{}], [click | {"photo": 1}])),
+            *({"strokes": [stroke | entry]} for entry in ({"class": 2}, {"radius": 0})),
+            *({"strokes": [stroke | {"points": points}]} for points in ([[0, 1]], [[0]], 1)),
             {"done": [1]},
         ):
             assert save(served, **changes).status == 400
@@ -225,7 +230,7 @@ def test_labels_of_another_folder_are_refused(photos: Path, segmenter: Segmenter
     with labeling(photos, segmenter) as served:
         save(served)
     content = json.loads((to / "labels.json").read_text())
-    labels = {"classes": CLASSES, "clicks": CLICKS, "done": []}
+    labels = {"classes": CLASSES, "clicks": CLICKS, "strokes": [], "done": []}
     assert content == {"folder": str(photos), "revision": 1} | labels
     with pytest.raises(UserError, match=r"contains the labels of .*/photos: choose another --to"):
         LabelServer(photos / "more", to, segmenter)
@@ -459,8 +464,47 @@ def test_one_photograph_is_looked_at_closely(photos: Path, segmenter: Segmenter)
         opacity = "getComputedStyle(document.querySelector('.mask')).opacity"
         assert page.evaluate(opacity) == page.locator("#opacity").input_value() == "0"
         page.keyboard.press("Escape")
-        until(page, f"{BUSY} === 'false'")
-        assert sum(map(bool, page.evaluate(MASKS))) == 5  # all that are not hidden
+        until(page, f"{MASKS}.filter(Boolean).length === 5")  # all that are not hidden
         page.locator(".tile .name").nth(5).click()
         assert page.locator("#viewer-name").inner_text() == "more/5.png"
         assert page.locator("#next").is_disabled()
+
+
+@BROWSER
+def test_strokes_win_over_the_prediction(photos: Path, segmenter: Segmenter) -> None:
+    def drag(x: float, y: float, to: float) -> None:
+        before = page.locator("#viewer .mask").get_attribute("src")
+        box = page.locator("#viewer .stage").bounding_box()
+        for number, share in enumerate((x, to)):
+            y_px = box["y"] + y * box["height"]
+            page.mouse.move(box["x"] + share * box["width"], y_px, steps=8)
+            (page.mouse.up if number else page.mouse.down)()
+        until(page, "s => document.querySelector('#viewer .mask').src !== s", before)
+
+    with labeling(photos, segmenter) as served, label_page(served) as page:
+        page.keyboard.press("1")
+        click(page, "0.png", 0.1)
+        page.locator(".tile .name").first.click()
+        assert page.locator("#brush").is_disabled()
+        page.keyboard.press("Escape")
+        page.keyboard.press("2")
+        click(page, "0.png", 0.9)
+        page.locator(".tile .name").first.click()
+        until(page, f"{BUSY} === 'false'")
+        page.keyboard.press("b")
+        drag(0.05, 0.5, 0.3)
+        page.locator("#viewer-eraser").click()
+        drag(0.2, 0.5, 0.3)
+        assert len(clicks_of(photos)) == 2  # a stroke is no click
+        mask = masks_of(served, 0)[0]
+        height, width = mask.shape
+        row = mask[height // 2]
+        assert row[int(0.06 * width) : int(0.16 * width)].all()
+        assert not row[int(0.23 * width) : int(0.29 * width)].any()
+        assert not mask[height // 4, : width // 3].any()
+        post(served, "export")
+        export = settled(served, exporting=True)["export"]
+        assert (np.asarray(Image.open(Path(export["masks"]) / "0.png")) == mask).all()
+        page.locator("#viewer-undo").click()
+        until(page, f"{BUSY} === 'false'")
+        assert masks_of(served, 0)[0][height // 2, : int(0.3 * width)].mean() > 0.8
