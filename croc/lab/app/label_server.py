@@ -17,7 +17,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from torch import Tensor, nn
 
-from croc.data.decode import fitting_size
+from croc.data.decode import UndecodableImage, fitting_size
 from croc.errors import UserError
 from croc.eval.features import Moments
 from croc.io import cores, try_lock
@@ -120,7 +120,10 @@ class LabelServer(LocalServer):
         index = request.path_params["index"]
         if index not in self.photos.sizes:
             raise HTTPException(404)
-        jpeg = await asyncio.to_thread(self.photos.full_jpeg, index)
+        try:
+            jpeg = await asyncio.to_thread(self.photos.full_jpeg, index)
+        except (OSError, UndecodableImage):  # deleted or overwritten meanwhile
+            raise HTTPException(404) from None
         return Response(jpeg, media_type="image/jpeg")
 
     def set_labels(self, change: tuple[int, dict[str, Any]]) -> dict[str, Any]:

@@ -42,7 +42,9 @@ export function addTile(photo, grid, { click, open, toggleDone, changed }) {
   for (const kind of ["pointerenter", "focusin"]) {
     node.addEventListener(kind, () => { pointed = tile; });
   }
-  node.addEventListener("pointerleave", () => { pointed = null; });
+  node.addEventListener("pointerleave", () => {
+    pointed = tiles.find((other) => other.node.contains(document.activeElement)) ?? null;
+  });
   tile.node = node;
   tiles.push(tile);
   root.append(node);

@@ -100,5 +100,7 @@ def open_labels(folder: Path, to: Path) -> dict[str, Any]:
 
 
 def save_labels(labels: dict[str, Any], to: Path) -> None:
+    """One line for each key: with indentation, json would take seconds for many strokes."""
+    lines = (f'"{key}": {json.dumps(value, ensure_ascii=False)}' for key, value in labels.items())
     with replacing(to / FILE) as path:
-        path.write_text(json.dumps(labels, indent=1, ensure_ascii=False) + "\n", "utf-8")
+        path.write_text("{" + ",\n ".join(lines) + "}\n", "utf-8")

@@ -108,7 +108,6 @@ def test_charts_by_pointer(path: Path):
         assert axis(page, "loss") == before[0]
 
 
-
 def test_other_sections(path: Path):
     with open_page() as page:
         show(page, path)
