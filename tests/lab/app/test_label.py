@@ -508,3 +508,23 @@ def test_strokes_win_over_the_prediction(photos: Path, segmenter: Segmenter) -> 
         page.locator("#viewer-undo").click()
         until(page, f"{BUSY} === 'false'")
         assert masks_of(served, 0)[0][height // 2, : int(0.3 * width)].mean() > 0.8
+
+
+@BROWSER
+def test_save_whose_answer_is_lost_is_not_another_tabs(photos: Path, segmenter: Segmenter) -> None:
+    lose = """() => {
+      const send = window.fetch;
+      window.fetch = async (...request) => {
+        await send(...request);
+        window.fetch = send;
+        throw new TypeError("the tunnel broke");
+      };
+    }"""
+    with labeling(photos, segmenter) as served, label_page(served, expected="409") as page:
+        page.evaluate(lose)
+        for number in (0, 1):
+            page.locator(".stage").nth(number).click()
+        until(page, "/not saved/.test(document.getElementById('message').textContent)")
+        until(page, f"{BUSY} === 'false'")
+        assert clicks_of(photos) == [("0.png", 1), ("1.png", 1)]
+        assert page.locator("#message").is_hidden()
