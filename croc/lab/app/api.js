@@ -15,7 +15,8 @@ export async function fetchJson(path, options) {
   });
   const content = await answer.json().catch(() => ({}));
   const { ok, status } = answer;
-  if (!ok) throw Object.assign(new Error(content.error ?? `The server answered ${status}.`), { status });
+  const message = content.error ?? `The server answered ${status}.`;
+  if (!ok) throw Object.assign(new Error(message), { status });
   return content;
 }
 

@@ -4,8 +4,12 @@
 import { count, fetchJson, showMessage } from "./api.js";
 import { keepUp } from "./label_progress.js";
 import { canUndo, change, choose, ERASER, openLabels, store, undo } from "./label_store.js";
-import { addTile, drawDots, pointedTile, showDone, sortTiles, tiles, visible } from "./label_tiles.js";
-import { openViewer, prepareViewer, showViewed, toggleBrush, turnPage, viewedPhoto } from "./label_viewer.js";
+import {
+  addTile, drawDots, pointedTile, showDone, sortTiles, tiles, visible,
+} from "./label_tiles.js";
+import {
+  openViewer, prepareViewer, showViewed, toggleBrush, turnPage, viewedPhoto,
+} from "./label_viewer.js";
 
 const AT_ONCE = 12; // masks per request: few, so that the first appear soon
 const VIEWER_PX = 1280; // longer side of the mask of one that is viewed
@@ -17,7 +21,8 @@ let masked = {}; // the labels of that revision
 
 async function begin() {
   start = await fetchJson("/api/start");
-  part("about").textContent = `${start.folder}, with ${start.weights}; labels in ${start.to}/labels.json`;
+  part("about").textContent =
+    `${start.folder}, with ${start.weights}; labels in ${start.to}/labels.json`;
   part("add").addEventListener("click", addClass);
   for (const id of ["undo", "viewer-undo"]) part(id).addEventListener("click", undo);
   for (const id of ["eraser", "viewer-eraser"]) {
@@ -214,7 +219,9 @@ function rename(number) {
     const isTaken = store.labels.classes.some((other) => other.name === changed);
     if (keep && changed && !isTaken) setClass(number, { name: changed });
     else show();
-    if (keep && isTaken && changed !== name) showMessage(`There is already a class called ${changed}.`);
+    if (keep && isTaken && changed !== name) {
+      showMessage(`There is already a class called ${changed}.`);
+    }
   };
   field.addEventListener("blur", () => end(true));
   field.addEventListener("keydown", (event) => {

@@ -13,7 +13,7 @@ let based = 0; // revision of the labels that the server has
 let isSaved = true;
 let isSaving = false;
 let isTold = false; // whether the page's message is about a save
-let unanswered = null; // labels whose save failed, though it may have reached the server
+const unanswered = new Set(); // labels whose save failed, though it may have reached the server
 let show = null; // called after a change
 let showSaved = null; // called with labels that the server has
 
@@ -88,23 +88,17 @@ async function save() {
 
 async function send() {
   const { labels } = store;
+  unanswered.add(JSON.stringify(labels));
   const body = JSON.stringify({ revision: based, ...labels });
-  const before = unanswered;
-  unanswered = JSON.stringify(labels);
-  try {
-    based = (await fetchJson("/api/labels", { method: "POST", body })).revision;
-  } catch (error) {
-    if (error.status) unanswered = before; // the server did not take them
-    throw error;
-  }
-  unanswered = null;
+  based = (await fetchJson("/api/labels", { method: "POST", body })).revision;
+  unanswered.clear();
   showSaved(labels);
 }
 
 // The server has other labels than this page: those of another tab, or of a save without an answer.
 async function reload() {
   const start = await fetchJson("/api/start");
-  if (JSON.stringify(labelsOf(start)) === unanswered) {
+  if (unanswered.has(JSON.stringify(labelsOf(start)))) {
     based = start.revision;
     isSaved = false;
     return "";
@@ -112,7 +106,8 @@ async function reload() {
   undoable.length = 0;
   isSaved = true;
   takeLabels(start);
-  return "The labels were changed in another tab. Its labels were loaded; your last change is lost.";
+  return "The labels were changed in another tab. Its labels were loaded; "
+    + "your last change is lost.";
 }
 
 window.addEventListener("beforeunload", (event) => {

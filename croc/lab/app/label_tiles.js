@@ -34,7 +34,8 @@ export function addTile(photo, grid, { click, open, toggleDone, changed }) {
   tile.done = make("button", { type: "button", class: "done", "aria-label": `${name} is done`,
     title: "Done (key F)" }, "✓");
   tile.done.addEventListener("click", () => toggleDone(name));
-  const title = make("button", { type: "button", class: "name", title: `${name}: open (Enter)` }, name);
+  const title = make("button", { type: "button", class: "name",
+    title: `${name}: open (Enter)` }, name);
   title.addEventListener("click", () => open(tile));
   const node = make("figure", { class: "tile" }, tile.stage,
     make("figcaption", {}, title, tile.certainty, tile.done));

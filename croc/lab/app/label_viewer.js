@@ -12,7 +12,8 @@ const isBrushing = () => viewer.classList.contains("brushing");
 
 export const viewedPhoto = () => (viewer.open ? viewed : null);
 
-// `actions`: grid, click, paint, color, toggleDone, and changed, which is called once another is shown or none.
+// `actions`: grid, click, paint, color, toggleDone, and changed, which is called once another
+// photograph is shown, or none.
 export function prepareViewer(actions) {
   settings = actions;
   part("previous").addEventListener("click", () => turnPage(-1));
