@@ -36,7 +36,7 @@ class App:
 @dataclass(frozen=True)
 class Label:
     """Label images in a browser on this machine: click patches, see the masks of all images,
-    correct the worst, and export masks and a segmentation head."""
+    correct the worst, and export masks, a segmentation head and training data."""
 
     photos: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER")]
     """A folder of images, searched recursively."""
@@ -44,7 +44,7 @@ class Label:
     """The backbone, as for `croc evaluate`."""
     to: str | None = None
     """Output folder for labels, tokens and exports; by default labels/NAME, where NAME is the name
-    of the image folder. Labels that are already in it are loaded."""
+    of the image folder. Labels of the same images that are already in it are loaded."""
     image_px: Annotated[int, at_least(1)] = 448
     """Images are resized to a square of this side length."""
     port: int = 8000
@@ -95,7 +95,7 @@ def serve(server: Any, listening: socket.socket, title: str) -> None:
     port = listening.getsockname()[1]
     print(f"{title}: open http://{HOST}:{port} in a browser; press Ctrl-C to stop", flush=True)
     with contextlib.suppress(KeyboardInterrupt):
-        server.listener(port).run(sockets=[listening])
+        server.listener().run(sockets=[listening])
     server.close()
 
 

@@ -14,7 +14,9 @@ export async function fetchJson(path, options) {
     throw new Error("The server does not answer: is `croc app` still running?");
   });
   const content = await answer.json().catch(() => ({}));
-  if (!answer.ok) throw new Error(content.error ?? `The server answered ${answer.status}.`);
+  const { ok, status } = answer;
+  const message = content.error ?? `The server answered ${status}.`;
+  if (!ok) throw Object.assign(new Error(message), { status });
   return content;
 }
 

@@ -18,7 +18,7 @@ export async function keepUp({ names }, addPhotographs, showReady) {
       const done = ready + answer.skipped.length;
       const isRunning = showExport(answer.export);
       showTokens(done, names.length, answer.skipped);
-      showReady(done === names.length && !isRunning);
+      showReady(done === names.length && !isRunning, answer.skipped.length);
       if (answer.problem) showMessage(answer.problem);
       if (answer.problem || (done === names.length && !isRunning)) break;
       await new Promise((end) => { setTimeout(end, EVERY_MS); });
@@ -45,10 +45,12 @@ function showTokens(done, all, skipped) {
     ...skipped.map(([name, why]) => make("li", {}, `${name}: ${why}`)));
 }
 
-function showExport({ state, done, head, masks }) {
+function showExport({ state, done, head, masks, labeled }) {
   const texts = {
     running: () => `Writing masks: ${done} …`,
-    done: () => `Head in ${head}; ${plural(done, "mask")} in ${masks}.`,
+    done: () => `Head in ${head}; ${plural(done, "mask")} in ${masks}; ` +
+      (labeled[0] ? `training data of ${plural(labeled[0], "photograph")} in ${labeled[1]}.`
+        : "no training data, since no photograph is marked done."),
   };
   if (state in texts) part("export-text").textContent = texts[state]();
   return state === "running";

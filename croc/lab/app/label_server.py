@@ -1,64 +1,49 @@
-"""`croc app label`: images, labels of clicked patches, the head fitted to them, masks, exports.
+"""`croc app label`: images, labels of clicked patches, the head fitted to them, masks, exports."""
 
-labels.json, which is also what the page sends and receives:
-
-{"classes": [{"name": "background", "color": "#808080"}, …],
- "clicks": [{"photo": "a/b.jpg", "x": 0.31, "y": 0.72, "class": 0}, …]}
-
-x and y are shares of the image's width and height, classes are numbered from 0.
-"""
-
-import json
-import shutil
+import asyncio
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int64, UInt8
-from PIL import Image
+from jaxtyping import Float, Int64
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from torch import Tensor, nn
 
-from croc.data.decode import fitting_size
+from croc.data.decode import UndecodableImage, fitting_size
 from croc.errors import UserError
 from croc.eval.features import Moments
-from croc.io import cores, replacing, try_lock
+from croc.io import cores, try_lock
+from croc.lab.app.label_export import export_labels, find_mask
+from croc.lab.app.labels import open_labels, read_labels, save_labels
 from croc.lab.app.local import LocalServer, png_url
-from croc.lab.app.photos import Photos
+from croc.lab.app.photos import FULL_PX, Photos
 from croc.plotting import PALETTE_HEX
-from croc.segmentation.segmenter import Segmenter, argmax_upsampled, save_segmenter
+from croc.segmentation.segmenter import Segmenter
 from croc.tables import one_line
 from croc.weights.backbones import check_fit
 from croc.weights.open import open_backbone
 
-FILE = "labels.json"
-START = {
-    "classes": [
-        {"name": "background", "color": "#7a7f87"},
-        {"name": "object", "color": "#0c97ff"},
-    ],
-    "clicks": [],
-}
-"""The labels of a new folder."""
 DECAY = 0.1
 """Weight of the squared weights of the linear layer: of 0.1, 0.01 and 0.001 the best in simulated
 labeling, though they differ little (dev/LOG.md)."""
 NEVER = -1e4
 """Logit of a class without clicks."""
 MASK_PX = 320
-"""Longer side of a mask on the page; exported ones have the image's own size."""
+"""Longer side of a mask on the page by default; exported ones have the image's own size."""
 MEASURED = 32
 """Number of images from whose tokens the mean and deviation of the features are computed."""
+
+
+Patch = tuple[int, int, int]
+"""Number of the photograph, row and column."""
 
 
 class LabelServer(LocalServer):
@@ -66,11 +51,12 @@ class LabelServer(LocalServer):
 
     def __init__(self, folder: Path, to: Path, segmenter: Segmenter) -> None:
         super().__init__("label.html")
-        self.folder, self.to = folder, to
+        self.to = to
         self.photos = Photos(folder, to, segmenter)
-        file = to / FILE
-        self.labels = json.loads(file.read_text("utf-8")) if file.exists() else START
+        self.grid = segmenter.image_px // segmenter.backbone.stride_px
         self.head: nn.Conv2d | None = None
+        self.fitted_to: Any = None
+        self.vectors: dict[Patch, Tensor] = {}
         self.moments, self.measured = Moments(), 0
         self.problem, self.export_state = "", {"state": "none"}
         self.stopping = False
@@ -79,6 +65,7 @@ class LabelServer(LocalServer):
         if not try_lock(self.lock):
             self.lock.close()
             raise UserError(f"another croc app label uses {to}: stop it, or choose another --to")
+        self.labels: dict[str, Any] = open_labels(folder, to)
         self.worker = ThreadPoolExecutor(1, "croc tokens", torch.set_num_threads, (cores(),))
         self._start(self._compute)
 
@@ -93,7 +80,8 @@ class LabelServer(LocalServer):
             Route("/api/start", self.start),
             Route("/api/progress", self.progress),
             Route("/api/photographs/{index:int}", self.photograph),
-            self.post("labels", dict, self.set_labels),
+            Route("/api/photographs/{index:int}/full", self.full_photograph),
+            self.post("labels", read_change, self.set_labels, at_once=True),
             self.post("masks", read_numbers, self.find_masks),
             self.post("order", dict, self.find_order),
             self.post("export", dict, self.start_export),
@@ -103,13 +91,12 @@ class LabelServer(LocalServer):
         segmenter = self.photos.segmenter
         content = {
             "weights": segmenter.backbone.name,
-            "folder": str(self.folder),
             "to": str(self.to),
             "names": self.photos.names,
-            "grid": [segmenter.image_px // segmenter.backbone.stride_px] * 2,
+            "grid": [self.grid] * 2,
             "palette": [f"#{color}" for color in PALETTE_HEX.split()],
         }
-        return JSONResponse(content | self.labels)
+        return JSONResponse(self.labels | content)
 
     async def progress(self, request: Request) -> Response:
         """The photographs that became ready after the first `since`."""
@@ -128,50 +115,77 @@ class LabelServer(LocalServer):
             raise HTTPException(404)
         return Response(self.photos.jpeg(index), media_type="image/jpeg")
 
-    def set_labels(self, labels: dict[str, Any]) -> dict[str, Any]:
+    async def full_photograph(self, request: Request) -> Response:
+        """From the file, in another thread: it may take a while."""
+        index = request.path_params["index"]
+        if index not in self.photos.sizes:
+            raise HTTPException(404)
+        try:
+            jpeg = await asyncio.to_thread(self.photos.full_jpeg, index)
+        except (OSError, UndecodableImage):  # deleted or overwritten meanwhile
+            raise HTTPException(404) from None
+        return Response(jpeg, media_type="image/jpeg")
+
+    def set_labels(self, change: tuple[int, dict[str, Any]]) -> dict[str, Any]:
         """Save at once; the head is refitted when it is next needed."""
-        with replacing(self.to / FILE) as path:
-            path.write_text(json.dumps(labels, indent=1, ensure_ascii=False) + "\n", "utf-8")
-        self.labels, self.head = labels, None
-        return {}
+        based_on, labels = change
+        if based_on != self.labels["revision"]:
+            raise HTTPException(409, "The labels were changed in another tab.")
+        labels = self.labels | labels | {"revision": based_on + 1}
+        try:
+            save_labels(labels, self.to)
+        except OSError as error:
+            raise HTTPException(500, f"The labels cannot be saved: {error.strerror}.") from None
+        self.labels = labels
+        return {"revision": labels["revision"]}
 
-    def fit(self) -> nn.Conv2d | None:
-        """The head for the labels; None if fewer than two classes have clicks."""
-        while self.measured < min(MEASURED, len(self.photos.sizes)):
-            self.moments.add(self.photos.tokens(list(self.photos.sizes)[self.measured])[None])
-            self.measured, self.head = self.measured + 1, None
-        if self.head is None:
-            tokens, classes = clicked_tokens(self.photos, self.labels["clicks"])
+    def fit(self) -> tuple[nn.Conv2d | None, dict[str, Any]]:
+        """The head for the labels, and these; None if fewer than two classes have clicks."""
+        labels, photos = self.labels, self.photos  # which a save may replace meanwhile
+        while self.measured < min(MEASURED, len(photos.sizes)):
+            self.moments.add(photos.tokens(list(photos.sizes)[self.measured])[None])
+            self.measured += 1
+        patches = clicked_patches(photos, self.grid, labels["clicks"])
+        fitted_to = patches, len(labels["classes"]), self.measured
+        if fitted_to != self.fitted_to:
+            for index, row, column in patches.keys() - self.vectors.keys():
+                vector = photos.tokens(index)[:, row, column].float()
+                self.vectors[index, row, column] = vector
+            self.head, classes = None, torch.tensor(list(patches.values()))
             if len(classes.unique()) > 1:
-                count = len(self.labels["classes"])
-                self.head = fit_head(tokens, classes, count, self.moments)
-        return self.head
+                tokens = torch.stack([self.vectors[patch] for patch in patches])
+                self.head = fit_head(tokens, classes, len(labels["classes"]), self.moments)
+            self.fitted_to = fitted_to
+        return self.head, labels
 
-    def find_masks(self, numbers: list[int]) -> dict[str, Any]:
+    def find_masks(self, query: tuple[list[int], int]) -> dict[str, Any]:
         """A mask and a certainty for each of the photographs; nothing without a head."""
         masks: dict[int, dict[str, Any]] = {}
-        for index, scores in self.scores(numbers):
+        numbers, px = query
+        head, labels = self.fit()
+        for index, scores in self.scores(head, numbers):
             height, width = self.photos.sizes[index]
-            width, height = fitting_size((width, height), MASK_PX)
-            mask = to_image(argmax_upsampled(scores, (height, width)), self.labels)
+            width, height = fitting_size((width, height), px)
+            mask = find_mask(scores, labels, self.photos.names[index], (height, width))
             url = png_url(mask, transparency=bytes([0] + [255] * 254))
             masks[index] = {"mask": url, "certainty": certainty(scores)}
         return {"masks": masks}
 
     def find_order(self, _: object) -> dict[str, Any]:
         """The certainty of every photograph."""
-        by_index = self.scores(list(self.photos.sizes))
+        by_index = self.scores(self.fit()[0], list(self.photos.sizes))
         return {"certainty": {index: certainty(scores) for index, scores in by_index}}
 
-    def scores(self, numbers: list[int]) -> Iterator[tuple[int, Float[Tensor, "K h w"]]]:
+    def scores(
+        self, head: nn.Conv2d | None, numbers: list[int]
+    ) -> Iterator[tuple[int, Float[Tensor, "K h w"]]]:
         """Of the photographs that are ready, once there is a head."""
-        head = self.fit()
         for index in numbers:
             if head and index in self.photos.sizes:
                 yield index, head(self.photos.tokens(index)[None].float())[0]
 
     def start_export(self, _: object) -> dict[str, Any]:
-        head = self.fit()
+        head, labels = self.fit()
         if head is None or len(self.photos.sizes) + len(self.photos.skipped) < len(self.photos):
             raise UserError(
                 "cannot export yet: wait until all images are processed, and click patches of two "
@@ -179,7 +193,7 @@ class LabelServer(LocalServer):
             )
         if self.export_state["state"] != "running":
             self.problem, self.export_state = "", {"state": "running", "done": 0}
-            self._start(partial(self._export, head, self.labels))
+            self._start(partial(self._export, head, labels))
         return {}
 
     def _start(self, task: Callable[[], None]) -> None:
@@ -203,47 +217,19 @@ class LabelServer(LocalServer):
 
     @torch.inference_mode()
     def _export(self, head: nn.Conv2d, labels: dict[str, Any]) -> None:
-        """Write the head and all masks, in place of those of an earlier export."""
-        photos = self.photos
-        classes = tuple(entry["name"] for entry in labels["classes"])
-        colors: Any = tuple(tuple(bytes.fromhex(x["color"][1:])) for x in labels["classes"])
-        segmenter = replace(photos.segmenter, head=head, classes=classes, colors=colors)
-        new, folder = self.to / "new", self.to / "export"
-        shutil.rmtree(new, ignore_errors=True)
-        metadata = {"made": "croc app label", "clicks": len(labels["clicks"])}
-        save_segmenter(segmenter, new / "head", metadata)
-        for done, (index, size) in enumerate(photos.sizes.items()):
+        for state in export_labels(head, labels, self.photos, self.to):
             if self.stopping:
                 return
-            scores = head(photos.tokens(index)[None].float())[0]
-            path = new / "masks" / f"{photos.mask_names[index]}.png"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            to_image(argmax_upsampled(scores, size), labels).save(path)
-            self.export_state = {"state": "running", "done": done + 1}
-        shutil.rmtree(folder, ignore_errors=True)
-        new.rename(folder)
-        self.export_state = {
-            "state": "done",
-            "done": len(photos.sizes),
-            "head": str(folder / "head"),
-            "masks": str(folder / "masks"),
-        }
+            self.export_state = state
 
 
-def clicked_tokens(
-    photos: Photos, clicks: list[dict[str, Any]]
-) -> tuple[Float[Tensor, "n C"], Int64[Tensor, "n"]]:
-    """The tokens and classes of the clicked patches, of photographs that are ready."""
-    tokens, classes = [], []
-    for click in clicks:
-        index = photos.number.get(click["photo"])
-        if index in photos.sizes:
-            grid = photos.tokens(index)
-            _, rows, columns = grid.shape
-            row, column = int(click["y"] * rows), int(click["x"] * columns)
-            tokens.append(grid[:, row, column].float())
-            classes.append(click["class"])
-    return torch.stack(tokens) if tokens else torch.zeros(0, 1), torch.tensor(classes).long()
+def clicked_patches(photos: Photos, grid: int, clicks: list[dict[str, Any]]) -> dict[Patch, int]:
+    """The class of each clicked patch, of photographs that are ready."""
+    return {
+        (index, int(click["y"] * grid), int(click["x"] * grid)): click["class"]
+        for click in clicks
+        if (index := photos.number.get(click["photo"])) in photos.sizes and index is not None
+    }
 
 
 def fit_head(
@@ -282,15 +268,14 @@ def certainty(scores: Float[Tensor, "classes rows columns"]) -> float:
     return float((best[0] - best[1]).mean())
 
 
-def to_image(classes: UInt8[np.ndarray, "h w"], labels: dict[str, Any]) -> Image.Image:
-    image = Image.fromarray(classes)
-    colors = b"".join(bytes.fromhex(entry["color"][1:]) for entry in labels["classes"])
-    image.putpalette(colors + bytes(768 - len(colors)))  # a full palette keeps 8 bits
-    return image
+def read_change(content: Any) -> tuple[int, dict[str, Any]]:
+    return content["revision"], read_labels(content)
 
 
-def read_numbers(content: Any) -> list[int]:
-    return [int(number) for number in content["photographs"]]
+def read_numbers(content: Any) -> tuple[list[int], int]:
+    """Of photographs, and the longer side of their masks."""
+    px = min(int(content.get("px") or MASK_PX), FULL_PX)
+    return [int(number) for number in content["photographs"]], px
 
 
 def open_segmenter(weights: str, image_px: int) -> Segmenter:

@@ -2,12 +2,14 @@
 
 Only the server's own page in a browser on this machine may. Pages of other sites can send requests
 to localhost: their Origin is refused. Other names can be resolved to 127.0.0.1 (DNS rebinding):
-their Host is refused. CORS is never allowed.
+their Host is refused. Its port is not compared, since a tunnel may have another. CORS is never
+allowed.
 """
 
 import asyncio
 import base64
 import io
+import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -67,13 +69,13 @@ class LocalServer:
     def routes(self) -> Sequence[Route]:
         raise NotImplementedError
 
-    def listener(self, port: int) -> uvicorn.Server:
+    def listener(self) -> uvicorn.Server:
         routes = [Route("/", self.file), Route("/files/{name}", self.file), *self.routes()]
         kinds = (HTTPException, UserError, ClientDisconnect, Exception)
         handlers: dict[Any, Any] = dict.fromkeys(kinds, _failed)
         app = Starlette(routes=routes, exception_handlers=handlers)
         config = uvicorn.Config(
-            partial(_guard, app, port),  # as a whole, so that every answer has the headers
+            partial(_guard, app),  # as a whole, so that every answer has the headers
             interface="asgi3",
             log_level="error",
             access_log=False,
@@ -90,15 +92,23 @@ class LocalServer:
             raise HTTPException(404)
         return Response(self.files[name], media_type=TYPES[name.rpartition(".")[2]])
 
-    def post(self, name: str, read: Callable[[Any], Any], find: Callable[[Any], Any]) -> Route:
-        """Answer with what `find` returns for the query that `read` makes of the page's JSON."""
+    def post(
+        self,
+        name: str,
+        read: Callable[[Any], Any],
+        find: Callable[[Any], Any],
+        at_once: bool = False,
+    ) -> Route:
+        """Answer with what `find` returns for the query that `read` makes of the page's JSON:
+        in the one thread of all answers, or at once."""
 
         async def answer(request: Request) -> Response:
             try:
                 query = read(await request.json())
-            except (LookupError, TypeError, ValueError) as error:
+            except (AttributeError, LookupError, TypeError, ValueError) as error:
                 raise HTTPException(400, f"Not a query: {str(error)[:80]}") from None
-            return JSONResponse(await self.run(partial(find, query)))
+            work = partial(find, query)
+            return JSONResponse(work() if at_once else await self.run(work))
 
         return Route(f"/api/{name}", answer, methods=["POST"])
 
@@ -119,7 +129,7 @@ def png_url(image: Image.Image, **options: Any) -> str:
     return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode("ascii")
 
 
-async def _guard(app: ASGIApp, port: int, scope: Scope, receive: Receive, send: Send) -> None:
+async def _guard(app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
     """Refuse other hosts and origins, and add the headers that isolate the page."""
 
     async def send_with_headers(message: Message) -> None:
@@ -132,7 +142,7 @@ async def _guard(app: ASGIApp, port: int, scope: Scope, receive: Receive, send: 
         return
     headers = Headers(scope=scope)
     host, origin = headers.get("host", "").lower(), headers.get("origin")
-    if host not in (f"127.0.0.1:{port}", f"localhost:{port}"):
+    if not re.fullmatch(r"(127\.0\.0\.1|localhost|\[::1\])(:[0-9]+)?", host):
         app = JSONResponse({"error": "This server answers to localhost only."}, 421)
     elif scope["method"] not in ("GET", "HEAD") and origin != f"http://{host}":
         app = JSONResponse({"error": "Only this server's own page may request that."}, 403)

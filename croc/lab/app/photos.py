@@ -1,8 +1,8 @@
 """Photographs of a folder, and their patch tokens, which are computed once and kept on disk.
 
 The tokens' folder is named after the network and the image size. It has one file per photograph,
-with its tokens in float16 and a small JPEG for the page; if the photograph is newer than the file,
-they are computed again.
+with its tokens in float16, a small JPEG for the page, and the photograph's size in bytes and its
+time. If these differ, or the file is damaged, they are computed again.
 """
 
 import copy
@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from jaxtyping import Float
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -28,6 +28,10 @@ from croc.weights.backbones import fast_precision, fingerprint
 
 SHOWN_PX = 640
 """Longer side of a photograph on the page."""
+
+
+FULL_PX = 2560
+"""The same of one that is looked at closely."""
 
 
 class Photos:
@@ -56,20 +60,21 @@ class Photos:
         """Compute a photograph's tokens unless they are on disk."""
         photo, file = self.paths[index], self._file(index)
         try:
-            if not file.exists() or file.stat().st_mtime_ns < photo.stat().st_mtime_ns:
+            version = f"{photo.stat().st_size} {photo.stat().st_mtime_ns}"
+            metadata = read_metadata(file)
+            if metadata.get("photo") != version:
                 image = decode_image(photo.read_bytes(), WHOLE_PX)
                 jpeg = bytearray(to_jpeg(downscale_image(image, SHOWN_PX), quality=88))
                 jpeg = torch.frombuffer(jpeg, dtype=torch.uint8)
                 tensors = {"tokens": self._compute(image), "jpeg": jpeg}
-                height, width, _ = image.shape
+                height, width, _ = map(str, image.shape)
+                metadata = {"height": height, "width": width, "photo": version}
                 file.parent.mkdir(parents=True, exist_ok=True)
                 with replacing(file, shared=True) as partial:
-                    save_file(tensors, partial, {"height": str(height), "width": str(width)})
+                    save_file(tensors, partial, metadata)
         except (OSError, UndecodableImage) as error:
             self.skipped[index] = getattr(error, "strerror", None) or "not a readable image"
             return
-        with safe_open(file, "pt") as opened:
-            metadata = opened.metadata()
         self.sizes[index] = int(metadata["height"]), int(metadata["width"])
 
     def tokens(self, index: int) -> Float[Tensor, "C rows columns"]:
@@ -77,6 +82,9 @@ class Photos:
 
     def jpeg(self, index: int) -> bytes:
         return self._read(index, "jpeg").numpy().tobytes()
+
+    def full_jpeg(self, index: int) -> bytes:
+        return to_jpeg(decode_image(self.paths[index].read_bytes(), FULL_PX), quality=90)
 
     def _file(self, index: int) -> Path:
         return self.cache / f"{self.mask_names[index]}.safetensors"
@@ -92,3 +100,12 @@ class Photos:
         inputs = normalize(pixels[None].to(segmenter.device) / 255)
         features = self.backbone.features(inputs, segmenter.blocks)
         return features[0].half().cpu().contiguous()
+
+
+def read_metadata(file: Path) -> dict[str, str]:
+    """Nothing if the file does not exist or is damaged."""
+    try:
+        with safe_open(file, "pt") as opened:
+            return opened.metadata() or {}
+    except (OSError, SafetensorError):
+        return {}

@@ -1,12 +1,10 @@
-// Pointer, wheel, pinch and keys on a chart.
+// Pointer, wheel and keys on a chart.
 
 const DRAG_PX = 6;
 
 function addGestures(chart) {
   const { plot, shared } = chart;
-  const pointers = new Map();
   let drag = null;
-  let pinch = null;
   const local = (event) => event.clientX - plot.getBoundingClientRect().left;
   const inPlot = (px) => Math.min(Math.max(px, EDGE.left), chart.width - EDGE.right);
 
@@ -16,38 +14,20 @@ function addGestures(chart) {
     chart.overlay.append(makeSvg("rect", { class: "selection", x: Math.min(from, to), y: EDGE.top,
       width: Math.abs(to - from), height: chart.down }));
   };
-  const gap = () => {
-    const [first, second] = [...pointers.values()];
-    return { apart: Math.max(10, Math.abs(first - second)), middle: (first + second) / 2 };
-  };
 
   plot.addEventListener("pointerdown", (event) => {
     if (event.button !== 0) return;
-    pointers.set(event.pointerId, local(event));
     plot.setPointerCapture(event.pointerId);
-    if (pointers.size === 2) {
-      drag = null;
-      pinch = { apart: gap().apart, range: shared.seen, center: chart.toX(gap().middle) };
-    } else if (event.pointerType === "mouse" || event.pointerType === "pen") {
-      drag = inPlot(local(event));
-    } else {
-      moveCursorTo(chart, chart.toX(local(event)));
-    }
+    drag = inPlot(local(event));
+    moveCursorTo(chart, chart.toX(drag));
   });
 
   plot.addEventListener("pointermove", (event) => {
-    if (pointers.has(event.pointerId)) pointers.set(event.pointerId, local(event));
-    if (pinch && pointers.size === 2) {
-      shared.zoom(pinch.apart / gap().apart, pinch.center, pinch.range);
-      return;
-    }
     moveCursorTo(chart, chart.toX(inPlot(local(event))));
     if (drag !== null) requestAnimationFrame(() => drag !== null && select(drag, inPlot(local(event))));
   });
 
   const release = (event) => {
-    pointers.delete(event.pointerId);
-    if (pointers.size < 2) pinch = null;
     const from = drag;
     drag = null;
     select(0, 0);
@@ -63,11 +43,10 @@ function addGestures(chart) {
   });
   plot.addEventListener("dblclick", () => shared.set({ range: null }));
 
-  // A page full of charts must scroll under the wheel: it zooms the chart that was clicked, or
-  // any with Ctrl, which is also what a pinch on a touchpad sends.
+  // A page full of charts must scroll under the wheel: it zooms with Ctrl, which is also what a
+  // pinch on a touchpad sends.
   plot.addEventListener("wheel", (event) => {
-    const meant = event.ctrlKey || event.metaKey || document.activeElement === plot;
-    if (!meant || (event.deltaY > 0 && shared.range === null)) return;
+    if (!(event.ctrlKey || event.metaKey) || (event.deltaY > 0 && shared.range === null)) return;
     event.preventDefault();
     const pixels = event.deltaMode === 1 ? event.deltaY * 30 : event.deltaY;
     shared.zoom(Math.exp(Math.min(Math.max(pixels, -200), 200) * 0.0025), chart.toX(inPlot(local(event))));
@@ -106,15 +85,10 @@ function onKey(chart, event) {
   const { shared } = chart;
   const [low, high] = shared.seen;
   const center = shared.cursor ?? (low + high) / 2;
-  const pan = (share) => shared.show(low + share * (high - low), high + share * (high - low));
   const [zoomIn, zoomOut] = [() => shared.zoom(0.6, center), () => shared.zoom(1 / 0.6, center)];
   const actions = {
-    ArrowLeft: () => (event.shiftKey ? pan(-0.2) : stepCursor(chart, -1)),
-    ArrowRight: () => (event.shiftKey ? pan(0.2) : stepCursor(chart, 1)),
-    PageDown: () => stepCursor(chart, -10),
-    PageUp: () => stepCursor(chart, 10),
-    Home: () => stepCursor(chart, -Infinity),
-    End: () => stepCursor(chart, Infinity),
+    ArrowLeft: () => stepCursor(chart, -1),
+    ArrowRight: () => stepCursor(chart, 1),
     "+": zoomIn, "=": zoomIn, "-": zoomOut, "−": zoomOut,
     0: () => shared.set({ range: null }),
     Escape: () => shared.set({ range: null, cursor: null }),

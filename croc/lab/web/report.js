@@ -58,9 +58,9 @@ function toolbar(shared) {
     make("div", { class: "field" }, make("label", { for: "unit" }, "Axis"), select),
     make("div", { class: "field grow" }, make("label", { for: "smoothing" }, "Smoothing"), smoothing, output),
     reset,
-    make("p", { class: "soft small hint mouse" }, "Drag over a chart to zoom, double click to show all; "
-      + "the wheel zooms a chart that was clicked. Keys: ← → cursor, + − zoom, 0 all."),
-    make("p", { class: "soft small hint touch" }, "Touch a chart to read it, pinch it to zoom."));
+    make("p", { class: "soft small hint mouse" }, "Drag over a chart or use Ctrl and the wheel to zoom, "
+      + "double click to show all. Keys: ← → cursor, + − zoom, 0 all."),
+    make("p", { class: "soft small hint touch" }, "Touch a chart to read it, drag over it to zoom."));
 }
 
 function legend(shared) {

@@ -49,7 +49,8 @@ class Shared {
     return this.range ?? this.full;
   }
 
-  zoom(factor, center, [low, high] = this.seen) {
+  zoom(factor, center) {
+    const [low, high] = this.seen;
     this.show(center - (center - low) * factor, center + (high - center) * factor);
   }
 

@@ -80,7 +80,7 @@ def serving(*models: Look) -> Iterator[Served]:
 def listening(server: Any) -> Iterator[Served]:
     with open_port(0) as bound:
         port = bound.getsockname()[1]
-        listener = server.listener(port)
+        listener = server.listener()
         thread = threading.Thread(target=listener.run, kwargs={"sockets": [bound]})
         thread.start()
         try:
