@@ -6,7 +6,7 @@ precedes that layer's name is the network's prefix, regardless of the wrappers.
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,8 +17,7 @@ from torch import Tensor, nn
 
 from croc.errors import UserError
 from croc.method.backbone import Vit
-from croc.tables import one_line
-from croc.weights.files import first_line
+from croc.weights.files import describe_misfit, first_line
 
 PATCHES = "patch_embed.proj.weight"
 TRANSFORMERS = (
@@ -117,25 +116,18 @@ class Recognized:
 
 def recognize(tensors: Mapping[str, Tensor], source: str = "the file") -> Recognized:
     """The network in a file's tensors, which are named by their dotted paths."""
-    first_layers = {}  # of every network in the file, by its prefix
-    for name, value in tensors.items():
-        for layer in (PATCHES, *TRANSFORMERS, *RESNET_KEYS):
-            if f".{name}".endswith(f".{layer}"):
-                if _takes_rgb(value) and (layer not in RESNET_KEYS or value.shape[2] == 7):
-                    first_layers[name.removesuffix(layer)] = layer
-                break
-    if not first_layers:
+    layers = (PATCHES, *TRANSFORMERS, *RESNET_KEYS)
+    weights, prefix, layer = choose_network(tensors, layers, source)
+    if not layer:
         keys = ", ".join(list(tensors)[:5]) or "none"
         raise UserError(
             f"{source} contains no ViT or ResNet in a known layout; its first keys: {keys}"
         )
-    prefix = _choose(first_layers, tensors, source)
-    weights = {key.removeprefix(prefix): x for key, x in tensors.items() if key.startswith(prefix)}
-    is_resnet = first_layers[prefix] in RESNET_KEYS
+    is_resnet = layer in RESNET_KEYS
     kind, parts = ("ResNet", ("layer",)) if is_resnet else ("ViT", VIT_PARTS)
     try:
         if is_resnet:
-            weights = _rename(weights, *RESNET_KEYS[first_layers[prefix]])
+            weights = _rename(weights, *RESNET_KEYS[layer])
             architecture, options = _measure_resnet(weights), {}
         else:
             weights, is_eva = _to_timm(weights)
@@ -177,8 +169,18 @@ def check_finite(weights: Mapping[str, Tensor], source: str) -> None:
         )
 
 
-def _choose(first_layers: Mapping[str, str], tensors: Mapping[str, Tensor], source: str) -> str:
-    """The prefix of the network that its project evaluates."""
+def choose_network(
+    tensors: Mapping[str, Tensor], layers: Iterable[str], source: str
+) -> tuple[dict[str, Tensor], str, str]:
+    """The tensors of the network that its project evaluates, without the names around it; these
+    names, and its first layer, one of `layers`. All tensors if no network has such a layer."""
+    first_layers = {}  # of every network in the file, by its prefix
+    for name, value in tensors.items():
+        layer = next((layer for layer in layers if f".{name}".endswith(f".{layer}")), None)
+        if layer and _takes_rgb(value) and (layer not in RESNET_KEYS or value.shape[2] == 7):
+            first_layers[name.removesuffix(layer)] = layer
+    if not first_layers:
+        return dict(tensors), "", ""
     words = {prefix: set(prefix.split(".")) for prefix in first_layers}
     candidates = [prefix for prefix in words if words[prefix] & AVERAGED] or list(words)
     if {"student", "teacher"} <= set().union(*words.values()):
@@ -188,16 +190,21 @@ def _choose(first_layers: Mapping[str, str], tensors: Mapping[str, Tensor], sour
     candidates = preferred or candidates
     # OpenMMLab's "backbone." is the shortest of the names of one network.
     best = min(candidates, key=lambda prefix: prefix.count("."))
-    first = {prefix: tensors[prefix + first_layers[prefix]] for prefix in candidates}
+    weights = {name.removeprefix(best): x for name, x in tensors.items() if name.startswith(best)}
     rivals = [
         prefix
         for prefix in candidates
-        if prefix != best and not torch.equal(first[prefix].nan_to_num(), first[best].nan_to_num())
+        if prefix != best
+        and not all(
+            torch.equal(tensors[prefix + name].nan_to_num(), value.nan_to_num())
+            for name, value in weights.items()
+            if prefix + name in tensors
+        )
     ]
     if rivals:
         names = ", ".join(prefix.rstrip(".") or "the outermost" for prefix in (best, *rivals))
         raise UserError(f"{source} contains several networks ({names}): save only the one you want")
-    return best
+    return weights, best, first_layers[best]
 
 
 def _rename(weights: Mapping[str, Tensor], *patterns: Any) -> dict[str, Tensor]:
@@ -376,6 +383,4 @@ def fill(network: nn.Module, weights: dict[str, Tensor], source: str) -> None:
         is_meta = any(parameter.is_meta for parameter in network.parameters())
         network.load_state_dict(weights, assign=is_meta)
     except (RuntimeError, LookupError) as error:
-        lines = str(error).splitlines()
-        reason = "; ".join(one_line(line)[:200] for line in lines[1:4] or lines)
-        raise UserError(f"{source} does not fit: {reason}") from None
+        raise UserError(f"{source} does not fit: {describe_misfit(error)}") from None

@@ -27,8 +27,13 @@ from croc.weights.backbones import (
 )
 from croc.weights.checkpoint import checkpoints, find_checkpoint, open_run, untrained
 from croc.weights.checksum import save_sealed, verify
-from croc.weights.files import first_line, read_arguments, read_named_tensors
-from croc.weights.layouts import COUNTERS, recognize
+from croc.weights.files import (
+    describe_misfit,
+    first_line,
+    read_arguments,
+    read_named_tensors,
+)
+from croc.weights.layouts import choose_network, recognize
 from croc.weights.record import (
     Record,
     RunRecord,
@@ -42,7 +47,6 @@ from croc.weights.record import (
 
 FOLDER_VARIABLE = "CROC_WEIGHTS"
 """The environment variable with a folder of weights that can be opened by name."""
-WRAPPERS = ("state_dict.", "model.", "teacher.")
 
 
 def open_backbone(
@@ -112,9 +116,12 @@ def _open_timm(kind: str, name: str, image_px: int, seed: int, flag: str) -> Fro
     options: dict[str, Any] = {"features_only": True, "output_stride": 16}
     if is_vit:
         options = {"num_classes": 0, "img_size": image_px, "dynamic_img_size": True}
-    # timm resamples the position embedding and drops nothing but its own classifier's names.
-    weights = _read_wrapped(Path(file)) if file else {}
-    source: dict[str, Any] = {"pretrained_cfg_overlay": {"state_dict": weights}} if file else {}
+    cfg: Any = timm.get_pretrained_cfg(name)
+    source: dict[str, Any] = {}
+    if file:  # without classifiers on both sides, timm loads strictly
+        weights = _read_timm(Path(file), cfg)
+        overlay = {"state_dict": weights, "classifier": None, "num_classes": 0}
+        source["pretrained_cfg_overlay"] = overlay
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it reports every retry
     try:
         with torch.random.fork_rng(devices=[]):
@@ -129,30 +136,20 @@ def _open_timm(kind: str, name: str, image_px: int, seed: int, flag: str) -> Fro
         ) from None
     except Exception as error:  # whatever timm raises for a file or model that does not fit
         problem = f"the file does not fit {name}" if file else f"{name} gives no feature map"
-        reason = one_line(str(error).strip().splitlines()[-1])
-        raise UserError(f"{flag}: {problem}: {reason}") from None
-    if file:  # timm ignores what a file lacks, and its feature networks rename a.0 to a_0
-        present = {key.replace(".", "_") for key in weights}
-        missing = [
-            key
-            for key in network.state_dict()
-            if key.replace(".", "_") not in present and not key.endswith(COUNTERS)
-        ]
-        if missing:
-            raise UserError(
-                f"{flag}: the file lacks {len(missing)} of {name}'s tensors "
-                f"({', '.join(missing[:3])} …); it has {', '.join(list(weights)[:3])} …"
-            )
+        raise UserError(f"{flag}: {problem}: {describe_misfit(error)}") from None
     return _freeze(network, name, "", TimmModel(name, options))
 
 
-def _read_wrapped(path: Path) -> dict[str, Tensor]:
-    """A file's tensors without the names of the dicts around them."""
-    weights = read_named_tensors(path)
-    for wrapper in (*WRAPPERS, *WRAPPERS):  # one may be in another
-        inner = {k.removeprefix(wrapper): x for k, x in weights.items() if k.startswith(wrapper)}
-        weights = inner or weights
-    return weights
+def _read_timm(path: Path, cfg: Any) -> dict[str, Tensor]:
+    """A file's tensors, without classifiers and the names of the dicts around the network."""
+    tensors = read_named_tensors(path)
+    first, classifiers = (
+        (names,) if isinstance(names, str) else names or ()
+        for names in (cfg.first_conv, cfg.classifier)
+    )
+    weights, *_ = choose_network(tensors, [f"{name}.weight" for name in first], str(path))
+    heads = tuple(f"{name}." for name in classifiers)
+    return {name: x for name, x in weights.items() if not name.startswith(heads)}
 
 
 def find_weights(spec: str) -> Path:

@@ -95,10 +95,14 @@ def test_weights_of_a_file(name: str, head: str, layout: str, tmp_path: Path):
     torch.testing.assert_close(same.features(images), backbone.features(images))
 
 
-def test_networks_that_do_not_fit():
+def test_networks_that_do_not_fit(tmp_path: Path):
+    scaled = timm.create_model("vit_tiny_patch16_224", init_values=1e-5)
+    torch.save(scaled.state_dict(), tmp_path / "w.pth")
     for spec, message in (
         ("random:resnet5", "did you mean resnet5"),
         ("random:mixer_b16_224", "gives no feature map"),
+        ("random:vgg11", "gives no feature map"),
+        (f"timm:vit_tiny_patch16_224@{tmp_path / 'w.pth'}", "does not fit .*ls1.gamma"),
     ):
         with pytest.raises(UserError, match=message):
             open_backbone(spec)

@@ -250,7 +250,9 @@ def test_a_file_equals_its_model_by_name(tmp_path: Path):
     """Also with positions resampled, 14×14 to 6×6, for images of other shapes, and in wrappers."""
     whole = randomized(timm.create_model("vit_tiny_patch16_224"))
     torch.save(whole.state_dict(), tmp_path / "w.pth")
-    torch.save({"state_dict": {"model": whole.state_dict()}}, tmp_path / "wrapped.pth")
+    wrapped = {"model": whole.state_dict(), "model_ema": whole.state_dict()}
+    wrapped["model"] = other(wrapped["model"])
+    torch.save({"state_dict": wrapped}, tmp_path / "wrapped.pth")
     by_file = open_backbone(str(tmp_path / "w.pth"), image_px=96)
     for file in ("w.pth", "wrapped.pth"):
         by_name = open_backbone(f"timm:vit_tiny_patch16_224@{tmp_path / file}", image_px=96)
@@ -305,6 +307,7 @@ def test_unknown_networks_are_refused(vit: Any, resnet_weights: State):
     broken = {name: value * torch.nan for name, value in weights.items()}
     expanded = torch.zeros(()).expand(64 * 10**7, 3, 16, 16)
     narrow, tall = torch.zeros(100, 3, 16, 16), torch.zeros(384, 3, 16, 8)
+    patches = {name: x for name, x in weights.items() if name.startswith("patch_embed")}
     wide = {"layer2.0.conv2.weight": torch.zeros(256, 256, 3, 3)}
     cases: list[tuple[State, str]] = [
         (zeros("features.0.weight"), "no ViT or ResNet .* first keys: features.0.weight"),
@@ -323,6 +326,7 @@ def test_unknown_networks_are_refused(vit: Any, resnet_weights: State):
         (without(resnet_weights, "layer4"), r"\(3, 4, 6, 0\) blocks"),
         (resnet_weights | zeros("layer1.0.se.fc1.weight"), "layer1.0.se.fc1.weight"),
         (prefixed("left.", weights) | prefixed("on.right.", other(weights)), "left, on.right"),
+        (prefixed("a.", weights) | prefixed("b.", other(weights) | patches), "several .*a, b"),
         (prefixed("backbone.", broken) | prefixed("net.backbone.", broken), "non-finite"),
     ]
     for tensors, message in cases:
