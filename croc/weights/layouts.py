@@ -91,6 +91,8 @@ RESNETS: dict[tuple[tuple[int, ...], bool], str] = {
     ((3, 8, 36, 3), True): "resnet152",
 }
 """By the blocks of the four stages, and whether they are bottlenecks."""
+MAX_GRID = 256
+"""Patches a side: a small file can ask for position embeddings that fill the memory."""
 COUNTERS = "num_batches_tracked"
 
 
@@ -106,12 +108,13 @@ class Recognized:
     layout: str
     """For people: the kind of network, and where in the file it is."""
 
-    def arguments(self, image_px: int) -> dict[str, Any]:
-        """For timm.create_model, in addition to the name: of a ViT for images of that size, or of a
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """For timm.create_model, in addition to the name: of a ViT for images of any size, or of a
         ConvNet dilated to an output stride of 16."""
         if PATCHES not in self.weights:
             return {"features_only": True, "output_stride": 16}
-        return {**self.options, "img_size": image_px, "dynamic_img_size": True, "num_classes": 0}
+        return {**self.options, "dynamic_img_size": True, "num_classes": 0}
 
 
 def recognize(tensors: Mapping[str, Tensor], source: str = "the file") -> Recognized:
@@ -375,9 +378,11 @@ def fill(network: nn.Module, weights: dict[str, Tensor], source: str) -> None:
     network = getattr(network, "vit", network)
     try:
         if isinstance(network, Vit) and network.pos_embed is not None and "pos_embed" in weights:
-            prefix = 0 if network.no_embed_class else network.num_prefix_tokens
+            prefix, grid = network.num_prefix_tokens, list(network.patch_embed.grid_size)
+            if max(grid) > MAX_GRID:
+                raise UserError(f"{source} has {grid} patches: at most {MAX_GRID} a side")
             positions = resample_abs_pos_embed(
-                weights["pos_embed"].float(), list(network.patch_embed.grid_size), None, prefix
+                weights["pos_embed"].float(), grid, None, 0 if network.no_embed_class else prefix
             )
             weights = {**weights, "pos_embed": positions}
         is_meta = any(parameter.is_meta for parameter in network.parameters())

@@ -2,6 +2,7 @@
 
 import difflib
 import logging
+import math
 import os
 import site
 import sys
@@ -33,7 +34,7 @@ from croc.weights.files import (
     read_arguments,
     read_named_tensors,
 )
-from croc.weights.layouts import choose_network, recognize
+from croc.weights.layouts import PATCHES, choose_network, recognize
 from croc.weights.record import (
     Record,
     RunRecord,
@@ -49,9 +50,7 @@ FOLDER_VARIABLE = "CROC_WEIGHTS"
 """The environment variable with a folder of weights that can be opened by name."""
 
 
-def open_backbone(
-    spec: str, image_px: int = 448, seed: int = 0, flag: str = "--weights"
-) -> FrozenBackbone:
+def open_backbone(spec: str, seed: int = 0, flag: str = "--weights") -> FrozenBackbone:
     """Bundled weights, a run's folder or checkpoint (its teacher), a file of a known layout, or a
     timm model.
 
@@ -63,14 +62,15 @@ def open_backbone(
     if spec == COLORS:
         return ColorBackbone()
     kind, _, name = spec.partition(":")
-    if kind == "random" and (Path(name) / CONFIG_FILE).is_file():
-        config, _ = read_config(Path(name) / CONFIG_FILE)
+    run = expand(name)
+    if kind == "random" and (run / CONFIG_FILE).is_file():
+        config, _ = read_config(run / CONFIG_FILE)
         vit = untrained(config).vit
         patch_px, depth = vit.patch_embed.patch_size[0], len(vit.blocks)
         record = timm_vit(config.model.name, patch_px, depth, config.views.size_px)
-        return VitBackbone(vit, f"{Path(name).name}@0", record=record)
+        return VitBackbone(vit, f"{run.name}@0", record=record)
     if kind in ("timm", "random") and name:
-        return _open_timm(kind, name, image_px, seed, flag)
+        return _open_timm(kind, name, seed, flag)
     path = find_weights(spec)
     if not spec.strip() or not path.exists():
         raise UserError(
@@ -79,13 +79,13 @@ def open_backbone(
         )
     checkpoint = find_checkpoint(path)
     if checkpoint is None:
-        return _open_file(path, spec, image_px)
+        return _open_file(path, spec)
     backbone, _, record = open_run(*checkpoint)
     name = f"{checkpoint[0].absolute().name}@{record.step}"
     return VitBackbone(backbone.vit, name, f"{name}, the {record.network}", record)
 
 
-def _open_file(path: Path, spec: str, image_px: int) -> FrozenBackbone:
+def _open_file(path: Path, spec: str) -> FrozenBackbone:
     """A file with a record of ours, or one that is recognized by its keys and shapes."""
     name, record = hub.name_of(spec) or path.stem, read_record(path)
     if isinstance(record, RunRecord):
@@ -94,7 +94,7 @@ def _open_file(path: Path, spec: str, image_px: int) -> FrozenBackbone:
     weights, origin = read_named_tensors(path), ""
     if record is None:
         recognized = recognize(weights, str(path))
-        record = TimmModel(recognized.architecture, recognized.arguments(image_px))
+        record = TimmModel(recognized.architecture, recognized.arguments)
         weights = recognized.weights
         origin = f"{spec if name != path.stem else path.name} ({recognized.layout})"
     return _freeze(build(record.build, weights, str(path)), name, origin, record)
@@ -105,7 +105,7 @@ def _freeze(network: Any, name: str, origin: str, record: Record) -> FrozenBackb
     return kind(network, name, origin, record)
 
 
-def _open_timm(kind: str, name: str, image_px: int, seed: int, flag: str) -> FrozenBackbone:
+def _open_timm(kind: str, name: str, seed: int, flag: str) -> FrozenBackbone:
     """timm:NAME, timm:NAME@FILE or random:NAME."""
     name, _, file = name.partition("@") if kind == "timm" else (name, "", "")
     if not timm.is_model(name):
@@ -115,11 +115,14 @@ def _open_timm(kind: str, name: str, image_px: int, seed: int, flag: str) -> Fro
     is_vit = timm.models.is_model_in_modules(name, ("vision_transformer", "deit", "eva"))
     options: dict[str, Any] = {"features_only": True, "output_stride": 16}
     if is_vit:
-        options = {"num_classes": 0, "img_size": image_px, "dynamic_img_size": True}
+        options = {"num_classes": 0, "dynamic_img_size": True}
     cfg: Any = timm.get_pretrained_cfg(name)
     source: dict[str, Any] = {}
     if file:  # without classifiers on both sides, timm loads strictly
-        weights = _read_timm(Path(file), cfg)
+        weights = _read_timm(expand(file), cfg)
+        if is_vit and {PATCHES, "pos_embed"} <= weights.keys():  # the file's grid, not the name's
+            rows = math.isqrt(weights["pos_embed"].shape[1])
+            options["img_size"] = rows * weights[PATCHES].shape[-1]
         overlay = {"state_dict": weights, "classifier": None, "num_classes": 0}
         source["pretrained_cfg_overlay"] = overlay
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it reports every retry
@@ -157,8 +160,13 @@ def find_weights(spec: str) -> Path:
     downloaded."""
     if spec.startswith(hub.PREFIX):
         return hub.download(spec)
-    path = Path(spec)
+    path = expand(spec)
     return path if path.exists() else bundled_weights().get(spec, path)
+
+
+def expand(path: str) -> Path:
+    """With the home folder instead of ~, also behind LABEL=, where shells leave it."""
+    return Path(os.path.expanduser(path))
 
 
 def bundled_weights() -> dict[str, Path]:

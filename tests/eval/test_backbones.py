@@ -52,11 +52,11 @@ def test_tokens_of_the_last_blocks_are_normed_and_concatenated(run: Path):
 
 @pytest.mark.parametrize(("name", "width"), [("vit_tiny_patch16_224", 192), ("resnet50", 2048)])
 def test_random_networks_of_timm(name: str, width: int):
-    backbone = open_backbone(f"random:{name}", image_px=64)
+    backbone = open_backbone(f"random:{name}")
     features = backbone.features(torch.randn(1, 3, 64, 96))
     assert features.shape == (1, width, 4, 6)
     assert not features.requires_grad
-    again, other = (open_backbone(f"random:{name}", 64, seed) for seed in (0, 1))
+    again, other = (open_backbone(f"random:{name}", seed) for seed in (0, 1))
     assert fingerprint(backbone) == fingerprint(again) != fingerprint(other)
 
 
@@ -83,7 +83,7 @@ def test_weights_of_a_file(name: str, head: str, layout: str, tmp_path: Path):
         save_file(weights, path)
     else:
         torch.save({"model": weights, "epoch": 3}, path)
-    backbone = open_backbone(f"timm:{name}@{path}", image_px=224)
+    backbone = open_backbone(f"timm:{name}@{path}")
     images = torch.randn(1, 3, 224, 224)
     model.eval()
     if head == "head":
@@ -91,7 +91,7 @@ def test_weights_of_a_file(name: str, head: str, layout: str, tmp_path: Path):
         torch.testing.assert_close(backbone.features(images), expected)
     bare = {key: value for key, value in weights.items() if not key.startswith(head)}
     torch.save(bare, tmp_path / "bare.pth")
-    same = open_backbone(f"timm:{name}@{tmp_path / 'bare.pth'}", image_px=224)
+    same = open_backbone(f"timm:{name}@{tmp_path / 'bare.pth'}")
     torch.testing.assert_close(same.features(images), backbone.features(images))
 
 
@@ -109,7 +109,7 @@ def test_networks_that_do_not_fit(tmp_path: Path):
 
 
 def test_a_vit_made_for_pooled_tokens_norms_its_patches_too():
-    backbone = open_backbone("random:vit_little_patch16_reg4_gap_256", image_px=64)
+    backbone = open_backbone("random:vit_little_patch16_reg4_gap_256")
     features = backbone.features(torch.randn(1, 3, 64, 64))
     torch.testing.assert_close(features.mean(dim=1), torch.zeros(1, 4, 4), atol=1e-4, rtol=0)
     torch.testing.assert_close(features.std(dim=1), torch.ones(1, 4, 4), atol=1e-2, rtol=0)

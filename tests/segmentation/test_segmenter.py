@@ -53,7 +53,7 @@ def test_saved_head_gives_the_same_scores(run: Path, weights: str, kind: str, tm
 
 
 def test_head_of_a_published_file_is_self_contained(tmp_path: Path):
-    vit: Any = open_backbone("random:vit_small_patch16_224", 96).vit
+    vit: Any = open_backbone("random:vit_small_patch16_224").vit
     torch.save({"teacher": vit.state_dict()}, tmp_path / "published.pth")
     segmenter = make_head(str(tmp_path / "published.pth"), "linear")
     save_segmenter(segmenter, tmp_path / "head", {})

@@ -76,7 +76,7 @@ def test_network_and_views_follow(case: str, tmp_path: Path, monkeypatch: pytest
     backbone = Backbone(followed.model, 4 * patch_px).eval()
     load_into(backbone, init)
     images = torch.randn(1, 3, 4 * patch_px, 4 * patch_px)
-    source: Any = open_backbone(init, image_px=4 * patch_px)
+    source: Any = open_backbone(init)
     if case != "no final norm":  # it gets one
         ours = backbone.vit.eval().forward_features(images)
         torch.testing.assert_close(ours, source.vit.forward_features(images))
