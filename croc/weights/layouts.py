@@ -64,8 +64,9 @@ SIZES = {192: "tiny", 384: "small", 768: "base", 1024: "large", 1280: "huge"}
 SIZES |= {1408: "giant", 1536: "giant", 1664: "gigantic"}
 """timm's names, by width."""
 HEAD_WIDTH = 64
-HEADS, EVA_HEADS = {1280: 16, 1408: 16, 1664: 16}, {4096: 32}
-"""Of the huge and giant ViTs, whose heads are wider, by width."""
+HEADS, EVA_HEADS = {1152: 16, 1280: 16, 1408: 16, 1536: 16, 1664: 16}, {4096: 32}
+"""Of SigLIP's, huge and giant ViTs, whose heads are wider, by width; if DINOv2's is as wide, its
+layers are gated."""
 
 RESNET_KEYS: dict[str, tuple[Any, ...]] = {
     "stem.conv1.weight": (  # detectron2's
@@ -154,8 +155,9 @@ def recognize(tensors: Mapping[str, Tensor], source: str = "the file") -> Recogn
         raise UserError(f"{source} has expanded tensors that are larger than the file")
     fill(network, weights, source)
     check_finite(weights, source)
+    assumed = "" if is_resnet else f", {options['num_heads']} heads assumed"
     place = f", from {prefix.rstrip('.')}" if prefix else ""
-    return Recognized(architecture, options, weights, kind + place)
+    return Recognized(architecture, options, weights, kind + assumed + place)
 
 
 def _takes_rgb(weight: Tensor) -> bool:
@@ -304,11 +306,12 @@ def measure_vit(weights: Mapping[str, Tensor], is_eva: bool) -> tuple[str, dict[
     is_split = "mlp.fc1_g.weight" in block
     is_packed = not is_split and block["mlp.fc1.weight"].shape[0] == 2 * hidden
     rows = 2 * hidden if is_packed and not is_eva else hidden  # what timm calls the MLP's width
+    wide = EVA_HEADS if is_eva else {} if is_packed else HEADS
     options: dict[str, Any] = {
         "patch_size": patch_px,
         "embed_dim": width,
         "depth": len({name.split(".")[1] for name in weights if name.startswith("blocks.")}),
-        "num_heads": (EVA_HEADS if is_eva else HEADS).get(width, width // HEAD_WIDTH),
+        "num_heads": wide.get(width, width // HEAD_WIDTH),
         # Half a row more, since timm rounds width × ratio down.
         "mlp_ratio": rows / width if rows % width == 0 else (rows + 0.5) / width,
         "init_values": 1e-5 if {"ls1.gamma", "gamma_1"} & block.keys() else None,

@@ -284,11 +284,11 @@ def test_options_are_read_off_shapes(options: dict[str, Any], tmp_path: Path):
     torch.testing.assert_close(backbone.features(IMAGES), expected, **CLOSE)
 
 
-@pytest.mark.parametrize("size", ["tiny", "huge", "giant", "gigantic"])
+@pytest.mark.parametrize("size", ["tiny", "so400m", "huge", "giant", "giantopt", "gigantic"])
 def test_heads_are_those_of_timms_vits_of_that_width(size: str):
     name = next(x for x in timm.list_models(f"vit_{size}_patch*") if "clip" not in x)
     with torch.device("meta"):
-        vit: Any = timm.create_model(name, depth=1, img_size=56, class_token=True)
+        vit: Any = timm.create_model(name, depth=1, img_size=56 if "14" in name else 64)
     weights = {name: torch.zeros(value.shape) for name, value in vit.state_dict().items()}
     options = recognize(weights).options
     assert options["num_heads"] == vit.blocks[0].attn.num_heads

@@ -45,7 +45,7 @@ def test_where_bundled_weights_are(bundled: Path, tmp_path: Path, monkeypatch: p
         open_backbone("small-a")
     path = bundled / "small-b.safetensors"
     save_file(load_file(path), path)
-    assert open_backbone("small-b").origin == "small-b.safetensors (ViT)"
+    assert open_backbone("small-b").origin == "small-b.safetensors (ViT, 3 heads assumed)"
 
 
 def test_the_environment_variable_comes_before_the_checkout(tmp_path: Path, monkeypatch):
@@ -64,7 +64,7 @@ def test_show_weights(run: Path, bundled: Path, tmp_path: Path, capsys: pytest.C
     vit: Any = timm.create_model("vit_tiny_patch16_224", depth=1, img_size=32)
     torch.save(VITS["croc_authors"](vit.state_dict()), tmp_path / "croc.pth")
     lines = describe_file(tmp_path / "croc.pth")
-    assert lines[0] == "network: croc.pth (ViT, from teacher.backbone)"
+    assert lines[0] == "network: croc.pth (ViT, 3 heads assumed, from teacher.backbone)"
     assert "architecture: vit_tiny_patch16_224" in lines
     assert "n_centroids_max: 8" in lines
 
