@@ -140,7 +140,9 @@ def _open_timm(kind: str, name: str, seed: int, flag: str) -> FrozenBackbone:
     except Exception as error:  # whatever timm raises for a file or model that does not fit
         problem = f"the file does not fit {name}" if file else f"{name} gives no feature map"
         raise UserError(f"{flag}: {problem}: {describe_misfit(error)}") from None
-    return _freeze(network, name, "", TimmModel(name, options))
+    # An untrained network expects nothing; own weights, and files alone, are taken as ImageNet's.
+    own = {} if kind == "random" else {"mean": list(cfg.mean), "std": list(cfg.std)}
+    return _freeze(network, name, "", TimmModel(name, options, **own))
 
 
 def _read_timm(path: Path, cfg: Any) -> dict[str, Tensor]:

@@ -9,12 +9,13 @@ import torch
 from croc.eval.datasets import LabeledImage
 from croc.eval.features import Moments, PatchFeatures, in_order, kept_ratio
 from croc.eval.machine import Machine
+from croc.weights.backbones import DenseBackbone
 from tests.eval.fakes import Counting, MeanColor, Patches
 
 SMALL: dict[str, Any] = {"image_px": 32, "label_px": 8, "blocks": 1, "batch": 2}
 
 
-class Identity:
+class Identity(DenseBackbone):
     name, stride_px = "identity", 1
 
     def features(self, images: torch.Tensor, blocks: int = 1) -> torch.Tensor:

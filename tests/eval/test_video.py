@@ -25,6 +25,7 @@ from croc.eval.video import (
     to_hard_mask,
 )
 from croc.eval.videos import Video, open_videos
+from croc.weights.backbones import DenseBackbone
 from tests.eval import trees
 from tests.eval.fakes import CPU
 
@@ -106,7 +107,7 @@ def sliding_frame(t: int) -> np.ndarray:
 SLIDING = Video("sliding", 5, sliding_frame, sliding_mask)
 
 
-class Brightness:
+class Brightness(DenseBackbone):
     """Features that tell bright from dark, and nothing else."""
 
     name = "brightness"

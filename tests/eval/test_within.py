@@ -12,13 +12,14 @@ from croc.eval import kmeans
 from croc.eval.features import Report
 from croc.eval.machine import Machine
 from croc.eval.protocols import WithinConfig
+from croc.weights.backbones import DenseBackbone
 from tests.eval.fakes import Listed
 
 SIDE = 8
 CONFIG = WithinConfig(image_px=32, label_px=16, pca=2, seeds=2, restarts=2)
 
 
-class Planted:
+class Planted(DenseBackbone):
     """A backbone whose tokens were chosen before, image by image in order."""
 
     name, stride_px = "planted", 4

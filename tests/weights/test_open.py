@@ -1,5 +1,6 @@
 """Weights by name, wherever weights are named; and a run's start from weights (--init)."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,12 @@ from croc.cli import main
 from croc.config import ModelConfig
 from croc.errors import UserError
 from croc.method.backbone import Backbone
+from croc.method.photometric import IMAGENET_MEAN
 from croc.weights import open as weights_open
 from croc.weights.backbones import DenseBackbone, fingerprint
 from croc.weights.checkpoint import checkpoints, load_checkpoint
 from croc.weights.init import load_into
-from croc.weights.open import describe_file, open_backbone
+from croc.weights.open import describe_file, open_backbone, save_backbone
 from tests.weights.projects import VITS
 
 TINY = ModelConfig("vit_tiny_patch16_224", patch_px=8, depth=2)
@@ -67,6 +69,28 @@ def test_show_weights(run: Path, bundled: Path, tmp_path: Path, capsys: pytest.C
     assert lines[0] == "network: croc.pth (ViT, 3 heads assumed, from teacher.backbone)"
     assert "architecture: vit_tiny_patch16_224" in lines
     assert "n_centroids_max: 8" in lines
+
+
+def test_timms_networks_normalize_as_they_were_trained(tmp_path: Path):
+    """A mean and deviation of a half, also after a head was stored; ImageNet's in older files."""
+    vit: Any = timm.create_model("vit_tiny_patch16_224", depth=12).eval()
+    torch.save(vit.state_dict(), tmp_path / "w.pth")
+    backbone: Any = open_backbone(f"timm:vit_tiny_patch16_224@{tmp_path / 'w.pth'}")
+    image = torch.rand(3, 224, 224)
+    (ours,) = croc.features(image, backbone, size_px=(224, 224))
+    with torch.no_grad():
+        expected = vit.forward_features((image[None] - 0.5) / 0.5)[0, 1:]
+    torch.testing.assert_close(ours.patches.flatten(0, 1), expected, atol=1e-4, rtol=1e-4)
+
+    save_backbone(backbone, tmp_path / "stored.safetensors")
+    stored = open_backbone(str(tmp_path / "stored.safetensors"))
+    assert (stored.mean, fingerprint(stored)) == ([0.5] * 3, fingerprint(backbone))
+    tensors = load_file(tmp_path / "stored.safetensors")
+    record = {"architecture": "vit_tiny_patch16_224", "options": backbone.record.options}
+    save_file(tensors, tmp_path / "older.safetensors", {"croc.network": json.dumps(record)})
+    older = open_backbone(str(tmp_path / "older.safetensors"))
+    assert tuple(older.mean) == IMAGENET_MEAN
+    assert fingerprint(older) != fingerprint(backbone)
 
 
 def test_a_run_starts_from_views_of_another_size(run: Path, bundled: Path):
