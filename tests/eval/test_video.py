@@ -205,6 +205,16 @@ def test_several_objects(tmp_path, root):
         open_videos(f"davis17:{tmp_path}")
 
 
+def test_frames_of_any_suffix_but_at_least_three(tmp_path):
+    trees.write(tmp_path, trees.davis())
+    frames = tmp_path / "JPEGImages/480p/camel"
+    (frames / "00001.jpg").rename(frames / "00001.JPG")
+    assert len(open_videos(f"davis17:{tmp_path}")[1]) == 3
+    (frames / "00001.JPG").unlink()
+    with pytest.raises(UserError, match="camel has 2 frames, too few"):
+        open_videos(f"davis17:{tmp_path}")
+
+
 def test_one_object_in_2016(tmp_path):
     trees.write(tmp_path, trees.davis())
     camel, _, unlisted = open_videos(f"davis16:{tmp_path}")
