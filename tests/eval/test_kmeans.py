@@ -90,6 +90,12 @@ def test_as_many_clusters_as_classes_are_matched_one_to_one():
     assert report.scores["by seed"] == pytest.approx([expected] * 2)
 
 
+def test_features_narrower_than_the_pca_are_all_kept():
+    features, moments = torch.randn(2, 5, 8, 8), Moments()
+    moments.add(features)
+    assert Reduction(moments, 50)(features.movedim(1, -1)).shape == (2, 8, 8, 5)
+
+
 @pytest.mark.parametrize("on", ["pixels", "tokens"])
 def test_the_requested_blocks_are_clustered(on: str):
     backbone = SecondToLast()

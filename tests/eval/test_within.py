@@ -6,6 +6,7 @@ from itertools import permutations
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor
 
 from croc.eval import kmeans
@@ -118,6 +119,16 @@ def test_ignored_tokens_take_no_cluster():
     grids[:, :, 3:], grids[:, :, 6:] = 1, 255
     tokens = torch.from_numpy(grids)[:, None].float().expand(-1, 2, -1, -1)
     assert scores(tokens, enlarged(grids)).scores["by seed"] == [100, 100]
+
+
+def test_clusters_are_enlarged_about_the_centers_of_pixels():
+    """As Pillow resizes the labels: 3 tokens to 5 pixels."""
+    tokens = torch.tensor([0.0, 0.0, 9.0]).expand(3, 3)[..., None]
+    truth = torch.from_numpy(np.tile([0, 0, 0, 0, 1], (5, 1)))
+    clusters = kmeans.cluster_image(tokens, truth, 2, replace(CONFIG, label_px=5), 0)
+    small = Image.fromarray(np.tile(np.array([0, 0, 1], np.uint8), (3, 1)))
+    expected = np.array(small.resize((5, 5), Image.Resampling.NEAREST))
+    assert np.array_equal(clusters == clusters[0, -1], expected == 1)
 
 
 def test_labels_between_the_tokens_centers_are_scored():
