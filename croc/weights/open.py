@@ -87,7 +87,8 @@ def open_backbone(spec: str, seed: int = 0, flag: str = "--weights") -> FrozenBa
 
 def _open_file(path: Path, spec: str) -> FrozenBackbone:
     """A file with a record of ours, or one that is recognized by its keys and shapes."""
-    name, record = hub.name_of(spec) or path.stem, read_record(path)
+    stem = path.parent.name if expand(spec).is_dir() else path.stem
+    name, record = hub.name_of(spec) or stem, read_record(path)
     if isinstance(record, RunRecord):
         origin = f"{name}, {record.recipe}, {record.images_seen:,} images seen"
         return VitBackbone(build_recorded(path, record).vit, name, one_line(origin), record)
@@ -96,7 +97,7 @@ def _open_file(path: Path, spec: str) -> FrozenBackbone:
         recognized = recognize(weights, str(path))
         record = TimmModel(recognized.architecture, recognized.arguments)
         weights = recognized.weights
-        origin = f"{spec if name != path.stem else path.name} ({recognized.layout})"
+        origin = f"{path.name if name == path.stem else spec} ({recognized.layout})"
     return _freeze(build(record.build, weights, str(path)), name, origin, record)
 
 
@@ -158,11 +159,14 @@ def _read_timm(path: Path, cfg: Any) -> dict[str, Tensor]:
 
 
 def find_weights(spec: str) -> Path:
-    """A path as it is; if nothing is there, bundled weights of that name; hf:USER/NAME is
-    downloaded."""
+    """A path, or the weights in an exported folder; if nothing is there, bundled weights of that
+    name; hf:USER/NAME is downloaded."""
     if spec.startswith(hub.PREFIX):
         return hub.download(spec)
     path = expand(spec)
+    exported = path / hub.MODEL
+    if exported.is_file() and not (path / "checkpoints").exists():
+        return exported
     return path if path.exists() else bundled_weights().get(spec, path)
 
 
