@@ -8,14 +8,16 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from croc.config import POSITIVE, SHARE_BELOW_ONE, Limit, Section, at_least, parse
 from croc.errors import UserError
 
-SEGMENTATION = ("linear", "kmeans", "within", "incontext", "fewlabel")
-PROTOCOLS = ("linear", "kmeans", "within", "incontext", "video")
+Usual = Literal["linear", "kmeans", "within", "incontext", "video"]
+Protocol = Literal[Usual, "fewlabel"]
+PROTOCOLS: tuple[Usual, ...] = get_args(Usual)
 """What `all` and tables run by default; `fewlabel` only runs on request."""
+SEGMENTATION = tuple(name for name in get_args(Protocol) if name != "video")
 PAPERS = ("voc12", "coco-things", "coco-stuff", "coco-stuff-panoptic", "ade20k")
 IMAGES = (*PAPERS, "folder", "coco-things-mini", "idd-lite")
 VIDEOS = ("davis17", "davis16")
@@ -338,9 +340,7 @@ class EvaluateAll(EvaluateOptions):
 
     data: tuple[str, ...]  # pyright: ignore[reportIncompatibleVariableOverride]
     """One or more datasets, as for the individual protocols."""
-    protocols: tuple[
-        Literal["linear", "kmeans", "within", "incontext", "fewlabel", "video"], ...
-    ] = PROTOCOLS
+    protocols: tuple[Protocol, ...] = PROTOCOLS
     """Protocols to run, each on the datasets that support it."""
 
 

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,7 +29,7 @@ from croc.data.loader import steps_per_epoch
 from croc.data.sources import open_source
 from croc.errors import Interrupted, UserError
 from croc.eval.evaluate import open_data
-from croc.eval.protocols import PROTOCOLS, read_options
+from croc.eval.protocols import PROTOCOLS, Usual, read_options
 from croc.eval.table import (
     STOPPED,
     TableOptions,
@@ -75,7 +75,7 @@ class SweepConfig:
     'DINO=@dino-demo'."""
     seeds: tuple[int, ...] = (0,)
     """Every setting is trained with each seed."""
-    protocols: tuple[Literal["linear", "kmeans", "within", "incontext", "video"], ...] = PROTOCOLS
+    protocols: tuple[Usual, ...] = PROTOCOLS
     """Protocols to run, each on the datasets that support it."""
     hold_out: float = 0.0
     """Score on this held-out fraction of the training split instead of the validation split, so
