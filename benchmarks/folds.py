@@ -85,7 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 linear = replace(linear, image_px=options.image_px)
                 kmeans = replace(kmeans, image_px=options.image_px)
             machine = find_machine(EvaluateOptions(weights, data))
-            backbone = open_backbone(weights, linear.image_px)
+            backbone = open_backbone(weights)
             backbone.to(machine.device, machine.precision)
             part = open_segmentation(data, "train", alone=True)
             if options.max_images and options.max_images < len(part):

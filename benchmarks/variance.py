@@ -30,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     device = this_device()
     for weights in options.weights:
-        backbone = open_backbone(weights, options.image_px).to(device)
+        backbone = open_backbone(weights).to(device)
         for data in options.data:
             patches = PatchFeatures(
                 backbone,

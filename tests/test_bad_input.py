@@ -60,7 +60,7 @@ DEMO = {  # options of `croc pretrain demo`, and a fragment of the message
     f"--init {TINY}": "leave --init out",
     "--init timm:vit_tin": "timm has no model 'vit_tin'; did you mean gcvit_tiny",
     "--init timm:vit_tiny_patch16_224@nowhere.pth": "No such file",
-    "--init timm:vit_tiny_patch16_224@r18.pth": "the file lacks",
+    "--init timm:vit_tiny_patch16_224@r18.pth": "does not fit vit_tiny_patch16_224: Missing key",
     "--init run/config.json": "name the run's folder",
 }
 ROOTS = {  # values of --data.root
@@ -125,11 +125,12 @@ EVALUATE = {  # protocol, data and more options
     "linear folder:trees/unlabeled": "labels/val/9.png is missing",
     "linear folder:trees/latin": "is not UTF-8 text",
     "linear folder:trees/twice": "has a class twice",
+    "linear folder:trees/many": "more than 255 classes",
+    "linear folder:trees/both": "has 0.jpg and 0.png",
     "linear folder:trees/void-train": "no training pixel is labeled",
     "linear folder:trees/void-val": "no scored pixel is labeled",
     "incontext folder:trees/void-train": "no labeled patch for the memory",
     "within folder:trees/void-val": "no scored image has two labeled classes",
-    "kmeans scenes:4 --kmeans.pca 193": "backbone's width of 192",
     "kmeans scenes:4 --kmeans.clusters 5": "fewer than the 13 classes",
     "fewlabel scenes:4 --fewlabel.images 1 half": "pass counts such as 20",
     "fewlabel davis17:x": "davis17:x does not support fewlabel",
@@ -150,6 +151,8 @@ TREES: dict[str, dict[str, bytes]] = {  # what is wrong in folder:trees/NAME
     "unlabeled": {"images_val_9.jpg": photograph(9)},
     "latin": {"classes.txt": "Straße\n".encode("latin-1")},
     "twice": {"classes.txt": b"a\nb\na\n"},
+    "many": {"classes.txt": b"%d\n" * 256 % (*range(256),)},
+    "both": {"images/val/0.png": photograph(9)},
     "void-train": {f"labels_train_{number}.png": VOID for number in range(4)},
     "void-val": {f"labels_val_{number}.png": VOID for number in range(4)},
 }

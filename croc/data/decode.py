@@ -153,7 +153,7 @@ def _decode(image: Image.Image, stream: Stream, canvas_px: int) -> UInt8[np.ndar
     drafted = image.draft(None, (GAP * size[0], GAP * size[1]))  # a JPEG at 1/2, 1/4 or 1/8
     if drafted is None:
         image.load()  # TIFFs turn upright as they load, so only now is their size known
-        return _downscale(image, fitting_size(image.size, canvas_px), image.size, _to_rgb(image))
+        return _downscale(image, fitting_size(image.size, canvas_px), image.size, to_rgb(image))
     if image.size == full:
         # torchvision needs two thirds of Pillow's time for the same pixels.
         stream.seek(0)
@@ -163,10 +163,10 @@ def _decode(image: Image.Image, stream: Stream, canvas_px: int) -> UInt8[np.ndar
         if isinstance(planes, Tensor) and planes.shape[:0:-1] == full:  # else the header is forged
             pixels = planes.permute(1, 2, 0).numpy()
             return pixels if full == size else resample(pixels, size, full)
-    return _downscale(image, size, drafted[1][2:], _to_rgb(image))
+    return _downscale(image, size, drafted[1][2:], to_rgb(image))
 
 
-def _to_rgb(image: Image.Image) -> Callable[[Image.Image], Image.Image]:
+def to_rgb(image: Image.Image) -> Callable[[Image.Image], Image.Image]:
     """A function that converts any part of this image to RGB."""
     if image.mode.startswith(("I", "F")):
         # The narrowest common range that holds all values, else their own range.

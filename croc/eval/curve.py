@@ -63,8 +63,9 @@ def run_command(arguments: list[str]) -> bool:
 def points_of(label: str, run: str) -> list[Point]:
     """A run before its first step, with random weights, and at each of its checkpoints."""
     from croc.weights.checkpoint import checkpoints, step_of
+    from croc.weights.open import expand
 
-    folder = Path(run)
+    folder = expand(run)
     saved = checkpoints(folder) if (folder / CONFIG_FILE).is_file() else []
     if not saved:
         raise UserError(f"--weights {run}: not the folder of a run with checkpoints")

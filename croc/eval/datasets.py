@@ -7,7 +7,6 @@ to count the classes). Labels are class indices, 255 is ignored.
 `register_dataset` adds a layout of your own.
 """
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -113,7 +112,7 @@ class PairedData:
         (image_path, label_path), name = self.pairs[index], self.name(index)
         image = self.files.read_rgb(image_path)
         if self.segments:
-            labels = coco.merge_segments(self.segments[name], self.files.read_rgb(label_path))
+            labels = coco.merge_segments(self.segments[name], self.files.read_colors(label_path))
         else:
             values, known = self.files.read_indices(label_path), np.full(256, -1, np.int16)
             known[list(self.table)] = list(self.table.values())
@@ -208,18 +207,20 @@ def open_segmentation(spec: str, split: str, alone: bool = False) -> Segmentatio
     elif kind in ("coco-things", "coco-stuff-panoptic"):
         classes = coco.THINGS if kind == "coco-things" else coco.STUFF
         labels = f"annotations/panoptic_{split}2017"
-        segments = coco.panoptic_segments(classes, json.loads(files.read(f"{labels}.json")))
+        segments = coco.panoptic_segments(classes, files.read_json(f"{labels}.json"))
         names = list(segments)
     elif kind == "coco-things-mini":  # {"1": ["person", "person"]}: id, name and supercategory
-        classes, categories = coco.THINGS, json.loads(files.read("categories.json"))
+        classes, categories = coco.THINGS, files.read_json("categories.json")
         table = {int(key): classes.index(parent) for key, (_, parent) in categories.items()}
         table |= {0: IGNORED}
     elif kind == "idd-lite":
         classes = IDD_CLASSES
     elif files.has("classes.txt"):
-        classes = tuple(line.strip() for line in files.read_lines("classes.txt"))
-        if len(set(classes)) < len(classes):
-            raise UserError(f"{files.path('classes.txt')} has a class twice")
+        lines = files.read_text("classes.txt").rstrip().splitlines()
+        classes = tuple(line.strip() or str(number) for number, line in enumerate(lines))
+        if len(set(classes)) < len(classes) or len(classes) > IGNORED:
+            problem = f"more than {IGNORED} classes" if len(classes) > IGNORED else "a class twice"
+            raise UserError(f"{files.path('classes.txt')} has {problem}")
     else:  # counted over both splits, so that these have the same
         folders = [f"labels/{name}" for name in ((split,) if alone else SPLITS)]
         paths = [f"{x}/{name}" for x in filter(files.has, folders) for name in files.children(x)]
@@ -254,7 +255,7 @@ def register_dataset(kind: str, opener: Callable[[str, str], SegmentationData]) 
     def open_registered(path: str, split: str) -> SegmentationData:
         if not Path(path).expanduser().exists():
             raise UserError(f"{kind}:{path}: no such folder or file")
-        data = opener(path, split)
+        data = opener(str(Path(path).expanduser()), split)
         if not len(data):
             raise UserError(f"{kind}:{path}: the split {split} has no images")
         return CheckedData(data, tuple(range(len(data))), kind)
@@ -270,6 +271,9 @@ class CheckedData(Subset):
 
     def read(self, index: int) -> LabeledImage:
         labeled, classes = self.data.read(index), len(self.classes)
+        if not isinstance(labeled, LabeledImage):
+            what = f"read returned a {type(labeled).__name__}, not a croc.LabeledImage"
+            raise UserError(f"{self.kind}, {self.name(index)}: {what}")
         bad = labeled.labels[(labeled.labels >= classes) & (labeled.labels != IGNORED)]
         if bad.size:
             raise UserError(

@@ -23,7 +23,6 @@ from croc.eval.datasets import SegmentationData, Subset
 from croc.eval.machine import Machine
 from croc.eval.metrics import IGNORED, confusion, iou, scores_by_class
 from croc.io import free_memory
-from croc.method.photometric import normalize
 from croc.weights.backbones import DenseBackbone
 
 EXAMPLES = 6
@@ -159,7 +158,8 @@ class PatchFeatures:
             return
         for batch in self.read(order, crop):
             pixels, labels = (tensor.to(self.device, non_blocking=True) for tensor in batch)
-            features = self.backbone.features(normalize(pixels.float() / 255), self.blocks)
+            pixels = self.backbone.normalize(pixels.float() / 255)
+            features = self.backbone.features(pixels, self.blocks)
             yield features, labels.long()
 
     def read(

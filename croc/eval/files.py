@@ -1,16 +1,21 @@
 """A dataset's files, in a folder or a .tar, and the images and lists in them."""
 
 import io
+import json
 import os
 import tarfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 import numpy as np
 from jaxtyping import UInt8
 from PIL import Image
 
+from croc.data.decode import to_rgb
 from croc.errors import UserError
+
+PHOTOS = (".jpg", ".jpeg", ".png")
 
 
 class Files:
@@ -66,15 +71,30 @@ class Files:
             file.seek(offset)
             return file.read(size)
 
-    def read_lines(self, name: str) -> list[str]:
-        """The lines of a text that are not empty."""
+    def read_text(self, name: str) -> str:
         try:
-            return [line for line in self.read(name).decode().splitlines() if line.strip()]
+            return self.read(name).decode()
         except UnicodeDecodeError:
             raise UserError(f"{self.path(name)} is not UTF-8 text: save it as UTF-8") from None
 
+    def read_lines(self, name: str) -> list[str]:
+        """The lines of a text that are not empty."""
+        return [line for line in self.read_text(name).splitlines() if line.strip()]
+
+    def read_json(self, name: str) -> Any:
+        try:
+            return json.loads(self.read_text(name))
+        except ValueError as error:
+            raise UserError(f"{self.path(name)} is not complete JSON ({error})") from None
+
     def read_rgb(self, name: str) -> UInt8[np.ndarray, "h w 3"]:
-        """The image as it is stored: labels were drawn that way, EXIF rotation is not applied."""
+        """The photograph as in training, but as it is stored: labels were drawn that way, EXIF
+        rotation is not applied."""
+        image = self._open_image(name)
+        return np.array(to_rgb(image)(image))
+
+    def read_colors(self, name: str) -> UInt8[np.ndarray, "h w 3"]:
+        """The colors of a label map."""
         return np.array(self._open_image(name).convert("RGB"))
 
     def read_indices(self, name: str) -> UInt8[np.ndarray, "h w"]:
@@ -97,16 +117,24 @@ class Files:
             raise UserError(f"{self.path(name)} cannot be decoded ({reason})") from error
         return image
 
+    def images(self, folder: str, suffixes: tuple[str, ...] = PHOTOS) -> dict[str, str]:
+        """The files of images in a folder, in order, by their names without suffix."""
+        files: dict[str, str] = {}
+        for file in self.children(folder):
+            if file.lower().endswith(suffixes):
+                same = files.setdefault(PurePosixPath(file).stem, file)
+                if same != file:
+                    both = f"{self.path(folder)} has {same} and {file}"
+                    raise UserError(f"{both}: rename or remove one")
+        return files
+
     def pair(
         self, images: str, labels: str, names: Sequence[str] | None = None
     ) -> list[tuple[str, str]]:
         """Images and label maps, paired by name: those named, or all. In one folder for both, PNGs
         are label maps."""
-        suffixes = (".jpg", ".jpeg", ".png")[: 2 if images == labels else 3]
-        photos, maps = (
-            {PurePosixPath(x).stem: x for x in self.children(folder) if x.lower().endswith(kinds)}
-            for folder, kinds in ((images, suffixes), (labels, (".png",)))
-        )
+        suffixes = PHOTOS[: 2 if images == labels else 3]
+        photos, maps = self.images(images, suffixes), self.images(labels, (".png",))
         names = sorted(photos.keys() | maps.keys()) if names is None else names
         if not names:
             raise self.missing(f"{images}/*.jpg")

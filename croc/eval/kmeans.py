@@ -159,7 +159,8 @@ def cluster_image(
     array, count = np.ascontiguousarray(points.numpy()), min(count, len(points))
     centroids = fit_kmeans(array, count, ITERATIONS["tokens"], config.restarts, seed)
     clusters = nearest(tokens.movedim(-1, 0)[None], torch.from_numpy(centroids))
-    return enlarge(clusters, config.label_px)[0]
+    # Centers of pixels, as the labels are resized; on all images, Leopart's "nearest" stays.
+    return enlarge(clusters, config.label_px, "nearest-exact")[0]
 
 
 def draw_points(
@@ -190,12 +191,11 @@ def draw_points(
 
 
 class Reduction:
-    """Standardizes features and projects them to the directions of largest variance (PCA)."""
+    """Standardizes features and projects them to the directions of largest variance (PCA), all of
+    them if features are narrower."""
 
     def __init__(self, moments: Moments, pca: int) -> None:
         self.mean, self.deviation = moments.mean, moments.deviation
-        if pca > len(self.mean):
-            raise UserError(f"pca {pca} is more than the backbone's width of {len(self.mean)}")
         scale = self.deviation.double()
         _, directions = torch.linalg.eigh(moments.covariance / torch.outer(scale, scale))
         self.directions = directions[:, -pca:].float()  # eigh's variances ascend
@@ -245,8 +245,10 @@ def nearest(
     return (centroids.square().sum(dim=1)[None, :, None, None] - 2 * products).argmin(dim=1)
 
 
-def enlarge(clusters: Int64[Tensor, "b h w"], side: int) -> Int64[Tensor, "b side side"]:
-    large = F.interpolate(clusters[:, None].float(), size=(side, side), mode="nearest")
+def enlarge(
+    clusters: Int64[Tensor, "b h w"], side: int, mode: str = "nearest"
+) -> Int64[Tensor, "b side side"]:
+    large = F.interpolate(clusters[:, None].float(), size=(side, side), mode=mode)
     return large[:, 0].long()
 
 

@@ -37,10 +37,7 @@ def evaluate_linear(
     """Train one layer per learning rate on one split, score them on the other, report the best."""
     sizes = (config.image_px, config.train_px, config.blocks)
     layers = train_linear(PatchFeatures(backbone, machine, train, *sizes), config)
-    sizes, keep_ratio = (
-        (config.image_px, config.score_px, config.blocks),
-        config.resize == "keep-ratio",
-    )
+    sizes, keep_ratio = (config.image_px, config.score_px, config.blocks), config.resize != "square"
     patches = PatchFeatures(backbone, machine, val, *sizes, keep_ratio=keep_ratio)
     by_rate = dict(zip(config.lrs, score(patches, layers)))
     best = max(by_rate, key=lambda rate: by_rate[rate].scores["mIoU"])

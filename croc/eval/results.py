@@ -12,6 +12,11 @@ from typing import Any
 from croc.io import read_lines, versions
 
 FILE = "results.jsonl"
+RENAMED = {"standardise": "standardize", "neighbours": "neighbors", "reading": "on"}
+RENAMED |= {"best": "top_k", "rates": "lrs", "framing": "resize"}
+RENAMED |= {"squash": "square", "keep": "keep-ratio"}
+RENAMED |= {"weight_decay": "weight_decay_scale"}
+"""Settings, and values of one, in older lines of results.jsonl."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +50,9 @@ class Result:
     hold_out: float = 0.0
     """The fraction of the training split that was scored; 0 for the validation split."""
 
+    protocol_version: int = 1
+    """Of `VERSIONS`; 1 in lines without it."""
+
     @property
     def part(self) -> str:
         """A suffix for the dataset's name; empty for the validation split."""
@@ -52,10 +60,22 @@ class Result:
 
     @property
     def key(self) -> str:
-        """Identifies the evaluation: equal for equal weights, data and settings, on any machine."""
-        parts = (self.protocol, self.data, self.weights_hash, self.config)
-        parts += (self.hold_out,) * bool(self.hold_out)
-        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:8]
+        """A hash of what identifies the evaluation."""
+        return hashlib.sha256(key_of(dataclasses.asdict(self)).encode()).hexdigest()[:8]
+
+
+def key_of(line: dict[str, Any]) -> str:
+    """What determines a score, from a line of results.jsonl, which may be older than some of its
+    fields: not the paths of data and weights, nor the device."""
+    config = {
+        RENAMED.get(name, name): RENAMED.get(value, value) if isinstance(value, str) else value
+        for name, value in line.get("config", {}).items()
+    }
+    hashes = [line.get(name) for name in ("weights_hash", "network_hash")]
+    data = line.get("data_hash") or line.get("data")
+    parts = (config, hashes, line.get("machine", {}).get("precision"), line.get("hold_out", 0.0))
+    parts += (data, line.get("protocol_version", 1))
+    return json.dumps([line.get("protocol"), *parts], sort_keys=True)
 
 
 def append_result(folder: Path, result: Result) -> None:

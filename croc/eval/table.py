@@ -4,7 +4,6 @@ Every finished cell is a line of results.jsonl, as `croc evaluate` writes it, an
 again. Nothing here imports torch before the options are read.
 """
 
-import json
 import re
 import sys
 from collections.abc import Iterable, Sequence
@@ -13,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from croc.errors import UserError
-from croc.eval.protocols import EvaluateAll, Request, read_options
+from croc.eval.protocols import VERSIONS, EvaluateAll, Request, read_options
+from croc.eval.results import key_of, read_results
 from croc.eval.table_formats import (
     data_titles,
     failure_name,
@@ -29,11 +29,6 @@ if TYPE_CHECKING:
     from croc.eval.evaluate import OpenData
 
 STOPPED = "stopped; finished results are kept, the same command resumes from here"
-RENAMED = {"standardise": "standardize", "neighbours": "neighbors", "reading": "on"}
-RENAMED |= {"best": "top_k", "rates": "lrs", "framing": "resize"}
-RENAMED |= {"squash": "square", "keep": "keep-ratio"}
-RENAMED |= {"weight_decay": "weight_decay_scale"}
-"""Settings, and values of one, in older lines of results.jsonl."""
 
 
 @dataclass(frozen=True)
@@ -151,23 +146,12 @@ def plan_row(
                 "network_hash": weights.network_hash,
                 "machine": {"precision": precision},
                 "hold_out": request.hold_out,
+                "protocol_version": VERSIONS.get(request.protocol, 1),
             }
-            cells.append((request, cell_key(line)))
+            cells.append((request, key_of(line)))
     except UserError as error:
         raise UserError(str(error) if label == spec else f"{label}: {error}") from None
     return Row(label, spec, weights.hash, cells)
-
-
-def cell_key(line: dict[str, Any]) -> str:
-    """What determines a score, from a line of results.jsonl, which may be older than some of its
-    fields: not the paths of data and weights, nor the device."""
-    config = {
-        RENAMED.get(name, name): RENAMED.get(value, value) if isinstance(value, str) else value
-        for name, value in line["config"].items()
-    }
-    hashes = [line.get(name) for name in ("data_hash", "weights_hash", "network_hash")]
-    parts = (config, hashes, line["machine"].get("precision"), line.get("hold_out", 0.0))
-    return json.dumps([line["protocol"], *parts], sort_keys=True)
 
 
 def compute(
@@ -179,10 +163,9 @@ def compute(
 
     from croc.eval import evaluate
     from croc.eval.machine import find_machine
-    from croc.eval.results import read_results
 
     # Lines of `croc evaluate` count, too.
-    finished = {cell_key(line): line["scores"] for line in read_results(folder)}
+    finished = {key_of(line): line["scores"] for line in read_results(folder)}
     keys = {key for row in rows for _, key in row.cells}
     missing = len(keys - finished.keys())
     log(f"{len(keys)} cells, {len(keys) - missing} already finished")

@@ -21,7 +21,6 @@ from croc.eval.metrics import video_means, video_scores
 from croc.eval.pictures import write_masks
 from croc.eval.protocols import VideoConfig
 from croc.eval.videos import Video
-from croc.method.photometric import normalize
 from croc.weights.backbones import DenseBackbone
 
 Item = TypeVar("Item")
@@ -134,7 +133,7 @@ def unit_features(
 ) -> Float32[Tensor, "C rows columns"]:
     """A frame's features, of length 1, in float32 regardless of the backbone's precision."""
     pixels = torch.from_numpy(frame).to(device).permute(2, 0, 1)[None].float() / 255
-    return F.normalize(backbone.features(normalize(pixels))[0].float(), dim=0)
+    return F.normalize(backbone.features(backbone.normalize(pixels))[0].float(), dim=0)
 
 
 def neighborhood(rows: int, columns: int, radius: int, device: torch.device) -> Bool[Tensor, "N N"]:

@@ -9,8 +9,10 @@ import numpy as np
 from jaxtyping import UInt8
 
 from croc.data.scenes import make_video
+from croc.errors import UserError
 from croc.eval.files import Files, scene_count, split_spec
 from croc.eval.metrics import IGNORED
+from croc.tables import count_noun
 
 SCENE_PX = 96
 SCENE_VIDEOS = 8
@@ -61,20 +63,24 @@ def _scene_video(index: int) -> Video:
 
 def _davis_video(files: Files, name: str, single: bool) -> Video:
     """A sequence of DAVIS; `single` merges all objects, as the 2016 task does."""
-    frames = [file for file in files.children(f"{_FRAMES}/{name}") if file.endswith(".jpg")]
-    stems = [frame.removesuffix(".jpg") for frame in frames]
-    masked = {file.removesuffix(".png") for file in files.children(f"{_MASKS}/{name}")}
+    frames, masks = (files.images(f"{folder}/{name}") for folder in (_FRAMES, _MASKS))
+    if len(frames) < 3:
+        raise UserError(
+            f"{files.path(f'{_FRAMES}/{name}')} has {count_noun(len(frames), 'frame')}, too few: "
+            "the first and the last are not scored"
+        )
+    stems = list(frames)
     for stem in stems:
-        if stem not in masked:
+        if stem not in masks:
             raise files.missing(f"{_MASKS}/{name}/{stem}.png")
 
     def read_frame(t: int) -> UInt8[np.ndarray, "h w 3"]:
-        return files.read_rgb(f"{_FRAMES}/{name}/{stems[t]}.jpg")
+        return files.read_rgb(f"{_FRAMES}/{name}/{frames[stems[t]]}")
 
     def read_mask(t: int) -> UInt8[np.ndarray, "h w"]:
-        path = f"{_MASKS}/{name}/{stems[t]}.png"
+        path = f"{_MASKS}/{name}/{masks[stems[t]]}"
         if single:  # some copies store the binary masks with three channels
-            return np.asarray(files.read_rgb(path).any(axis=2)).astype(np.uint8)
+            return np.asarray(files.read_colors(path).any(axis=2)).astype(np.uint8)
         mask = files.read_indices(path)
         return np.where(mask == IGNORED, 0, mask).astype(np.uint8)
 

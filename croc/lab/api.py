@@ -39,7 +39,6 @@ from croc.eval.results import Result
 from croc.io import read_metrics
 from croc.lab.show.look import patch_at, read_photograph, resize, whole_patches
 from croc.method.clustering.join_split import cluster as cluster_views
-from croc.method.photometric import normalize
 from croc.method.types import Clusters
 from croc.recipes import RECIPES
 from croc.segmentation.segmenter import Segmenter, load_segmenter
@@ -64,7 +63,7 @@ def load_backbone(weights: Weights) -> FrozenBackbone:
 
     Returns:
         A module with `name`, `stride_px` (the side of a patch) and `features(images)`, which
-            takes "B 3 h w" normalized with ImageNet's mean and std and returns
+            takes "B 3 h w" normalized with its `mean` and `std` and returns
             "B C rows columns". `croc.features` reads and normalizes images for you.
 
     Examples:
@@ -262,7 +261,7 @@ def _tokens(
 ) -> list[tuple[Float[Tensor, "rows columns D"], Float[Tensor, "D"] | None]]:
     """Patch tokens and CLS token of each image; copies, so that none keeps the batch in memory."""
     parameter = next(backbone.parameters(), None)  # `colors` has none
-    images = normalize(pixels if parameter is None else pixels.to(parameter.device))
+    images = backbone.normalize(pixels if parameter is None else pixels.to(parameter.device))
     if not isinstance(backbone, VitBackbone):
         maps = backbone.features(images).permute(0, 2, 3, 1).float().cpu()
         return [(patches.clone(), None) for patches in maps]

@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,13 +31,12 @@ from croc.data.loader import steps_per_epoch
 from croc.data.sources import open_source
 from croc.errors import Interrupted, UserError
 from croc.eval.evaluate import open_data
-from croc.eval.protocols import PROTOCOLS, read_options
-from croc.eval.results import read_results
+from croc.eval.protocols import PROTOCOLS, Usual, read_options
+from croc.eval.results import key_of, read_results
 from croc.eval.table import (
     STOPPED,
     Row,
     TableOptions,
-    cell_key,
     compute,
     error_line,
     log,
@@ -80,7 +79,7 @@ class SweepConfig:
     'DINO=@dino-demo'."""
     seeds: tuple[int, ...] = (0,)
     """Every setting is trained with each seed."""
-    protocols: tuple[Literal["linear", "kmeans", "within", "incontext", "video"], ...] = PROTOCOLS
+    protocols: tuple[Usual, ...] = PROTOCOLS
     """Protocols to run, each on the datasets that support it."""
     hold_out: float = 0.0
     """Score on this held-out fraction of the training split instead of the validation split, so
@@ -266,7 +265,7 @@ def run_sweep(recipe: str, sweep: SweepConfig, runs: Sequence[Run], evaluation: 
                 file.write("".join(json.dumps(failure) + "\n" for failure in failed))
         visited.add(run.name)
         failures = new_failures()
-        results = {cell_key(line): line["scores"] for line in read_results(evaluations)}
+        results = {key_of(line): line["scores"] for line in read_results(evaluations)}
         for other in runs:  # those of other processes, too
             with contextlib.suppress(UserError):  # of a damaged checkpoint, once it is visited
                 if is_trained(other, last_steps[other.setting]):

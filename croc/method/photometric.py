@@ -6,6 +6,7 @@ does not apply is unchanged, bit for bit.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 import torch
@@ -212,11 +213,15 @@ def solarize(
     return torch.where(_per_image(apply) & (images >= SOLARIZE_THRESHOLD), 1 - images, images)
 
 
-def normalize(images: Float[Tensor, "*batch 3 h w"]) -> Float[Tensor, "*batch 3 h w"]:
-    """Normalize with ImageNet's mean and standard deviation."""
-    constants = zip(images.unbind(dim=-3), IMAGENET_MEAN, IMAGENET_STD, strict=True)
+def normalize(
+    images: Float[Tensor, "*batch 3 h w"],
+    mean: Sequence[float] = IMAGENET_MEAN,
+    std: Sequence[float] = IMAGENET_STD,
+) -> Float[Tensor, "*batch 3 h w"]:
+    """Subtract the mean of each channel and divide by its standard deviation."""
+    constants = zip(images.unbind(dim=-3), mean, std, strict=True)
     # Channel by channel with plain numbers, since a tensor would be copied to the device.
-    return torch.stack([(channel - mean).div_(std) for channel, mean, std in constants], dim=-3)
+    return torch.stack([(channel - center).div_(scale) for channel, center, scale in constants], -3)
 
 
 def unnormalize(images: Float[Tensor, "*batch 3 h w"]) -> Float[Tensor, "*batch 3 h w"]:

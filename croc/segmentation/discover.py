@@ -141,7 +141,7 @@ def compute_features(
     batches = in_batches((item for item in items if isinstance(item, Loaded)), options.batch)
     total = -(-len(reader.files) // options.batch)
     for batch in progress(batches, "features", total):
-        pixels = network_input(batch, device)
+        pixels = network_input(batch, backbone, device)
         features.append(backbone.features(pixels, options.blocks).half().cpu())
         sample += [image.file for image in batch]
         if sum(part.nbytes for part in features) >= SAMPLE_BYTES:

@@ -17,7 +17,6 @@ from torch.export import Dim
 from croc.errors import UserError
 from croc.eval.incontext import Memory
 from croc.io import replacing
-from croc.method.photometric import IMAGENET_MEAN, IMAGENET_STD
 from croc.segmentation.options import ExportOptions
 from croc.segmentation.segmenter import Segmenter, check_new, load_segmenter
 from croc.weights.backbones import VitBackbone
@@ -35,8 +34,8 @@ class ImageToClasses(nn.Module):
         self.network: Any = plain_network(backbone.record, network.state_dict())
         self.blocks = segmenter.blocks
         self.head: Any = segmenter.head
-        self.mean = nn.Buffer(torch.tensor(IMAGENET_MEAN)[:, None, None])
-        self.deviation = nn.Buffer(torch.tensor(IMAGENET_STD)[:, None, None])
+        self.mean = nn.Buffer(torch.tensor(backbone.mean)[:, None, None])
+        self.deviation = nn.Buffer(torch.tensor(backbone.std)[:, None, None])
 
     def forward(self, images: Float[Tensor, "B 3 H W"]) -> UInt8[Tensor, "B H W"]:
         pixels = (images - self.mean) / self.deviation

@@ -9,9 +9,9 @@ from jaxtyping import Float, UInt8
 from PIL import Image
 from torch import Tensor
 
-from croc.method.photometric import normalize
 from croc.segmentation.images import Loaded
 from croc.segmentation.segmenter import Segmenter
+from croc.weights.backbones import DenseBackbone
 
 OVERLAP = 4
 """Adjacent tiles overlap by at least 1/OVERLAP of their side."""
@@ -27,7 +27,8 @@ def score_images(
             yield image, score_tiles(image.image, segmenter, tile_px, batch)
         return
     for images in in_batches(loaded, batch):
-        yield from zip(images, segmenter.scores(network_input(images, segmenter.device)))
+        inputs = network_input(images, segmenter.backbone, segmenter.device)
+        yield from zip(images, segmenter.scores(inputs))
 
 
 def certainty(probabilities: Float[Tensor, "classes rows columns"]) -> float:
@@ -43,10 +44,12 @@ def in_batches(loaded: Iterable[Loaded], size: int) -> Iterator[list[Loaded]]:
             yield batch
 
 
-def network_input(batch: Sequence[Loaded], device: torch.device) -> Float[Tensor, "B 3 h w"]:
+def network_input(
+    batch: Sequence[Loaded], backbone: DenseBackbone, device: torch.device
+) -> Float[Tensor, "B 3 h w"]:
     # Stacked on the device: on the CPU, torch's threads would compete with the readers for cores.
     pixels = [image.pixels.to(device) for image in batch if image.pixels is not None]
-    return normalize(torch.stack(pixels) / 255)
+    return backbone.normalize(torch.stack(pixels) / 255)
 
 
 def score_tiles(
@@ -74,7 +77,7 @@ def score_tiles(
             pixels[:, y.start * unit : y.stop * unit, x.start * unit : x.stop * unit]
             for y, x in tile_batch
         ]
-        scores = segmenter.scores(normalize(torch.stack(tiles) / 255))
+        scores = segmenter.scores(segmenter.backbone.normalize(torch.stack(tiles) / 255))
         if not total.ndim:
             total = scores.new_zeros(scores.shape[1], *grid)
         for (y, x), tile_scores in zip(tile_batch, scores):

@@ -30,7 +30,6 @@ from croc.eval.incontext import Memory
 from croc.eval.linear import Layer
 from croc.eval.metrics import IGNORED
 from croc.eval.pictures import class_colors
-from croc.method.photometric import normalize
 from croc.weights.backbones import FrozenBackbone, architecture, check_fit, fingerprint
 from croc.weights.checksum import save_sealed
 from croc.weights.files import first_line, opening, read_named_tensors
@@ -93,7 +92,8 @@ class Segmenter:
     def class_map(self, image: UInt8[np.ndarray, "H W 3"]) -> UInt8[np.ndarray, "H W"]:
         """The class of each pixel of an RGB image, at the image's own size."""
         pixels = resize_image(image, self.image_px, self.unit_px)
-        return argmax_upsampled(self.scores(normalize(pixels[None] / 255))[0], image.shape[:2])
+        inputs = self.backbone.normalize(pixels[None] / 255)
+        return argmax_upsampled(self.scores(inputs)[0], image.shape[:2])
 
 
 def argmax_upsampled(

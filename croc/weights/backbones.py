@@ -1,6 +1,7 @@
 """Frozen backbones that give a feature to every patch: ViTs, ConvNets, and colors as a baseline."""
 
 import hashlib
+from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -10,8 +11,8 @@ from torch import Tensor, nn
 
 from croc.errors import UserError
 from croc.method.backbone import Vit
-from croc.method.photometric import IMAGENET_MEAN, IMAGENET_STD
-from croc.weights.record import Record, norm_patches
+from croc.method.photometric import IMAGENET_MEAN, IMAGENET_STD, normalize
+from croc.weights.record import Record, TimmModel, norm_patches
 
 COLORS = "colors"
 VIT_SIZES = {(192, 12): "Ti", (384, 12): "S", (768, 12): "B", (1024, 24): "L", (1280, 32): "H"}
@@ -30,6 +31,13 @@ class DenseBackbone(Protocol):
 
     name: str
     stride_px: int
+    mean: Sequence[float] = IMAGENET_MEAN
+    std: Sequence[float] = IMAGENET_STD
+    """Of the pixels that the network was trained on, in 0 … 1."""
+
+    def normalize(self, pixels: Float[Tensor, "B 3 h w"]) -> Float[Tensor, "B 3 h w"]:
+        """Pixels in 0 … 1, as `features` expects them."""
+        return normalize(pixels, self.mean, self.std)
 
     def features(
         self, images: Float[Tensor, "B 3 h w"], blocks: int = 1
@@ -48,6 +56,13 @@ class FrozenBackbone(nn.Module, DenseBackbone):
         super().__init__()
         self.name, self.stride_px = name, stride_px
         self.origin, self.record = origin or name, record
+        if isinstance(record, TimmModel):
+            self.mean, self.std = record.mean, record.std
+
+    def extra_repr(self) -> str:
+        """What is unusual; in the fingerprint, since it changes the features."""
+        is_usual = (*self.mean, *self.std) == (*IMAGENET_MEAN, *IMAGENET_STD)
+        return "" if is_usual else f"mean={self.mean}, std={self.std}"
 
 
 class VitBackbone(FrozenBackbone):
@@ -122,8 +137,10 @@ def fast_precision(device: torch.device) -> torch.dtype:
 
 
 def fingerprint(backbone: nn.Module) -> str:
-    """A hash of the weights and their names, to tell results of different weights apart."""
+    """A hash of the weights, their names and an unusual normalization, to tell results apart."""
     digest = hashlib.sha256()
+    if isinstance(backbone, FrozenBackbone):
+        digest.update(backbone.extra_repr().encode())
     for name, value in sorted(backbone.state_dict().items()):
         digest.update(name.encode())
         digest.update(value.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())

@@ -8,6 +8,7 @@ from typing import Any
 
 import jinja2
 
+from croc.eval.results import deviation_of
 from croc.method.photometric import IMAGENET_MEAN, IMAGENET_STD
 from croc.tables import DATA_TITLES, one_line, plain_markdown
 from croc.weights.record import RunRecord, without_folder
@@ -80,7 +81,7 @@ def _score_row(line: dict[str, Any]) -> tuple[str, ...]:
         if part in line.get("count", {}):  # there are smaller copies of datasets
             data += f", {line['count'][part]:,} {noun}"
     metric, value = next(iter(line["scores"].items()))
-    spread = line["scores"].get("deviation")
+    spread = deviation_of(line["scores"], metric)
     score = f"{metric} {value:.1f}" + (f" ± {spread:.1f}" if spread is not None else "")
     settings = {**line["config"], "precision": line["machine"]["precision"]}
     weights = "these" if line["as_here"] else "before rounding"

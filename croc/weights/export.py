@@ -1,6 +1,5 @@
 """`croc export`: a run's backbone as a file or a folder that loads without CrOC."""
 
-import json
 import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,6 +10,7 @@ import tyro
 from torch import Tensor
 
 from croc.errors import UserError
+from croc.eval.results import key_of
 from croc.io import read_lines, write_json
 from croc.method.photometric import IMAGENET_MEAN, IMAGENET_STD
 from croc.weights import hub
@@ -21,8 +21,6 @@ from croc.weights.onnx import check_onnx, write_onnx
 from croc.weights.open import bundled_hint, open_backbone
 from croc.weights.record import RunRecord, metadata
 from croc.weights.transformers import write_transformers
-
-SAME_SETTINGS = ("protocol", "data", "config", "hold_out", "weights_hash", "machine")
 
 
 @dataclass(frozen=True)
@@ -173,8 +171,7 @@ def _read_scores(path: str, rounded: str, exact: str) -> list[dict[str, Any]]:
     scores: dict[str, dict[str, Any]] = {}
     for line in read_lines(Path(path)):
         if line.get("weights_hash") in (rounded, exact):
-            key = json.dumps([line.get(name) for name in SAME_SETTINGS], sort_keys=True)
-            scores[key] = {**line, "as_here": line["weights_hash"] == rounded}
+            scores[key_of(line)] = {**line, "as_here": line["weights_hash"] == rounded}
     if not scores:
         raise UserError(f"--scores {path} has no scores of these weights ({rounded})")
     return list(scores.values())

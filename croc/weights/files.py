@@ -145,6 +145,12 @@ def first_line(error: Exception) -> str:
     return one_line((str(error).strip().splitlines() or ["empty"])[0][:120])
 
 
+def describe_misfit(error: Exception) -> str:
+    """torch names the tensors that do not fit after its first line."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return "; ".join(one_line(line)[:200] for line in lines[1:4] or lines)
+
+
 def read_content(path: Path) -> Any:
     """Everything in a `.safetensors` file, a torch file or a pickle."""
     with opening(path), verifying(path):

@@ -20,6 +20,8 @@ from croc.errors import UserError
 from croc.weights.files import first_line
 
 PREFIX = "hf:"
+MODEL = "model.safetensors"
+"""The file of weights in an exported folder."""
 REPOSITORY = r"[\w.-]+/[\w.-]+"
 ADDRESS = re.compile(rf"hf:({REPOSITORY})(?:@(refs/(?:pr|convert)/[^/]+|[^/]+))?(?:/(.+))?")
 REASONS: dict[type[Exception], str] = {
@@ -41,7 +43,7 @@ def download(spec: str) -> Path:
         raise UserError(f"{spec}: write hf:USER/NAME, hf:USER/NAME@REVISION or hf:USER/NAME/FILE")
     repository, revision, file = address.groups()
     with _reported(f"{spec} cannot be downloaded"):
-        return Path(hf_hub_download(repository, file or "model.safetensors", revision=revision))
+        return Path(hf_hub_download(repository, file or MODEL, revision=revision))
 
 
 def name_of(spec: str) -> str | None:

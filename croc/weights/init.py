@@ -66,16 +66,16 @@ def load_into(backbone: Backbone, spec: str) -> str:
     Returns where the weights came from, for the log. Heads keep their initial values; positions
     are resampled to the backbone's grid.
     """
-    source = _open_vit(spec, backbone.vit.patch_embed.img_size[0])
+    source = _open_vit(spec)
     _copy_weights(source.vit, backbone.vit, f"--init {spec}")
     has_no_norm = isinstance(source.vit.norm, nn.Identity)
     return source.origin + has_no_norm * ", which has no final norm: that starts fresh"
 
 
-def _open_vit(spec: str, image_px: int = 448) -> VitBackbone:
+def _open_vit(spec: str) -> VitBackbone:
     if spec.startswith("random:") or spec == COLORS:
         raise UserError(f"--init {spec}: that has no weights to start from; leave --init out")
-    backbone = open_backbone(spec, image_px, flag="--init")
+    backbone = open_backbone(spec, flag="--init")
     if not isinstance(backbone, VitBackbone):
         raise UserError(f"--init {spec}: {backbone.name} is a ConvNet, the backbone is a ViT")
     return backbone

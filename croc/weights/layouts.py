@@ -6,7 +6,7 @@ precedes that layer's name is the network's prefix, regardless of the wrappers.
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,8 +17,7 @@ from torch import Tensor, nn
 
 from croc.errors import UserError
 from croc.method.backbone import Vit
-from croc.tables import one_line
-from croc.weights.files import first_line
+from croc.weights.files import describe_misfit, first_line
 
 PATCHES = "patch_embed.proj.weight"
 TRANSFORMERS = (
@@ -65,8 +64,9 @@ SIZES = {192: "tiny", 384: "small", 768: "base", 1024: "large", 1280: "huge"}
 SIZES |= {1408: "giant", 1536: "giant", 1664: "gigantic"}
 """timm's names, by width."""
 HEAD_WIDTH = 64
-HEADS, EVA_HEADS = {1280: 16, 1408: 16, 1664: 16}, {4096: 32}
-"""Of the huge and giant ViTs, whose heads are wider, by width."""
+HEADS, EVA_HEADS = {1152: 16, 1280: 16, 1408: 16, 1536: 16, 1664: 16}, {4096: 32}
+"""Of SigLIP's, huge and giant ViTs, whose heads are wider, by width; if DINOv2's is as wide, its
+layers are gated."""
 
 RESNET_KEYS: dict[str, tuple[Any, ...]] = {
     "stem.conv1.weight": (  # detectron2's
@@ -92,6 +92,8 @@ RESNETS: dict[tuple[tuple[int, ...], bool], str] = {
     ((3, 8, 36, 3), True): "resnet152",
 }
 """By the blocks of the four stages, and whether they are bottlenecks."""
+MAX_GRID = 256
+"""Patches a side: a small file can ask for position embeddings that fill the memory."""
 COUNTERS = "num_batches_tracked"
 
 
@@ -107,35 +109,29 @@ class Recognized:
     layout: str
     """For people: the kind of network, and where in the file it is."""
 
-    def arguments(self, image_px: int) -> dict[str, Any]:
-        """For timm.create_model, in addition to the name: of a ViT for images of that size, or of a
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """For timm.create_model, in addition to the name: of a ViT for images of any size, or of a
         ConvNet dilated to an output stride of 16."""
         if PATCHES not in self.weights:
             return {"features_only": True, "output_stride": 16}
-        return {**self.options, "img_size": image_px, "dynamic_img_size": True, "num_classes": 0}
+        return {**self.options, "dynamic_img_size": True, "num_classes": 0}
 
 
 def recognize(tensors: Mapping[str, Tensor], source: str = "the file") -> Recognized:
     """The network in a file's tensors, which are named by their dotted paths."""
-    first_layers = {}  # of every network in the file, by its prefix
-    for name, value in tensors.items():
-        for layer in (PATCHES, *TRANSFORMERS, *RESNET_KEYS):
-            if f".{name}".endswith(f".{layer}"):
-                if _takes_rgb(value) and (layer not in RESNET_KEYS or value.shape[2] == 7):
-                    first_layers[name.removesuffix(layer)] = layer
-                break
-    if not first_layers:
+    layers = (PATCHES, *TRANSFORMERS, *RESNET_KEYS)
+    weights, prefix, layer = choose_network(tensors, layers, source)
+    if not layer:
         keys = ", ".join(list(tensors)[:5]) or "none"
         raise UserError(
             f"{source} contains no ViT or ResNet in a known layout; its first keys: {keys}"
         )
-    prefix = _choose(first_layers, tensors, source)
-    weights = {key.removeprefix(prefix): x for key, x in tensors.items() if key.startswith(prefix)}
-    is_resnet = first_layers[prefix] in RESNET_KEYS
+    is_resnet = layer in RESNET_KEYS
     kind, parts = ("ResNet", ("layer",)) if is_resnet else ("ViT", VIT_PARTS)
     try:
         if is_resnet:
-            weights = _rename(weights, *RESNET_KEYS[first_layers[prefix]])
+            weights = _rename(weights, *RESNET_KEYS[layer])
             architecture, options = _measure_resnet(weights), {}
         else:
             weights, is_eva = _to_timm(weights)
@@ -159,8 +155,9 @@ def recognize(tensors: Mapping[str, Tensor], source: str = "the file") -> Recogn
         raise UserError(f"{source} has expanded tensors that are larger than the file")
     fill(network, weights, source)
     check_finite(weights, source)
+    assumed = "" if is_resnet else f", {options['num_heads']} heads assumed"
     place = f", from {prefix.rstrip('.')}" if prefix else ""
-    return Recognized(architecture, options, weights, kind + place)
+    return Recognized(architecture, options, weights, kind + assumed + place)
 
 
 def _takes_rgb(weight: Tensor) -> bool:
@@ -177,8 +174,18 @@ def check_finite(weights: Mapping[str, Tensor], source: str) -> None:
         )
 
 
-def _choose(first_layers: Mapping[str, str], tensors: Mapping[str, Tensor], source: str) -> str:
-    """The prefix of the network that its project evaluates."""
+def choose_network(
+    tensors: Mapping[str, Tensor], layers: Iterable[str], source: str
+) -> tuple[dict[str, Tensor], str, str]:
+    """The tensors of the network that its project evaluates, without the names around it; these
+    names, and its first layer, one of `layers`. All tensors if no network has such a layer."""
+    first_layers = {}  # of every network in the file, by its prefix
+    for name, value in tensors.items():
+        layer = next((layer for layer in layers if f".{name}".endswith(f".{layer}")), None)
+        if layer and _takes_rgb(value) and (layer not in RESNET_KEYS or value.shape[2] == 7):
+            first_layers[name.removesuffix(layer)] = layer
+    if not first_layers:
+        return dict(tensors), "", ""
     words = {prefix: set(prefix.split(".")) for prefix in first_layers}
     candidates = [prefix for prefix in words if words[prefix] & AVERAGED] or list(words)
     if {"student", "teacher"} <= set().union(*words.values()):
@@ -188,16 +195,21 @@ def _choose(first_layers: Mapping[str, str], tensors: Mapping[str, Tensor], sour
     candidates = preferred or candidates
     # OpenMMLab's "backbone." is the shortest of the names of one network.
     best = min(candidates, key=lambda prefix: prefix.count("."))
-    first = {prefix: tensors[prefix + first_layers[prefix]] for prefix in candidates}
+    weights = {name.removeprefix(best): x for name, x in tensors.items() if name.startswith(best)}
     rivals = [
         prefix
         for prefix in candidates
-        if prefix != best and not torch.equal(first[prefix].nan_to_num(), first[best].nan_to_num())
+        if prefix != best
+        and not all(
+            torch.equal(tensors[prefix + name].nan_to_num(), value.nan_to_num())
+            for name, value in weights.items()
+            if prefix + name in tensors
+        )
     ]
     if rivals:
         names = ", ".join(prefix.rstrip(".") or "the outermost" for prefix in (best, *rivals))
         raise UserError(f"{source} contains several networks ({names}): save only the one you want")
-    return best
+    return weights, best, first_layers[best]
 
 
 def _rename(weights: Mapping[str, Tensor], *patterns: Any) -> dict[str, Tensor]:
@@ -294,11 +306,12 @@ def measure_vit(weights: Mapping[str, Tensor], is_eva: bool) -> tuple[str, dict[
     is_split = "mlp.fc1_g.weight" in block
     is_packed = not is_split and block["mlp.fc1.weight"].shape[0] == 2 * hidden
     rows = 2 * hidden if is_packed and not is_eva else hidden  # what timm calls the MLP's width
+    wide = EVA_HEADS if is_eva else {} if is_packed else HEADS
     options: dict[str, Any] = {
         "patch_size": patch_px,
         "embed_dim": width,
         "depth": len({name.split(".")[1] for name in weights if name.startswith("blocks.")}),
-        "num_heads": (EVA_HEADS if is_eva else HEADS).get(width, width // HEAD_WIDTH),
+        "num_heads": wide.get(width, width // HEAD_WIDTH),
         # Half a row more, since timm rounds width × ratio down.
         "mlp_ratio": rows / width if rows % width == 0 else (rows + 0.5) / width,
         "init_values": 1e-5 if {"ls1.gamma", "gamma_1"} & block.keys() else None,
@@ -368,14 +381,14 @@ def fill(network: nn.Module, weights: dict[str, Tensor], source: str) -> None:
     network = getattr(network, "vit", network)
     try:
         if isinstance(network, Vit) and network.pos_embed is not None and "pos_embed" in weights:
-            prefix = 0 if network.no_embed_class else network.num_prefix_tokens
+            prefix, grid = network.num_prefix_tokens, list(network.patch_embed.grid_size)
+            if max(grid) > MAX_GRID:
+                raise UserError(f"{source} has {grid} patches: at most {MAX_GRID} a side")
             positions = resample_abs_pos_embed(
-                weights["pos_embed"].float(), list(network.patch_embed.grid_size), None, prefix
+                weights["pos_embed"].float(), grid, None, 0 if network.no_embed_class else prefix
             )
             weights = {**weights, "pos_embed": positions}
         is_meta = any(parameter.is_meta for parameter in network.parameters())
         network.load_state_dict(weights, assign=is_meta)
     except (RuntimeError, LookupError) as error:
-        lines = str(error).splitlines()
-        reason = "; ".join(one_line(line)[:200] for line in lines[1:4] or lines)
-        raise UserError(f"{source} does not fit: {reason}") from None
+        raise UserError(f"{source} does not fit: {describe_misfit(error)}") from None

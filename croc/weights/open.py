@@ -2,6 +2,7 @@
 
 import difflib
 import logging
+import math
 import os
 import site
 import sys
@@ -27,8 +28,13 @@ from croc.weights.backbones import (
 )
 from croc.weights.checkpoint import checkpoints, find_checkpoint, open_run, untrained
 from croc.weights.checksum import save_sealed, verify
-from croc.weights.files import first_line, read_arguments, read_named_tensors
-from croc.weights.layouts import COUNTERS, recognize
+from croc.weights.files import (
+    describe_misfit,
+    first_line,
+    read_arguments,
+    read_named_tensors,
+)
+from croc.weights.layouts import PATCHES, choose_network, recognize
 from croc.weights.record import (
     Record,
     RunRecord,
@@ -42,12 +48,9 @@ from croc.weights.record import (
 
 FOLDER_VARIABLE = "CROC_WEIGHTS"
 """The environment variable with a folder of weights that can be opened by name."""
-WRAPPERS = ("state_dict.", "model.", "teacher.")
 
 
-def open_backbone(
-    spec: str, image_px: int = 448, seed: int = 0, flag: str = "--weights"
-) -> FrozenBackbone:
+def open_backbone(spec: str, seed: int = 0, flag: str = "--weights") -> FrozenBackbone:
     """Bundled weights, a run's folder or checkpoint (its teacher), a file of a known layout, or a
     timm model.
 
@@ -59,14 +62,15 @@ def open_backbone(
     if spec == COLORS:
         return ColorBackbone()
     kind, _, name = spec.partition(":")
-    if kind == "random" and (Path(name) / CONFIG_FILE).is_file():
-        config, _ = read_config(Path(name) / CONFIG_FILE)
+    run = expand(name)
+    if kind == "random" and (run / CONFIG_FILE).is_file():
+        config, _ = read_config(run / CONFIG_FILE)
         vit = untrained(config).vit
         patch_px, depth = vit.patch_embed.patch_size[0], len(vit.blocks)
         record = timm_vit(config.model.name, patch_px, depth, config.views.size_px)
-        return VitBackbone(vit, f"{Path(name).name}@0", record=record)
+        return VitBackbone(vit, f"{run.name}@0", record=record)
     if kind in ("timm", "random") and name:
-        return _open_timm(kind, name, image_px, seed, flag)
+        return _open_timm(kind, name, seed, flag)
     path = find_weights(spec)
     if not spec.strip() or not path.exists():
         raise UserError(
@@ -75,24 +79,25 @@ def open_backbone(
         )
     checkpoint = find_checkpoint(path)
     if checkpoint is None:
-        return _open_file(path, spec, image_px)
+        return _open_file(path, spec)
     backbone, _, record = open_run(*checkpoint)
     name = f"{checkpoint[0].absolute().name}@{record.step}"
     return VitBackbone(backbone.vit, name, f"{name}, the {record.network}", record)
 
 
-def _open_file(path: Path, spec: str, image_px: int) -> FrozenBackbone:
+def _open_file(path: Path, spec: str) -> FrozenBackbone:
     """A file with a record of ours, or one that is recognized by its keys and shapes."""
-    name, record = hub.name_of(spec) or path.stem, read_record(path)
+    stem = path.parent.name if expand(spec).is_dir() else path.stem
+    name, record = hub.name_of(spec) or stem, read_record(path)
     if isinstance(record, RunRecord):
         origin = f"{name}, {record.recipe}, {record.images_seen:,} images seen"
         return VitBackbone(build_recorded(path, record).vit, name, one_line(origin), record)
     weights, origin = read_named_tensors(path), ""
     if record is None:
         recognized = recognize(weights, str(path))
-        record = TimmModel(recognized.architecture, recognized.arguments(image_px))
+        record = TimmModel(recognized.architecture, recognized.arguments)
         weights = recognized.weights
-        origin = f"{spec if name != path.stem else path.name} ({recognized.layout})"
+        origin = f"{path.name if name == path.stem else spec} ({recognized.layout})"
     return _freeze(build(record.build, weights, str(path)), name, origin, record)
 
 
@@ -101,7 +106,7 @@ def _freeze(network: Any, name: str, origin: str, record: Record) -> FrozenBackb
     return kind(network, name, origin, record)
 
 
-def _open_timm(kind: str, name: str, image_px: int, seed: int, flag: str) -> FrozenBackbone:
+def _open_timm(kind: str, name: str, seed: int, flag: str) -> FrozenBackbone:
     """timm:NAME, timm:NAME@FILE or random:NAME."""
     name, _, file = name.partition("@") if kind == "timm" else (name, "", "")
     if not timm.is_model(name):
@@ -111,10 +116,16 @@ def _open_timm(kind: str, name: str, image_px: int, seed: int, flag: str) -> Fro
     is_vit = timm.models.is_model_in_modules(name, ("vision_transformer", "deit", "eva"))
     options: dict[str, Any] = {"features_only": True, "output_stride": 16}
     if is_vit:
-        options = {"num_classes": 0, "img_size": image_px, "dynamic_img_size": True}
-    # timm resamples the position embedding and drops nothing but its own classifier's names.
-    weights = _read_wrapped(Path(file)) if file else {}
-    source: dict[str, Any] = {"pretrained_cfg_overlay": {"state_dict": weights}} if file else {}
+        options = {"num_classes": 0, "dynamic_img_size": True}
+    cfg: Any = timm.get_pretrained_cfg(name)
+    source: dict[str, Any] = {}
+    if file:  # without classifiers on both sides, timm loads strictly
+        weights = _read_timm(expand(file), cfg)
+        if is_vit and {PATCHES, "pos_embed"} <= weights.keys():  # the file's grid, not the name's
+            rows = math.isqrt(weights["pos_embed"].shape[1])
+            options["img_size"] = rows * weights[PATCHES].shape[-1]
+        overlay = {"state_dict": weights, "classifier": None, "num_classes": 0}
+        source["pretrained_cfg_overlay"] = overlay
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it reports every retry
     try:
         with torch.random.fork_rng(devices=[]):
@@ -129,39 +140,39 @@ def _open_timm(kind: str, name: str, image_px: int, seed: int, flag: str) -> Fro
         ) from None
     except Exception as error:  # whatever timm raises for a file or model that does not fit
         problem = f"the file does not fit {name}" if file else f"{name} gives no feature map"
-        reason = one_line(str(error).strip().splitlines()[-1])
-        raise UserError(f"{flag}: {problem}: {reason}") from None
-    if file:  # timm ignores what a file lacks, and its feature networks rename a.0 to a_0
-        present = {key.replace(".", "_") for key in weights}
-        missing = [
-            key
-            for key in network.state_dict()
-            if key.replace(".", "_") not in present and not key.endswith(COUNTERS)
-        ]
-        if missing:
-            raise UserError(
-                f"{flag}: the file lacks {len(missing)} of {name}'s tensors "
-                f"({', '.join(missing[:3])} …); it has {', '.join(list(weights)[:3])} …"
-            )
-    return _freeze(network, name, "", TimmModel(name, options))
+        raise UserError(f"{flag}: {problem}: {describe_misfit(error)}") from None
+    # An untrained network expects nothing; own weights, and files alone, are taken as ImageNet's.
+    own = {} if kind == "random" else {"mean": list(cfg.mean), "std": list(cfg.std)}
+    return _freeze(network, name, "", TimmModel(name, options, **own))
 
 
-def _read_wrapped(path: Path) -> dict[str, Tensor]:
-    """A file's tensors without the names of the dicts around them."""
-    weights = read_named_tensors(path)
-    for wrapper in (*WRAPPERS, *WRAPPERS):  # one may be in another
-        inner = {k.removeprefix(wrapper): x for k, x in weights.items() if k.startswith(wrapper)}
-        weights = inner or weights
-    return weights
+def _read_timm(path: Path, cfg: Any) -> dict[str, Tensor]:
+    """A file's tensors, without classifiers and the names of the dicts around the network."""
+    tensors = read_named_tensors(path)
+    first, classifiers = (
+        (names,) if isinstance(names, str) else names or ()
+        for names in (cfg.first_conv, cfg.classifier)
+    )
+    weights, *_ = choose_network(tensors, [f"{name}.weight" for name in first], str(path))
+    heads = tuple(f"{name}." for name in classifiers)
+    return {name: x for name, x in weights.items() if not name.startswith(heads)}
 
 
 def find_weights(spec: str) -> Path:
-    """A path as it is; if nothing is there, bundled weights of that name; hf:USER/NAME is
-    downloaded."""
+    """A path, or the weights in an exported folder; if nothing is there, bundled weights of that
+    name; hf:USER/NAME is downloaded."""
     if spec.startswith(hub.PREFIX):
         return hub.download(spec)
-    path = Path(spec)
+    path = expand(spec)
+    exported = path / hub.MODEL
+    if exported.is_file() and not (path / "checkpoints").exists():
+        return exported
     return path if path.exists() else bundled_weights().get(spec, path)
+
+
+def expand(path: str) -> Path:
+    """With the home folder instead of ~, also behind LABEL=, where shells leave it."""
+    return Path(os.path.expanduser(path))
 
 
 def bundled_weights() -> dict[str, Path]:

@@ -3,7 +3,7 @@
 import json
 import typing
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from croc.config import ModelConfig, PretrainConfig
 from croc.errors import UserError
 from croc.method.backbone import Backbone, Vit
+from croc.method.photometric import IMAGENET_MEAN, IMAGENET_STD
 from croc.weights.files import first_line, read_metadata, read_named_tensors
 from croc.weights.layouts import check_finite, fill
 
@@ -33,10 +34,14 @@ class TimmModel:
     KEY: ClassVar = "croc.network"
     architecture: str
     options: dict[str, str | int | float | bool | None]
+    mean: list[float] = field(default_factory=lambda: list(IMAGENET_MEAN))
+    std: list[float] = field(default_factory=lambda: list(IMAGENET_STD))
 
     def __post_init__(self) -> None:
         if any(part in name for name in self.options for part in UNSAFE_OPTIONS):
             raise ValueError("its options name other files")
+        if not len(self.mean) == len(self.std) == 3 or min(self.std) <= 0:
+            raise ValueError("its mean and std are not those of RGB")
         if not timm.is_model(self.architecture):
             raise ValueError(f"timm has no model {self.architecture!r}")
 
@@ -122,7 +127,7 @@ def read_record(path: Path) -> Record | None:
         values, hints = json.loads(header[kind.KEY]), typing.get_type_hints(kind)
         if "licence" in values:  # its name in earlier versions
             values.setdefault("license", values["licence"])
-        names = [field.name for field in fields(kind)]
+        names = [each.name for each in fields(kind) if each.name in values]
         return kind(**{name: typeguard.check_type(values[name], hints[name]) for name in names})
     except (ValueError, LookupError, TypeError, RecursionError, typeguard.TypeCheckError) as error:
         raise UserError(

@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from croc.eval.datasets import LabeledImage
+from croc.weights.backbones import DenseBackbone
 
 CPU = torch.device("cpu")
 
@@ -51,7 +52,7 @@ class Listed:
         return LabeledImage(np.zeros((*labels.shape, 3), np.uint8), labels, self.names[index])
 
 
-class MeanColor:
+class MeanColor(DenseBackbone):
     """A backbone whose features are the mean colors of 8 px squares, and noise."""
 
     name = "mean color"

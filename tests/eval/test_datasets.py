@@ -114,6 +114,24 @@ def test_exif_does_not_turn_a_labeled_photograph(tmp_path):
     assert image.shape == (trees.HEIGHT, trees.WIDTH, 3)
 
 
+def test_photographs_are_converted_as_in_training(tmp_path):
+    """16-bit gray is not clipped, transparency is white."""
+    gray = np.tile(np.linspace(0, 65535, 8).astype(np.uint16), (6, 1))
+    clear = Image.new("RGBA", (8, 6))
+    for number, image in enumerate((Image.fromarray(gray), clear)):
+        png, labels = trees.encode(image), trees.gray_png(trees.label_map(0))
+        trees.write(tmp_path, {f"images/val/{number}.png": png, f"labels/val/{number}.png": labels})
+    data = open_segmentation(f"folder:{tmp_path}", "val")
+    ramp, white = (data.read(number).image for number in (0, 1))
+    assert np.array_equal(ramp[0, :, 0], np.round(np.linspace(0, 255, 8)))
+    assert white.min() == 255
+
+
+def test_empty_lines_of_classes_count(tmp_path):
+    trees.write(tmp_path, trees.folder() | {"classes.txt": b"a\n\nc\nd\n\n"})
+    assert open_segmentation(f"folder:{tmp_path}", "val").classes == ("a", "1", "c", "d")
+
+
 def test_scenes_of_the_two_splits_differ():
     train, val = (open_segmentation("scenes", split) for split in SPLITS)
     assert (len(train), len(val), len(open_segmentation("scenes:3", "val"))) == (256, 64, 3)
@@ -147,6 +165,10 @@ JSON = "annotations/panoptic_val2017.json"
         ("folder", trees.folder, {FOLDER: b"broken"}, "y.png cannot be decoded"),
         ("folder", trees.folder, {FOLDER: trees.encode(Image.new("RGB", (8, 6)))}, "mode RGB"),
         ("folder", trees.folder, {"images/val": None}, "ROOT/images/val is missing: see "),
+        (
+            *("coco-things", trees.panoptic, {"annotations/panoptic_val2017.json": b'{"a": ['}),
+            "ROOT/annotations/panoptic_val2017.json is not complete JSON",
+        ),
     ],
 )
 def test_bad_files_are_named(tmp_path, kind, tree, change, message):

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import timm
 import torch
 
 from croc.config import write_config
@@ -14,7 +15,7 @@ from croc.eval.features import Moments, PatchFeatures, in_order, kept_ratio
 from croc.eval.machine import Machine
 from croc.method.croc import Croc
 from croc.method.mae import Mae
-from croc.weights.backbones import fingerprint
+from croc.weights.backbones import DenseBackbone, fingerprint
 from croc.weights.checkpoint import checkpoints, load_checkpoint
 from croc.weights.open import open_backbone
 from tests.eval.fakes import Counting, MeanColor, Patches
@@ -23,7 +24,7 @@ from tests.tiny import tiny_config, tiny_mae
 SMALL: dict[str, Any] = {"image_px": 32, "label_px": 8, "blocks": 1, "batch": 2}
 
 
-class Identity:
+class Identity(DenseBackbone):
     name, stride_px = "identity", 1
 
     def features(self, images: torch.Tensor, blocks: int = 1) -> torch.Tensor:
@@ -130,11 +131,11 @@ def test_tokens_of_the_last_blocks_are_normed_and_concatenated(run: Path):
 
 @pytest.mark.parametrize(("name", "width"), [("vit_tiny_patch16_224", 192), ("resnet50", 2048)])
 def test_random_networks_of_timm(name: str, width: int):
-    backbone = open_backbone(f"random:{name}", image_px=64)
+    backbone = open_backbone(f"random:{name}")
     features = backbone.features(torch.randn(1, 3, 64, 96))
     assert features.shape == (1, width, 4, 6)
     assert not features.requires_grad
-    again, other = (open_backbone(f"random:{name}", 64, seed) for seed in (0, 1))
+    again, other = (open_backbone(f"random:{name}", seed) for seed in (0, 1))
     assert fingerprint(backbone) == fingerprint(again) != fingerprint(other)
 
 
@@ -150,7 +151,20 @@ def test_a_run_before_its_first_step(config, tmp_path: Path):
 
 
 def test_a_vit_made_for_pooled_tokens_norms_its_patches_too():
-    backbone = open_backbone("random:vit_little_patch16_reg4_gap_256", image_px=64)
+    backbone = open_backbone("random:vit_little_patch16_reg4_gap_256")
     features = backbone.features(torch.randn(1, 3, 64, 64))
     torch.testing.assert_close(features.mean(dim=1), torch.zeros(1, 4, 4), atol=1e-4, rtol=0)
     torch.testing.assert_close(features.std(dim=1), torch.ones(1, 4, 4), atol=1e-2, rtol=0)
+
+
+def test_networks_that_do_not_fit(tmp_path: Path):
+    scaled = timm.create_model("vit_tiny_patch16_224", init_values=1e-5)
+    torch.save(scaled.state_dict(), tmp_path / "w.pth")
+    for spec, message in (
+        ("random:resnet5", "did you mean resnet5"),
+        ("random:mixer_b16_224", "gives no feature map"),
+        ("random:vgg11", "gives no feature map"),
+        (f"timm:vit_tiny_patch16_224@{tmp_path / 'w.pth'}", "does not fit .*ls1.gamma"),
+    ):
+        with pytest.raises(UserError, match=message):
+            open_backbone(spec)

@@ -6,6 +6,7 @@ from itertools import permutations
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from sklearn.cluster import KMeans
 from sklearn.decomposition import PCA
 from sklearn.preprocessing import StandardScaler
@@ -17,6 +18,7 @@ from croc.eval.features import Moments, Report
 from croc.eval.kmeans import Reduction, evaluate_kmeans, fit_kmeans
 from croc.eval.machine import Machine
 from croc.eval.protocols import KmeansConfig, WithinConfig
+from croc.weights.backbones import DenseBackbone
 from tests.eval.fakes import Listed, MeanColor, Patches, SecondToLast, TwoColors
 
 CONFIG = KmeansConfig(image_px=32, label_px=16, seeds=2, restarts=2, pca=2)
@@ -72,6 +74,12 @@ def test_more_clusters_than_classes_are_matched_many_to_one():
     assert noisy.scores["mIoU"] == 100
 
 
+def test_features_narrower_than_the_pca_are_all_kept():
+    features, moments = torch.randn(2, 5, 8, 8), Moments()
+    moments.add(features)
+    assert Reduction(moments, 50)(features.movedim(1, -1)).shape == (2, 8, 8, 5)
+
+
 @pytest.mark.parametrize("on", ["pixels", "tokens"])
 def test_the_requested_blocks_are_clustered(on: str):
     backbone = SecondToLast()
@@ -104,7 +112,7 @@ SIDE = 8
 WITHIN = WithinConfig(image_px=32, label_px=16, pca=2, seeds=2, restarts=2)
 
 
-class Planted:
+class Planted(DenseBackbone):
     """A backbone whose tokens were chosen before, image by image in order."""
 
     name, stride_px = "planted", 4
@@ -203,6 +211,16 @@ def test_ignored_tokens_take_no_cluster():
     grids[:, :, 3:], grids[:, :, 6:] = 1, 255
     tokens = torch.from_numpy(grids)[:, None].float().expand(-1, 2, -1, -1)
     assert scores(tokens, enlarged(grids)).scores["by seed"] == [100, 100]
+
+
+def test_clusters_are_enlarged_about_the_centers_of_pixels():
+    """As Pillow resizes the labels: 3 tokens to 5 pixels."""
+    tokens = torch.tensor([0.0, 0.0, 9.0]).expand(3, 3)[..., None]
+    truth = torch.from_numpy(np.tile([0, 0, 0, 0, 1], (5, 1)))
+    clusters = kmeans.cluster_image(tokens, truth, 2, replace(WITHIN, label_px=5), 0)
+    small = Image.fromarray(np.tile(np.array([0, 0, 1], np.uint8), (3, 1)))
+    expected = np.array(small.resize((5, 5), Image.Resampling.NEAREST))
+    assert np.array_equal(clusters == clusters[0, -1], expected == 1)
 
 
 def test_labels_between_the_tokens_centers_are_scored():

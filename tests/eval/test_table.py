@@ -15,11 +15,12 @@ from PIL import Image
 
 from croc.cli import main
 from croc.config import write_config
+from croc.errors import UserError
 from croc.eval import evaluate, table
 from croc.eval.curve import points_of
 from croc.eval.evaluate import identify_data, identify_network
 from croc.eval.protocols import DEFAULTS, Request, linear_protocol, read_options
-from croc.eval.results import Result, append_result, read_results
+from croc.eval.results import Result, append_result, key_of, read_results
 from croc.eval.table_formats import fill_cells, layout, mark_best, to_latex, to_markdown
 from croc.train.loop import pretrain
 from croc.weights.backbones import fingerprint
@@ -99,13 +100,13 @@ def test_three_weights_by_one_command(run, tmp_path, computed, capsys):
 def test_precision_and_hold_out_are_part_of_the_key():
     line = {"protocol": "linear", "config": {"a": 1}, "data_hash": "d", "weights_hash": "w"}
     line |= {"network_hash": "n", "machine": {"precision": "float32"}}
-    keys = {table.cell_key(cell) for cell in (line, {**line, "hold_out": 0.0})}
+    keys = {key_of(cell) for cell in (line, {**line, "hold_out": 0.0})}
     assert len(keys) == 1  # lines from before there was a hold-out still count
-    keys.add(table.cell_key({**line, "hold_out": 0.25}))
-    keys.add(table.cell_key({**line, "machine": {"precision": "bfloat16"}}))
+    keys.add(key_of({**line, "hold_out": 0.25}))
+    keys.add(key_of({**line, "machine": {"precision": "bfloat16"}}))
     assert len(keys) == 3
     older, newer = {"reading": "tokens", "best": 5}, {"on": "tokens", "top_k": 5}
-    assert table.cell_key(line | {"config": older}) == table.cell_key(line | {"config": newer})
+    assert key_of(line | {"config": older}) == key_of(line | {"config": newer})
 
 
 def test_resumes_after_an_interrupt(tmp_path, computed, monkeypatch):
@@ -187,6 +188,8 @@ def test_data_are_identified_by_their_content(tmp_path: Path):
     (tmp_path / "tree" / "out" / "table.md").write_text("mine")
     assert identify_data(data, tmp_path / "tree" / "out") == before
     assert identify_data(data) != before
+    with pytest.raises(UserError, match="is the folder of the data: choose another"):
+        identify_data(data, tmp_path / "tree")
     archive = shutil.make_archive(str(tmp_path / "packed"), "tar", tmp_path / "tree")
     assert identify_data(f"folder:{archive}") not in (before, identify_data(f"voc12:{archive}"))
     assert len({identify_data(spec) for spec in ("scenes", "scenes:4", "scenes:64")}) == 3
@@ -274,6 +277,16 @@ def test_results_are_strict_json(tmp_path: Path):
         append_result(tmp_path, replace(RESULT, scores={"mIoU": float("nan")}))
     (line,) = read_results(tmp_path)
     assert line["classes"] == RESULT.classes
+
+
+def test_keys_identify_evaluations():
+    elsewhere = replace(RESULT, seconds=9.0, machine={"device": "H200"}, weights="elsewhere")
+    others: dict[str, Any] = {"protocol": "kmeans", "data": "voc12:/other", "weights_hash": "f"}
+    others |= {"hold_out": 0.25, "machine": {"precision": "bfloat16"}, "network_hash": "n"}
+    others |= {"data_hash": "d", "protocol_version": 2}
+    changed = [replace(RESULT, **{name: value}) for name, value in others.items()]  # pyright: ignore
+    changed.append(replace(RESULT, config={"rates": (1e-3,), "seed": 1}))
+    assert elsewhere.key == RESULT.key not in {result.key for result in changed}
 
 
 def curve(to: Path, *runs: str) -> Any:

@@ -25,6 +25,7 @@ from croc.eval.video import (
     to_hard_mask,
 )
 from croc.eval.videos import Video, open_videos
+from croc.weights.backbones import DenseBackbone
 from tests.eval import trees
 from tests.eval.fakes import CPU
 
@@ -105,7 +106,7 @@ def sliding_frame(t: int) -> np.ndarray:
 SLIDING = Video("sliding", 5, sliding_frame, sliding_mask)
 
 
-class Brightness:
+class Brightness(DenseBackbone):
     """Features that tell bright from dark, and nothing else."""
 
     name = "brightness"
@@ -200,6 +201,16 @@ def test_several_objects(tmp_path, root):
     assert camel.read_mask(1)[0, :4].tolist() == [0, 1, 2, 0]
     (tmp_path / root / "Annotations/480p/camel/00001.png").unlink()
     with pytest.raises(UserError, match=r"camel/00001.png is missing"):
+        open_videos(f"davis17:{tmp_path}")
+
+
+def test_frames_of_any_suffix_but_at_least_three(tmp_path):
+    trees.write(tmp_path, trees.davis())
+    frames = tmp_path / "JPEGImages/480p/camel"
+    (frames / "00001.jpg").rename(frames / "00001.JPG")
+    assert len(open_videos(f"davis17:{tmp_path}")[1]) == 3
+    (frames / "00001.JPG").unlink()
+    with pytest.raises(UserError, match="camel has 2 frames, too few"):
         open_videos(f"davis17:{tmp_path}")
 
 

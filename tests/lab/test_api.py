@@ -18,6 +18,7 @@ import croc
 from croc.cli import main
 from croc.config import PretrainConfig
 from croc.data.scenes import CLASSES, make_scene
+from croc.errors import UserError
 from croc.eval import protocols
 from croc.eval.results import read_results
 from croc.lab import api
@@ -266,8 +267,12 @@ def test_added_data_are_evaluated(run: croc.Run, tmp_path: Path, monkeypatch: py
     monkeypatch.setitem(protocols.REGISTERED, "mine", None)  # removed again after the test
     opened = []
     croc.register_dataset("mine", lambda path, split: opened.append((path, split)) or Scenes())
+    monkeypatch.setenv("HOME", str(tmp_path))
     small: dict[str, Any] = {"image_px": 32, "label_px": 32, "workers": 1}
-    result = croc.evaluate("incontext", run.folder, f"mine:{tmp_path}", **small)
+    result = croc.evaluate("incontext", run.folder, "mine:~", **small)
     assert opened == [(str(tmp_path), "train"), (str(tmp_path), "val")]
     assert set(result.classes) == set(CLASSES)
     assert result.scores["mIoU"] > 50  # both parts have the same images
+    monkeypatch.setattr(Scenes, "read", lambda *_: (np.zeros(3), np.zeros(3)))
+    with pytest.raises(UserError, match="scene 0: read returned a tuple, not"):
+        croc.evaluate("incontext", run.folder, f"mine:{tmp_path}", **small)

@@ -13,7 +13,7 @@ VIT = "random:vit_tiny_patch16_224"
 def make_head(
     weights: str = VIT, kind: str = "linear", classes: int = 3, blocks: int = 1
 ) -> Segmenter:
-    backbone = open_backbone(weights, 56).float()
+    backbone = open_backbone(weights).float()
     image_px = 4 * backbone.stride_px
     with torch.random.fork_rng():
         torch.manual_seed(0)

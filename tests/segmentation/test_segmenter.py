@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import timm
 import torch
 import torch.nn.functional as F
 
@@ -52,7 +53,7 @@ def test_saved_head_gives_the_same_scores(run: Path, weights: str, kind: str, tm
 
 
 def test_head_of_a_published_file_is_self_contained(tmp_path: Path):
-    vit: Any = open_backbone("random:vit_small_patch16_224", 96).vit
+    vit: Any = open_backbone("random:vit_small_patch16_224").vit
     torch.save({"teacher": vit.state_dict()}, tmp_path / "published.pth")
     segmenter = make_head(str(tmp_path / "published.pth"), "linear")
     save_segmenter(segmenter, tmp_path / "head", {})
@@ -152,11 +153,18 @@ assert "croc" not in sys.modules and "timm" not in sys.modules
 """
 
 
-@pytest.mark.parametrize(("weights", "blocks"), [("RUN", 2), ("random:resnet18", 1)])
+HALVES = "timm:vit_tiny_patch16_224@FILE"
+"""Whose weights are for a mean and a deviation of a half."""
+
+
+@pytest.mark.parametrize(("weights", "blocks"), [("RUN", 2), ("random:resnet18", 1), (HALVES, 1)])
 def test_exports_predict_the_same_classes(run: Path, weights: str, blocks: int, tmp_path: Path):
     ort = pytest.importorskip("onnxruntime")
     head = tmp_path / "head"
-    save_segmenter(make_head(weights.replace("RUN", str(run)), blocks=blocks), head, {})
+    file = tmp_path / "w.pth"
+    torch.save(timm.create_model("vit_tiny_patch16_224").state_dict(), file)
+    weights = weights.replace("RUN", str(run)).replace("FILE", str(file))
+    save_segmenter(make_head(weights, blocks=blocks), head, {})
     for name in ("head.onnx", "head.pt2"):
         assert main(["segment", "export", str(head), "--to", str(tmp_path / name)]) == 0
     segmenter = load_segmenter(head)
@@ -164,7 +172,7 @@ def test_exports_predict_the_same_classes(run: Path, weights: str, blocks: int, 
     inputs = [torch.rand(2, 3, unit * rows, unit * columns) for rows, columns in SIZES]
     expected = []
     for images in inputs:
-        scores = segmenter.scores(normalize(images))
+        scores = segmenter.scores(segmenter.backbone.normalize(images))
         expected.append(np.stack([argmax_upsampled(each, images.shape[2:]) for each in scores]))
     session = ort.InferenceSession(str(tmp_path / "head.onnx"))
     facts = session.get_modelmeta().custom_metadata_map

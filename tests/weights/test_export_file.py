@@ -18,7 +18,7 @@ from croc.eval.evaluate import identify_network
 from croc.eval.results import read_results
 from croc.train.loop import pretrain
 from croc.weights.backbones import fingerprint
-from croc.weights.card import hub_license
+from croc.weights.card import _score_row, hub_license
 from croc.weights.checkpoint import checkpoints
 from croc.weights.export import Export, export
 from croc.weights.open import open_backbone
@@ -70,7 +70,10 @@ def test_every_source(run: Path, bundled: Path, tmp_path: Path, monkeypatch: pyt
     ):
         (folder,) = export(Export(source, kind))
         assert folder == Path(f"{name}-{kind}")
-        assert fingerprint(croc.load_backbone(f"{folder}/model.safetensors")) == weights
+        monkeypatch.setenv("HOME", str(tmp_path))
+        for path in (str(folder), f"{folder}/model.safetensors", f"~/{folder}"):
+            assert fingerprint(croc.load_backbone(path)) == weights
+        assert croc.load_backbone(folder).name == folder.name
         assert f"\n# {name}\n" in (folder / "README.md").read_text()
         record = read_record(folder / "model.safetensors")
         assert (record.image_px, record.step, record.images_seen) == (32, 3, 24)
@@ -104,6 +107,10 @@ def test_the_card_of_a_file(run: Path, tmp_path: Path, capsys: pytest.CaptureFix
     license = ("--license", "mine | *alone*")
     assert main(["export", str(run), "--to", str(to), *scores, *license]) == 0
     text = to.with_suffix(".md").read_text()
+    few = {"linear 1": 5.0, "linear all": 9.0, "deviation": {"linear 1": 0.5}}
+    assert _score_row({**read_results(out)[0], "scores": few, "as_here": True})[2] == (
+        "linear 1 5.0 ± 0.5"
+    )
     exact, _, rounded = (line["scores"]["mIoU"] for line in read_results(out))
     assert f"| Scenes, 50% of its training split | mIoU {exact:.1f} | before rounding |" in text
     assert f"| Scenes, 8 images | mIoU {rounded:.1f} | these |" in text

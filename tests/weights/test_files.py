@@ -186,6 +186,7 @@ def test_files_with_impossible_content(bundled: Path):
         ({"depth": 1}, 'does not fit: Unexpected key(s) in state_dict: "blocks.1'),
         ({"patch_px": 16}, "does not fit"),
         ({"image_px": 10**6}, "impossible size"),
+        ({"image_px": 8 * 257}, "[257, 257] patches: at most 256 a side"),
         ({"image_px": 33}, "not a whole number of"),
         ({"format": 2}, "format 2, this version reads 1"),
     ]

@@ -90,7 +90,7 @@ def test_vits(project: str, vit: Any, tmp_path: Path):
         weights = without(weights, "norm.")
     path = tmp_path / "a.b"  # the name must not help
     SAVED.get(project, save_zip)(VITS[project](weights), path)
-    backbone = open_backbone(str(path), image_px=64)
+    backbone = open_backbone(str(path))
     norm, vit.norm = vit.norm, nn.Identity() if is_cp2 else vit.norm
     expected = vit_features(vit, IMAGES)
     vit.norm = norm
@@ -142,12 +142,12 @@ def test_foundation_models(project: str, make_vit: Make, tmp_path: Path):
     vit = make_vit(name)
     torch.save(content(vit.state_dict()), tmp_path / "a.b")
     px = vit.patch_embed.img_size[0]
-    backbone = open_backbone(str(tmp_path / "a.b"), image_px=px)
+    backbone = open_backbone(str(tmp_path / "a.b"))
     images = torch.randn(1, 3, px, px)
     torch.testing.assert_close(backbone.features(images), vit_features(vit, images), **CLOSE)
 
     torch.save(backbone.vit.state_dict(), tmp_path / "again.b")
-    again = open_backbone(str(tmp_path / "again.b"), image_px=px)
+    again = open_backbone(str(tmp_path / "again.b"))
     assert fingerprint(again) == fingerprint(backbone)
     started = Backbone(ModelConfig(name, depth=len(vit.blocks)), px)
     load_into(started, str(tmp_path / "a.b"))
@@ -190,7 +190,7 @@ def test_files_of_transformers(model: Any, options: dict[str, Any], tmp_path: Pa
     states = {"published": tmp_path / "model.safetensors", "5": tmp_path / "w.pth"}
     torch.save({"model": prefixed("vit.", network.state_dict())}, states["5"])
     for path in states.values():
-        backbone = open_backbone(str(path), image_px=64)
+        backbone = open_backbone(str(path))
         features = backbone.features(IMAGES)
         torch.testing.assert_close(features, tokens.mT.unflatten(2, (4, 4)), **CLOSE)
 
@@ -223,17 +223,23 @@ def test_all_sizes_of_foundation_models(name: str):
         assert recognized.architecture == name
 
 
-@pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "resnet18"])
-def test_a_file_equals_its_model_by_name(name: str, tmp_path: Path):
-    """Also with positions resampled, 14×14 to 6×6, for images of other shapes, and in wrappers."""
-    whole = randomized(timm.create_model(name))
+def test_a_file_equals_its_model_by_name(tmp_path: Path):
+    """Also with positions of 6×6, which are resampled once, at most; and in wrappers."""
+    whole: Any = randomized(timm.create_model("vit_tiny_patch16_224", img_size=96))
+    images = torch.randn(1, 3, 96, 96)
+    expected = whole.forward_features(images)[:, 1:].mT.unflatten(2, (6, 6))
     torch.save(whole.state_dict(), tmp_path / "w.pth")
-    torch.save({"state_dict": {"model": whole.state_dict()}}, tmp_path / "wrapped.pth")
-    by_file = open_backbone(str(tmp_path / "w.pth"), image_px=96)
+    wrapped = {"model": whole.state_dict(), "model_ema": whole.state_dict()}
+    wrapped["model"] = other(wrapped["model"])
+    torch.save({"state_dict": wrapped}, tmp_path / "wrapped.pth")
+    by_file = open_backbone(str(tmp_path / "w.pth"))
     for file in ("w.pth", "wrapped.pth"):
-        by_name = open_backbone(f"timm:{name}@{tmp_path / file}", image_px=96)
-        images = torch.randn(1, 3, 64, 128)
-        torch.testing.assert_close(by_file.features(images), by_name.features(images))
+        by_name = open_backbone(f"timm:vit_tiny_patch16_224@{tmp_path / file}")
+        torch.testing.assert_close(by_name.features(images), expected)
+        for other_size in (IMAGES, torch.randn(1, 3, 64, 128)):
+            torch.testing.assert_close(
+                by_file.features(other_size, 2), by_name.features(other_size, 2)
+            )
 
 
 @pytest.mark.parametrize(
@@ -250,16 +256,16 @@ def test_a_file_equals_its_model_by_name(name: str, tmp_path: Path):
 def test_options_are_read_off_shapes(options: dict[str, Any], tmp_path: Path):
     vit: Any = randomized(timm.create_model("vit_tiny_patch16_224", **(SMALL | options)))
     torch.save({"net": prefixed("vit.", vit.state_dict())}, tmp_path / "w.pth")
-    backbone = open_backbone(str(tmp_path / "w.pth"), image_px=vit.patch_embed.img_size[0])
+    backbone = open_backbone(str(tmp_path / "w.pth"))
     expected = VitBackbone(vit, "vit").features(IMAGES)
     torch.testing.assert_close(backbone.features(IMAGES), expected, **CLOSE)
 
 
-@pytest.mark.parametrize("size", ["tiny", "huge", "giant", "gigantic"])
+@pytest.mark.parametrize("size", ["tiny", "so400m", "huge", "giant", "giantopt", "gigantic"])
 def test_heads_are_those_of_timms_vits_of_that_width(size: str):
     name = next(x for x in timm.list_models(f"vit_{size}_patch*") if "clip" not in x)
     with torch.device("meta"):
-        vit: Any = timm.create_model(name, depth=1, img_size=56, class_token=True)
+        vit: Any = timm.create_model(name, depth=1, img_size=56 if "14" in name else 64)
     weights = {name: torch.zeros(value.shape) for name, value in vit.state_dict().items()}
     options = recognize(weights).options
     assert options["num_heads"] == vit.blocks[0].attn.num_heads
@@ -283,6 +289,7 @@ def test_unknown_networks_are_refused(vit: Any, resnet_weights: State):
     broken = {name: value * torch.nan for name, value in weights.items()}
     expanded = torch.zeros(()).expand(64 * 10**7, 3, 16, 16)
     narrow, tall = torch.zeros(100, 3, 16, 16), torch.zeros(384, 3, 16, 8)
+    patches = {name: x for name, x in weights.items() if name.startswith("patch_embed")}
     wide = {"layer2.0.conv2.weight": torch.zeros(256, 256, 3, 3)}
     cases: list[tuple[State, str]] = [
         (zeros("features.0.weight"), "no ViT or ResNet .* first keys: features.0.weight"),
@@ -301,6 +308,7 @@ def test_unknown_networks_are_refused(vit: Any, resnet_weights: State):
         (without(resnet_weights, "layer4"), r"\(3, 4, 6, 0\) blocks"),
         (resnet_weights | zeros("layer1.0.se.fc1.weight"), "layer1.0.se.fc1.weight"),
         (prefixed("left.", weights) | prefixed("on.right.", other(weights)), "left, on.right"),
+        (prefixed("a.", weights) | prefixed("b.", other(weights) | patches), "several .*a, b"),
         (prefixed("backbone.", broken) | prefixed("net.backbone.", broken), "non-finite"),
     ]
     for tensors, message in cases:

@@ -1,5 +1,6 @@
 """Weights by name, and a run that starts from weights: its network is theirs unless asked for."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,13 @@ from croc.cli import main
 from croc.config import CrocConfig, ModelConfig, ViewsConfig, parse_config, read_config
 from croc.errors import UserError
 from croc.method.backbone import Backbone
+from croc.method.photometric import IMAGENET_MEAN
 from croc.recipes import RECIPES
 from croc.weights import open as weights_open
 from croc.weights.backbones import DenseBackbone, fingerprint
 from croc.weights.checkpoint import checkpoints, load_checkpoint
 from croc.weights.init import follow_init, load_into
-from croc.weights.open import bundled_weights, describe_file, open_backbone
+from croc.weights.open import bundled_weights, describe_file, open_backbone, save_backbone
 from croc.weights.record import read_record, without_paths
 from tests.tiny import FLAGS
 from tests.weights.projects import VITS, dinov2, prefixed, zeros
@@ -47,7 +49,7 @@ def test_where_bundled_weights_are(bundled: Path, tmp_path: Path, monkeypatch: p
         open_backbone("small-a")
     path = bundled / "small-b.safetensors"
     save_file(load_file(path), path)
-    assert open_backbone("small-b").origin == "small-b.safetensors (ViT)"
+    assert open_backbone("small-b").origin == "small-b.safetensors (ViT, 3 heads assumed)"
 
 
 def test_the_environment_variable_comes_before_the_checkout(tmp_path: Path, monkeypatch):
@@ -67,6 +69,28 @@ def test_show_weights(run: Path, bundled: Path, tmp_path: Path, capsys: pytest.C
     torch.save(VITS["croc_authors"](vit.state_dict()), tmp_path / "croc.pth")
     lines = describe_file(tmp_path / "croc.pth")
     assert {"architecture: vit_tiny_patch16_224", "n_centroids_max: 8"} <= set(lines)
+
+
+def test_timms_networks_normalize_as_they_were_trained(tmp_path: Path):
+    """A mean and deviation of a half, also after a head was stored; ImageNet's in older files."""
+    vit: Any = timm.create_model("vit_tiny_patch16_224", depth=12).eval()
+    torch.save(vit.state_dict(), tmp_path / "w.pth")
+    backbone: Any = open_backbone(f"timm:vit_tiny_patch16_224@{tmp_path / 'w.pth'}")
+    image = torch.rand(3, 224, 224)
+    (ours,) = croc.features(image, backbone, size_px=(224, 224))
+    with torch.no_grad():
+        expected = vit.forward_features((image[None] - 0.5) / 0.5)[0, 1:]
+    torch.testing.assert_close(ours.patches.flatten(0, 1), expected, atol=1e-4, rtol=1e-4)
+
+    save_backbone(backbone, tmp_path / "stored.safetensors")
+    stored = open_backbone(str(tmp_path / "stored.safetensors"))
+    assert (stored.mean, fingerprint(stored)) == ([0.5] * 3, fingerprint(backbone))
+    tensors = load_file(tmp_path / "stored.safetensors")
+    record = {"architecture": "vit_tiny_patch16_224", "options": backbone.record.options}
+    save_file(tensors, tmp_path / "older.safetensors", {"croc.network": json.dumps(record)})
+    older = open_backbone(str(tmp_path / "older.safetensors"))
+    assert tuple(older.mean) == IMAGENET_MEAN
+    assert fingerprint(older) != fingerprint(backbone)
 
 
 def test_a_run_starts_from_views_of_another_size(run: Path, bundled: Path):
@@ -130,7 +154,7 @@ def test_network_and_views_follow(case: str, tmp_path: Path, monkeypatch: pytest
     backbone = Backbone(followed.model, 4 * patch_px).eval()
     load_into(backbone, init)
     images = torch.randn(1, 3, 4 * patch_px, 4 * patch_px)
-    source: Any = open_backbone(init, image_px=4 * patch_px)
+    source: Any = open_backbone(init)
     if case != "no final norm":  # it gets one
         ours = backbone.vit.eval().forward_features(images)
         torch.testing.assert_close(ours, source.vit.forward_features(images))

@@ -280,7 +280,7 @@ def read_numbers(content: Any) -> tuple[list[int], int]:
 
 def open_segmenter(weights: str, image_px: int) -> Segmenter:
     """A backbone, on a GPU if there is one, whose head is fitted later."""
-    backbone = open_backbone(weights, image_px).float()
+    backbone = open_backbone(weights).float()
     check_fit(backbone, image_px, flag="--image-px: images")
     segmenter = Segmenter(backbone, nn.Identity(), (), (), image_px, blocks=1)
     return segmenter.to("cuda" if torch.cuda.is_available() else "cpu")

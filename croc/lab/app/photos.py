@@ -21,7 +21,6 @@ from croc.data.sources import printable
 from croc.eval.features import resize_image
 from croc.io import replacing
 from croc.lab.app.local import to_jpeg
-from croc.method.photometric import normalize
 from croc.segmentation.images import list_images
 from croc.segmentation.segmenter import Segmenter
 from croc.weights.backbones import fast_precision, fingerprint
@@ -97,7 +96,7 @@ class Photos:
     def _compute(self, image: Any) -> Float[Tensor, "C rows columns"]:
         segmenter = self.segmenter
         pixels = resize_image(image, segmenter.image_px, segmenter.unit_px)
-        inputs = normalize(pixels[None].to(segmenter.device) / 255)
+        inputs = self.backbone.normalize(pixels[None].to(segmenter.device) / 255)
         features = self.backbone.features(inputs, segmenter.blocks)
         return features[0].half().cpu().contiguous()
 

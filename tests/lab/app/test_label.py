@@ -35,7 +35,7 @@ WEIGHTS = "random:vit_tiny_patch16_224"
 
 @pytest.fixture(scope="module")
 def segmenter() -> Segmenter:
-    return Segmenter(open_backbone(WEIGHTS, PX), nn.Identity(), (), (), PX, blocks=1)
+    return Segmenter(open_backbone(WEIGHTS), nn.Identity(), (), (), PX, blocks=1)
 
 
 @pytest.fixture
