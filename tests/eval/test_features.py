@@ -10,6 +10,7 @@ import timm
 import torch
 
 from croc.config import write_config
+from croc.errors import UserError
 from croc.eval.datasets import LabeledImage
 from croc.eval.features import Moments, PatchFeatures, in_order, kept_ratio
 from croc.eval.machine import Machine
