@@ -336,7 +336,8 @@ class EvaluateVideo(EvaluateOptions):
 
 @dataclass(frozen=True)
 class EvaluateAll(EvaluateOptions):
-    """Run every protocol that the datasets support, with the defaults for each dataset."""
+    """Run every protocol that the datasets support, except fewlabel, with the defaults for each
+    dataset."""
 
     data: tuple[str, ...]  # pyright: ignore[reportIncompatibleVariableOverride]
     """One or more datasets, as for the individual protocols."""

@@ -37,8 +37,8 @@ class TableOptions(EvaluateAll):
 
     weights: tuple[str, ...]  # pyright: ignore[reportIncompatibleVariableOverride]
     """LABEL=WEIGHTS, or just WEIGHTS, as for the individual protocols: bundled weights, a run
-    folder or checkpoint, a weights file, timm:NAME, timm:NAME@FILE, random:NAME, random:RUN,
-    colors; one row each."""
+    folder or checkpoint, a weights file, hf:USER/NAME, timm:NAME, timm:NAME@FILE, random:NAME,
+    random:RUN, colors; one row each."""
     to: str = "tables"
     """Output folder for table.md, .tex and .json, results.jsonl (finished cells are
     appended) and pictures."""

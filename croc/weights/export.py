@@ -28,8 +28,8 @@ class Export:
     """Export a run's backbone, without heads, so that it loads without CrOC installed."""
 
     run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
-    """A run folder (its last checkpoint is used), a checkpoint, a file written by croc export,
-    hf:USER/NAME, or the name of bundled weights."""
+    """A run folder (its last checkpoint is used), one of its checkpoints, a file written by croc
+    export, hf:USER/NAME, or the name of bundled weights. Others' weights cannot be exported."""
     to: str
     """timm, transformers or onnx: write a folder in that format. Or NAME.safetensors: write one
     file, with NAME.md next to it. Nothing is overwritten."""

@@ -47,8 +47,8 @@ class ShowClusters(_Show):
 class ShowMerging(ShowClusters):
     """Plot the last merging steps and the cost at each K from K_start to 2."""
 
-    images: Images = ()
-    """One image."""
+    images: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="IMAGE")] = ()
+    """One image (required)."""
 
 
 @dataclass(frozen=True)
