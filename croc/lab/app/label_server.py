@@ -26,6 +26,7 @@ from croc.lab.app.labels import open_labels, read_labels, save_labels
 from croc.lab.app.local import LocalServer, png_url
 from croc.lab.app.photos import FULL_PX, Photos
 from croc.plotting import PALETTE_HEX
+from croc.segmentation.scores import certainty
 from croc.segmentation.segmenter import Segmenter
 from croc.tables import one_line
 from croc.weights.backbones import check_fit
@@ -168,7 +169,7 @@ class LabelServer(LocalServer):
             width, height = fitting_size((width, height), px)
             mask = find_mask(scores, labels, self.photos.names[index], (height, width))
             url = png_url(mask, transparency=bytes([0] + [255] * 254))
-            masks[index] = {"mask": url, "certainty": certainty(scores)}
+            masks[index] = {"mask": url, "certainty": certainty(scores.softmax(dim=0))}
         return {"masks": masks}
 
     def find_order(self, _: object) -> dict[str, Any]:
@@ -260,12 +261,6 @@ def fit_head(
     head.weight.copy_(scaled[:, :, None, None])
     head.bias.copy_((bias.detach() - scaled @ moments.mean).where(clicks > 0, NEVER))
     return head.eval()
-
-
-def certainty(scores: Float[Tensor, "classes rows columns"]) -> float:
-    """The mean over patches of the margin between the two most probable classes."""
-    best = scores.softmax(dim=0).topk(2, dim=0).values
-    return float((best[0] - best[1]).mean())
 
 
 def read_change(content: Any) -> tuple[int, dict[str, Any]]:
