@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from croc.config import ClusterConfig
     from croc.errors import Interrupted, UserError
     from croc.eval.datasets import LabeledImage, register_dataset
-    from croc.eval.results import Result
     from croc.lab.api import (
         Features,
         Run,
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
         segment,
     )
     from croc.method.types import Clusters
+    from croc.results import Result
     from croc.segmentation.segmenter import Segmenter, load_segmenter
 
 __version__ = "0.1.0"
@@ -51,7 +51,7 @@ _NAMES = {
     "croc.config": "ClusterConfig",
     "croc.errors": "Interrupted UserError",
     "croc.eval.datasets": "LabeledImage register_dataset",
-    "croc.eval.results": "Result",
+    "croc.results": "Result",
     "croc.lab.api": "Features Run cluster evaluate features load_backbone pretrain segment",
     "croc.method.types": "Clusters",
     "croc.segmentation.segmenter": "Segmenter load_segmenter",

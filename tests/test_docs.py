@@ -18,7 +18,7 @@ import croc
 from croc.cli import main
 from croc.data.scenes import CLASSES
 from croc.eval import protocols
-from croc.eval.results import read_results
+from croc.results import read_results
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

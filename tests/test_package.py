@@ -53,7 +53,7 @@ def test_public_names_exist_and_are_listed():
 
 PACKAGE = Path(croc.__file__).parent
 MODULES = {path.stem for path in PACKAGE.iterdir()}
-BASE = {"__init__", "errors", "io", "signals", "tables", "plotting", "config", "fabric"}
+BASE = {"__init__", "errors", "io", "signals", "tables", "plotting", "config", "fabric", "results"}
 BELOW = {
     "method": {"kernels"},
     "kernels": {"method"},

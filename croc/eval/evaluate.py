@@ -30,9 +30,9 @@ from croc.eval.machine import Machine, find_machine
 from croc.eval.metrics import IGNORED
 from croc.eval.pictures import few_label_figure, segmentation_figure
 from croc.eval.protocols import VERSIONS, EvaluateOptions, Request, VideoConfig
-from croc.eval.results import FILE, Result, append_result, describe
 from croc.eval.video import evaluate_video
 from croc.eval.videos import open_videos
+from croc.results import FILE, Result, append_result, describe
 from croc.weights.backbones import (
     FrozenBackbone,
     VitBackbone,

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from croc.errors import UserError
 from croc.eval.protocols import VERSIONS, EvaluateAll, Request, read_options
-from croc.eval.results import key_of, read_results
 from croc.eval.table_formats import (
     data_titles,
     failure_name,
@@ -23,6 +22,7 @@ from croc.eval.table_formats import (
     to_markdown,
     write_record,
 )
+from croc.results import key_of, read_results
 from croc.tables import one_line
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from croc.eval.results import deviation_of
 from croc.io import replacing
+from croc.results import deviation_of
 from croc.tables import DATA_TITLES, MISSING, markdown_table, one_line, plain_markdown
 
 if TYPE_CHECKING:

@@ -35,12 +35,12 @@ from croc.eval.protocols import (
     default_config,
     protocols_of,
 )
-from croc.eval.results import Result
 from croc.io import read_metrics
 from croc.lab.show.look import patch_at, read_photograph, resize, whole_patches
 from croc.method.clustering.join_split import cluster as cluster_views
 from croc.method.types import Clusters
 from croc.recipes import RECIPES
+from croc.results import Result
 from croc.segmentation.segmenter import Segmenter, load_segmenter
 from croc.weights.backbones import FrozenBackbone, VitBackbone, check_fit
 from croc.weights.init import follow_init

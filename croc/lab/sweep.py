@@ -32,7 +32,6 @@ from croc.data.sources import open_source
 from croc.errors import Interrupted, UserError
 from croc.eval.evaluate import open_data
 from croc.eval.protocols import PROTOCOLS, Usual, read_options
-from croc.eval.results import key_of, read_results
 from croc.eval.table import (
     STOPPED,
     Row,
@@ -48,6 +47,7 @@ from croc.io import read_lines, try_lock
 from croc.lab.report.hook import ReportHook
 from croc.plotting import COLORS, save_chart, span_enough, verbatim
 from croc.recipes import open_recipe
+from croc.results import key_of, read_results
 from croc.tables import one_line
 from croc.train.loop import make_method, pretrain
 from croc.train.run_folder import check_run_folder

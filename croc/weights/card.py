@@ -8,8 +8,8 @@ from typing import Any
 
 import jinja2
 
-from croc.eval.results import deviation_of
 from croc.method.photometric import IMAGENET_MEAN, IMAGENET_STD
+from croc.results import deviation_of
 from croc.tables import DATA_TITLES, one_line, plain_markdown
 from croc.weights.record import RunRecord, without_folder
 

@@ -10,9 +10,9 @@ import tyro
 from torch import Tensor
 
 from croc.errors import UserError
-from croc.eval.results import key_of
 from croc.io import read_lines, write_json
 from croc.method.photometric import IMAGENET_MEAN, IMAGENET_STD
+from croc.results import key_of
 from croc.weights import hub
 from croc.weights.backbones import architecture, fingerprint
 from croc.weights.card import hub_license, make_card

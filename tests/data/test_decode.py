@@ -180,7 +180,7 @@ def test_jpegs_equal_pillows(options, channels, monkeypatch):
     data = encode(pixels if channels == 3 else pixels[..., 0], "JPEG", **options)
     picture = Image.open(io.BytesIO(data)).convert("RGB")
     halved = picture.resize((100, 75), Image.Resampling.BICUBIC)
-    monkeypatch.setattr("croc.data.decode._to_rgb", None)  # Pillow's decoder is not needed
+    monkeypatch.setattr("croc.data.decode.to_rgb", None)  # Pillow's decoder is not needed
     close(decode_image(data, 200), np.asarray(picture), 1)
     close(decode_image(data, 100), np.asarray(halved), 2)
 
@@ -202,7 +202,7 @@ def test_large_jpegs_are_never_whole_in_memory(monkeypatch):
         sizes.append(image.size)
         return lambda part: part.convert("RGB")
 
-    monkeypatch.setattr("croc.data.decode._to_rgb", to_rgb)
+    monkeypatch.setattr("croc.data.decode.to_rgb", to_rgb)
     close(decode_image(data, 60), np.asarray(fair), 3)
     assert sizes == [(188, 126)]
 

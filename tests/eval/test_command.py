@@ -11,7 +11,7 @@ from PIL import Image
 
 from croc.eval.datasets import LabeledImage, PairedData
 from croc.eval.evaluate import split_training
-from croc.eval.results import read_results
+from croc.results import read_results
 from tests.eval.commands import SMALL, call, segmentation_tree, shrink
 from tests.eval.fakes import Listed
 from tests.eval.trees import gray_png, label_map, photograph, write

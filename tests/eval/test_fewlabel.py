@@ -18,8 +18,8 @@ from croc.eval.incontext import evaluate_incontext
 from croc.eval.linear import evaluate_linear
 from croc.eval.machine import Machine
 from croc.eval.protocols import FewLabelConfig
-from croc.eval.results import read_results
 from croc.method.photometric import normalize
+from croc.results import read_results
 from croc.weights.open import open_backbone
 from tests.eval.commands import call
 from tests.eval.fakes import Counting, MeanColor, Patches

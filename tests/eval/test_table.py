@@ -20,8 +20,8 @@ from croc.eval import evaluate, table
 from croc.eval.curve import points_of
 from croc.eval.evaluate import identify_data, identify_network
 from croc.eval.protocols import DEFAULTS, Request, linear_protocol, read_options
-from croc.eval.results import Result, append_result, key_of, read_results
 from croc.eval.table_formats import fill_cells, layout, mark_best, to_latex, to_markdown
+from croc.results import Result, append_result, key_of, read_results
 from croc.train.loop import pretrain
 from croc.weights.backbones import fingerprint
 from croc.weights.open import open_backbone

@@ -20,11 +20,11 @@ from croc.config import PretrainConfig
 from croc.data.scenes import CLASSES, make_scene
 from croc.errors import UserError
 from croc.eval import protocols
-from croc.eval.results import read_results
 from croc.lab import api
 from croc.lab.show.look import look_at_run, read_photograph, whole_view
 from croc.method.clustering.join_split import cluster
 from croc.method.photometric import normalize
+from croc.results import read_results
 from tests.tiny import tiny_config
 
 RANDOM = "random:vit_tiny_patch16_224"

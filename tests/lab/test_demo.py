@@ -10,9 +10,9 @@ import pytest
 
 from croc.cli import main
 from croc.eval import protocols
-from croc.eval.results import read_results
 from croc.io import read_metrics
 from croc.lab import demo
+from croc.results import read_results
 from croc.weights.export import Export, export
 from tests.data.pictures import write
 from tests.eval.trees import photograph

@@ -17,9 +17,9 @@ import torch
 from croc.cli import main
 from croc.config import PretrainConfig, read_config
 from croc.eval import evaluate
-from croc.eval.results import read_results
 from croc.io import read_metrics
 from croc.lab import sweep
+from croc.results import read_results
 from tests.tiny import FLAGS
 
 LAMBDA = ("--sweep.vary", "cluster.position-weight", "--sweep.values")

@@ -15,7 +15,7 @@ import croc
 from croc.cli import main
 from croc.config import parse_config
 from croc.eval.evaluate import identify_network
-from croc.eval.results import read_results
+from croc.results import read_results
 from croc.train.loop import pretrain
 from croc.weights.backbones import fingerprint
 from croc.weights.card import _score_row, hub_license
