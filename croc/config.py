@@ -54,7 +54,7 @@ RISING_SHARE = Limit(
 
 def required_if_empty(default: str) -> str:
     """The end of an option's help, for tuples whose empty default is refused."""
-    return f"(default: {default})" if default else "(required)"
+    return f"(default: {default})" if default else "(required for training)"
 
 
 def at_least(low: float | int) -> Limit:
@@ -108,7 +108,8 @@ class DataConfig(Section):
     scenes: Annotated[int, at_least(1)] = 1024
     """Number of synthetic scenes, with --data.root scenes."""
     max_corrupt_fraction: Annotated[float, SHARE] = 0.01
-    """Stop the run if more than this fraction of the files read so far cannot be decoded."""
+    """Stop the run if more than this fraction of the files read so far cannot be decoded. Three
+    files are always tolerated, unless this is 0."""
 
 
 @dataclass(frozen=True)

@@ -124,7 +124,7 @@ def posttrain() -> CrocConfig:
 
     Hardware: one GPU; `--model.grad-checkpointing` for a ViT-L or larger on less than 40 GB. Fifty
     epochs over 5,000 images are 3,900 steps and 250,000 samples. From coco-20min on 1,403 road
-    scenes, in four minutes of a shared H200: linear mIoU from 47.9 to 48.1 there, from 21.1 to 20.8
+    scenes, in four minutes on a shared H200: linear mIoU from 47.9 to 48.1 there, from 21.1 to 20.8
     on COCO-Things mini (docs/posttrain.md).
 
     Differences from the paper, so that a few thousand images teach the network something without
@@ -230,7 +230,7 @@ def dino_coco_vits16() -> DinoConfig:
 
 
 def mae_coco_vits16() -> MaeConfig:
-    """MAE, ViT-S/16 on COCO train2017, 300 epochs, batch size 256, as trained in the paper.
+    """MAE, ViT-S/16 on COCO train2017, 300 epochs, batch size 256, after the paper's appendix.
 
     croc pretrain mae-coco-vits16 --data.root /data/coco
 

@@ -51,8 +51,7 @@ def check_protocol(protocol: str, data: str, hold_out: float) -> None:
 
 @dataclass(frozen=True)
 class LinearConfig(Section):
-    """One linear layer on frozen features. Defaults depend on the dataset: pass --data to see
-    them."""
+    """One linear layer on frozen features. Defaults depend on the dataset in --data."""
 
     section = "linear"
     image_px: Count = 448
@@ -125,7 +124,7 @@ class WithinConfig(Section):
 @dataclass(frozen=True)
 class KmeansConfig(WithinConfig):
     """K-means on the features of the validation split, with clusters matched to classes. Defaults
-    depend on the dataset: pass --data to see them."""
+    depend on the dataset in --data."""
 
     section = "kmeans"
     on: Literal["pixels", "tokens"] = "pixels"
@@ -336,8 +335,8 @@ class EvaluateVideo(EvaluateOptions):
 
 @dataclass(frozen=True)
 class EvaluateAll(EvaluateOptions):
-    """Run every protocol that the datasets support, except fewlabel, with the defaults for each
-    dataset."""
+    """Run every protocol that the datasets support (by default all but fewlabel), with the
+    defaults for each dataset."""
 
     data: tuple[str, ...]  # pyright: ignore[reportIncompatibleVariableOverride]
     """One or more datasets, as for the individual protocols."""

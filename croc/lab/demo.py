@@ -62,7 +62,7 @@ def judge(lines: list[dict[str, float | int]], kind: str, prototypes: int) -> bo
     shares = [line[f"entropy_{kind}"] / math.log(prototypes) for line in lines]
     print(
         f"  {kind:8} loss {losses[0]:.3f} → {end:.3f}, "
-        f"teacher's entropy {min(shares):.0%} … {max(shares):.0%} of log P"
+        f"teacher entropy {100 * min(shares):.0f}–{max(shares):.0%} of log P"
     )
     if collapsed := min(shares) < 0.05 or max(shares) > 0.95:
         print("           the entropy left 5 … 95%: the teacher collapsed")

@@ -58,10 +58,10 @@ class FitPart(Section):
 
 @dataclass(frozen=True, kw_only=True)
 class FitOptions(MachineOptions, FitPart):
-    """Train a segmentation head on a few labeled images, like `croc evaluate linear` or
-    `incontext`. Pixels labeled 255 are ignored. Like `croc evaluate fewlabel`, this uses weight
-    decay, and trains for fewer steps with fewer than 30 images (unless you pass --linear.steps).
-    Defaults depend on the dataset: pass --data to see them."""
+    """Make a segmentation head from a few labeled images, like `croc evaluate linear` or
+    `incontext`. Pixels labeled 255 are ignored. Like `croc evaluate fewlabel`, a linear head is
+    trained with weight decay, and with fewer than 30 images for fewer steps (unless you pass
+    --linear.steps). Defaults depend on the dataset in --data."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,8 +23,8 @@ class App:
     runs: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[RUN ...]")] = ()
     """A run folder, or two to compare."""
     weights: tuple[str, ...] = ()
-    """In addition to or instead of a run: bundled weights, a file written by croc export, or
-    random:NAME for an untrained timm ViT."""
+    """In addition to or instead of a run: bundled weights, a file written by croc export,
+    hf:USER/NAME, or random:NAME for an untrained timm ViT."""
     port: int = 8000
     """Port on 127.0.0.1; 0 picks a free one."""
 
