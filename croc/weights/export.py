@@ -29,7 +29,8 @@ class Export:
 
     run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     """A run folder (its last checkpoint is used), one of its checkpoints, a file written by croc
-    export, hf:USER/NAME, or the name of bundled weights. Weights from other projects cannot be exported."""
+    export, hf:USER/NAME, or the name of bundled weights. Weights from other projects cannot be
+    exported."""
     to: str
     """timm, transformers or onnx: write a folder in that format. Or NAME.safetensors: write one
     file, with NAME.md next to it. No local file is overwritten."""
