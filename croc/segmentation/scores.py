@@ -34,7 +34,8 @@ def score_images(
 def certainty(probabilities: Float[Tensor, "classes rows columns"]) -> float:
     """The mean over patches of the margin between the two most probable classes."""
     best = probabilities.topk(min(2, len(probabilities)), dim=0).values
-    return float((best[0] - best[1:].sum(dim=0)).mean())
+    margins = best[0] - best[1:].sum(dim=0)
+    return float(margins.mean(dtype=torch.float64))  # rounding must not exceed 1
 
 
 def in_batches(loaded: Iterable[Loaded], size: int) -> Iterator[list[Loaded]]:
