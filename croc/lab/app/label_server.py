@@ -175,7 +175,9 @@ class LabelServer(LocalServer):
     def find_order(self, _: object) -> dict[str, Any]:
         """The certainty of every photograph."""
         by_index = self.scores(self.fit()[0], list(self.photos.sizes))
-        return {"certainty": {index: certainty(scores) for index, scores in by_index}}
+        return {
+            "certainty": {index: certainty(scores.softmax(dim=0)) for index, scores in by_index}
+        }
 
     def scores(
         self, head: nn.Conv2d | None, numbers: list[int]

@@ -114,7 +114,7 @@ def test_exported_head_gives_the_masks_of_the_page(photos: Path, segmenter: Segm
         export = settled(served, exporting=True)["export"]
         order = post(served, "order", photographs=[]).json["certainty"]
         assert sorted(order) == sorted(map(str, shown))
-        assert all(0 <= value <= 1 for value in order.values())
+        assert all(0 <= value <= 1 for value in order.values()), order
     head = croc.load_segmenter(export["head"])
     facts = json.loads((Path(export["head"]) / "head.json").read_text())["facts"]
     assert facts["made by"] == "croc app label"
