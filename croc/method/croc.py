@@ -291,11 +291,10 @@ class Croc:
         if "cluster" in self.centers and not self.is_released:
             for each in weights:
                 each["cluster"] /= each["cluster"].sum(dim=(1, 2), keepdim=True).clamp_min(1)
-        own = torch.stack([torch.stack([x.sum() for x in each.values()]) for each in weights])
-        sums = dict(zip(weights[0], sum_over_processes(own.sum(dim=0))))
+        own = {name: torch.stack([x[name].sum() for x in weights]).sum() for name in weights[0]}
+        sums = dict(zip(own, sum_over_processes(torch.stack(list(own.values())))))
         if self.is_released:  # the contributions of the processes are then a mean
-            number = list(weights[0]).index("cluster")
-            sums["cluster"] = own[:, number].sum() * process_count()
+            sums["cluster"] = own["cluster"] * process_count()
         return [{name: w / sums[name].clamp_min(1) for name, w in each.items()} for each in weights]
 
     def total_loss(self, means: dict[str, Tensor]) -> Float[Tensor, ""]:
