@@ -14,7 +14,7 @@ import croc.train.run_folder as saving
 from croc.cli import main
 from croc.errors import UserError
 from croc.io import read_metrics
-from croc.train.log import TensorBoard
+from croc.train.log import RunLog, TensorBoard
 from croc.train.loop import pretrain
 from croc.train.run_folder import FailedFiles, TrainState, claim_folder
 from croc.weights.checkpoint import checkpoints, load_checkpoint
@@ -129,6 +129,13 @@ def test_resume_discards_later_tensorboard_scalars(tmp_path: Path):
         writer.close()
     assert read(tmp_path, "loss") == [(1, 1.0), (2, 1.0), (3, 2.0), (4, 2.0), (5, 2.0)]
     assert read(tmp_path, "mean_k") == [(step, 1.5 * step) for step in range(1, 6)]
+
+
+def test_a_torn_line_costs_no_other(tmp_path: Path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1}\n{"step": 2\n{"step": 3}\n{"step": 4}\n')
+    RunLog(tmp_path, first_step=3, last_step=9, writes=True).__exit__()
+    assert [line["step"] for line in read_metrics(tmp_path)] == [1, 3]
 
 
 def test_tensorboard_survives_a_temporarily_full_disk(small_disk: Callable[[int], Path]):
